@@ -1,0 +1,203 @@
+"""ModelConfig (what a checkpoint is) and EngineConfig (how it is served): validated and frozen."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig
+
+from nanoinfer.attention import ATTENTION_BACKENDS
+from nanoinfer.device import resolve_dtype
+from nanoinfer.errors import UnsupportedModelError
+from nanoinfer.eviction import EVICTION_POLICIES
+from nanoinfer.schedule_policy import SCHEDULE_POLICIES
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for longer contexts; `rope_type` is default, linear or llama3."""
+
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One dense decoder: Llama, Mistral, Qwen2 and Qwen3 differ only in these fields. Sizes in elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: RopeScaling
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]  # per layer: how far back a token sees, itself included; None = everything
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "ModelConfig":
+        """Read `config.json` (and the end tokens of `generation_config.json`) from a local checkpoint directory.
+
+        Raises FileNotFoundError without `config.json`, UnsupportedModelError naming what is not supported.
+        """
+        path = Path(path)
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(f"{path}: no config.json there, so no Hugging Face checkpoint")
+        raw, _ = PretrainedConfig.get_config_dict(str(path))
+        _check_architecture(raw)
+        from transformers import AutoConfig
+
+        hf_config = AutoConfig.from_pretrained(str(path))
+        eos = hf_config.eos_token_id
+        if (path / "generation_config.json").is_file():
+            eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
+        return cls.from_hf_config(hf_config, eos)
+
+    @classmethod
+    def from_hf_config(cls, hf: Any, eos_token_id: int | list[int] | None = None) -> "ModelConfig":
+        """From a `transformers` configuration object; UnsupportedModelError naming what is not supported."""
+        architecture = _check_architecture(hf.to_dict())
+        _check_supported(hf)
+        heads = hf.num_attention_heads
+        rope = dict(hf.rope_parameters or {})
+        eos = hf.eos_token_id if eos_token_id is None else eos_token_id
+        attention_bias = bool(getattr(hf, "attention_bias", False))
+        return cls(
+            architecture=architecture,
+            vocab_size=hf.vocab_size,
+            hidden_size=hf.hidden_size,
+            intermediate_size=hf.intermediate_size,
+            num_hidden_layers=hf.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=hf.num_key_value_heads or heads,
+            head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+            rms_norm_eps=hf.rms_norm_eps,
+            max_position_embeddings=hf.max_position_embeddings,
+            rope_theta=float(rope.get("rope_theta", 10000.0)),
+            rope_scaling=_rope_scaling(rope, hf.max_position_embeddings),
+            tie_word_embeddings=bool(hf.tie_word_embeddings),
+            qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+            o_bias=attention_bias,
+            mlp_bias=bool(getattr(hf, "mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            sliding_windows=_sliding_windows(hf),
+            eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or ()),
+            dtype=hf.dtype if isinstance(hf.dtype, torch.dtype) else resolve_dtype(hf.dtype or "float32"),
+        )
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of K and V, over all layers, that one token holds."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range.
+
+    - `max_running_requests`: rows of the ReqToTokenPool: requests that hold K/V at a time.
+    - `max_total_tokens`: slots of the TokenToKVPool.
+    - `max_context_len`: prompt and output tokens of one request together.
+    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt has a pass to itself.
+    - `schedule_policy`: which waiting request goes first (see `schedule_policy.py`); `policy_window`: among how many
+      of the longest waiting.
+    - `eviction_policy`: which cached tokens go first (see `eviction.py`).
+    - `random_seed`: makes requests without a seed of their own repeatable; None draws from the system.
+    """
+
+    max_running_requests: int
+    max_total_tokens: int
+    max_context_len: int
+    page_size: int = 1
+    max_prefill_tokens: int = 4096
+    schedule_policy: str = "lpm"
+    policy_window: int = 128
+    eviction_policy: str = "lru"
+    disable_radix_cache: bool = False
+    attention_backend: str = "torch_native"
+    random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_running_requests",
+            "max_total_tokens",
+            "max_context_len",
+            "page_size",
+            "max_prefill_tokens",
+            "policy_window",
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        if self.max_total_tokens % self.page_size:
+            raise ValueError(
+                f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
+            )
+        for name, choices in (
+            ("schedule_policy", SCHEDULE_POLICIES),
+            ("eviction_policy", EVICTION_POLICIES),
+            ("attention_backend", ATTENTION_BACKENDS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
+
+
+def _check_architecture(config: dict[str, Any]) -> str:
+    architectures = config.get("architectures") or [f"model_type {config.get('model_type')}"]
+    if architectures[0] not in SUPPORTED_ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"architecture {architectures[0]}: must be one of {', '.join(SUPPORTED_ARCHITECTURES)}"
+        )
+    return architectures[0]
+
+
+def _check_supported(hf: Any) -> None:
+    if hf.hidden_act != "silu":
+        raise UnsupportedModelError(f"hidden_act={hf.hidden_act!r}: must be 'silu'")
+    if getattr(hf, "quantization_config", None):
+        raise UnsupportedModelError("quantization_config: quantized checkpoints are not supported; use the original")
+
+
+def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
+    kind = rope.get("rope_type", "default")
+    fields = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
+    if kind not in fields:
+        raise UnsupportedModelError(f"rope_type={kind!r}: must be one of {', '.join(fields)}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(f"partial_rotary_factor={rope['partial_rotary_factor']}: must be 1.0")
+    rope.setdefault("original_max_position_embeddings", max_position_embeddings)
+    missing = [name for name in fields[kind] if name not in rope]
+    if missing:
+        raise UnsupportedModelError(f"rope_type={kind!r}: {', '.join(missing)} missing from the checkpoint's config")
+    return RopeScaling(rope_type=kind, **{name: rope[name] for name in fields[kind]})
+
+
+def _sliding_windows(hf: Any) -> tuple[int | None, ...]:
+    """Window per layer. Qwen switches it on by layer (`layer_types`); Mistral has one for all; Llama has none."""
+    window = getattr(hf, "sliding_window", None)
+    types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise UnsupportedModelError(f"layer_types: {sorted(unknown)} not supported; must be sliding or full attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -1,0 +1,231 @@
+"""Engine: requests in, tokens out, one step at a time."""
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.cache_manager import CacheManager
+from nanoinfer.config import EngineConfig
+from nanoinfer.errors import InvalidRequestError
+from nanoinfer.input_metadata import ForwardMode
+from nanoinfer.model_runner import ModelRunner
+from nanoinfer.outputs import RequestGroup, RequestOutput
+from nanoinfer.radix_cache import RadixCache
+from nanoinfer.random_numbers import derived_seed
+from nanoinfer.req import Req
+from nanoinfer.sampler import Sampler
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler import Scheduler
+from nanoinfer.tokenizer import IncrementalDetokenizer, Tokenizer
+
+Prompt = str | Sequence[int] | np.ndarray
+
+
+class Engine:
+    """Serves one model to many requests at once. Single-threaded: nothing happens except inside `step()`."""
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+    ):
+        self.model_runner, self.config, self.tokenizer = model_runner, config, tokenizer
+        self.vocab_size, self.eos_token_ids = vocab_size, frozenset(eos_token_ids)
+        self.radix_cache = RadixCache(
+            model_runner.req_to_token_pool,
+            model_runner.token_to_kv_pool,
+            config.page_size,
+            config.eviction_policy,
+            config.disable_radix_cache,
+        )
+        self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
+        self.scheduler = Scheduler(config, self.cache)
+        self.sampler = Sampler()
+        self._rng = np.random.default_rng(config.random_seed)
+        self._groups: dict[int, RequestGroup] = {}  # the unfinished ones
+        self._undelivered: dict[int, RequestOutput] = {}
+        self._ids = count()
+        self._counts = dict.fromkeys(
+            ("extend_steps", "decode_steps", "finished", "prompt_tokens", "cached_tokens", "output_tokens"), 0
+        )
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, extra_key: Hashable = None, name: str = "prompt"
+    ) -> int:
+        """Queue a prompt (text or token ids); returns the request id that outputs carry.
+
+        `extra_key`: only requests with an equal one share cached prefixes. `name`: what error messages call the prompt.
+        Raises InvalidRequestError (a ValueError) when it can never be served; nothing is queued then.
+        """
+        return self.submit(self.prepare(prompt, params, extra_key, name))
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams | None = None, extra_key: Hashable = None, name: str = "prompt"
+    ) -> RequestGroup:
+        """`add_request` without queueing: check everything and make the request. For all-or-nothing batches."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
+        prompt_ids = self._prompt_ids(prompt, name)
+        self._check_params(params, name)
+        self._check_size(prompt_ids, params, name)
+        seed = int(self._rng.integers(2**63)) if params.seed is None else int(params.seed)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        request_id = next(self._ids)
+        reqs = []
+        for i in range(params.n):
+            own = replace(params, prompt_logprobs=False) if i else params
+            detokenizer = None
+            if self.tokenizer is not None:
+                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids.tolist(), params.stop)
+            reqs.append(Req(request_id, prompt_ids, own, stops, derived_seed(seed, i), extra_key, detokenizer))
+        return RequestGroup(request_id, reqs)
+
+    def submit(self, group: RequestGroup) -> int:
+        """Queue what `prepare` made; returns its request id."""
+        self._groups[group.request_id] = group
+        now = time.perf_counter()
+        for req in group.reqs:
+            req.arrival_time = now
+            self.scheduler.add(req)
+        return group.request_id
+
+    def abort(self, request_id: int) -> RequestOutput | None:
+        """End a request now, waiting or running; returns its last output. None when there is no such unfinished request
+        (it may just have finished)."""
+        group = self._groups.pop(request_id, None)
+        if group is None:
+            return None
+        self.scheduler.abort(group.reqs)
+        return group.output()
+
+    def has_unfinished(self) -> bool:
+        """True while `step()` has something to do or to deliver."""
+        return bool(self._groups or self._undelivered)
+
+    def is_unfinished(self, request_id: int) -> bool:
+        """True while this request waits or runs."""
+        return request_id in self._groups
+
+    # --- the step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One forward pass: schedule → forward → sample → process. Returns the state of every request in it.
+
+        When it raises, the requests of the pass are aborted and their slots freed; the others are untouched.
+        """
+        delivered, self._undelivered = list(self._undelivered.values()), {}
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return delivered
+        try:
+            logits, _ = self.model_runner.forward(batch, batch.forward_mode, batch.return_normalized_logprob)
+            token_ids = self.sampler.sample(logits, batch.reqs)
+            logprobs = self.sampler.logprobs(logits, token_ids, batch.reqs)
+            self.scheduler.process_batch_result(batch, token_ids.tolist(), logprobs)
+        except BaseException:
+            for request_id in {req.request_id for req in batch.reqs}:
+                self.abort(request_id)
+            raise
+        self._count(batch.forward_mode, batch.reqs)
+        return delivered + self._outputs(batch.reqs)
+
+    def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:
+        """Give back outputs of `step()` that were somebody else's: the next `step()` returns the last of each request."""
+        self._undelivered.update((output.request_id, output) for output in outputs)
+
+    # --- looking at it -------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and where requests and slots are now. `hit_rate` is cached / prompt tokens."""
+        pool, tree = self.cache.token_to_kv_pool, self.radix_cache
+        prompt_tokens = self._counts["prompt_tokens"]
+        return {
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "total_slots": pool.size,
+            "free_slots": pool.available_size(),
+            "evictable_slots": tree.evictable_size(),
+            "protected_slots": tree.protected_size(),
+            "hit_rate": self._counts["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
+            **self._counts,
+        }
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
+        self.cache.check_integrity(self.scheduler.running)
+
+    def flush_cache(self) -> int:
+        """Free every cached token that no running request relies on; returns how many."""
+        return self.radix_cache.evict(self.radix_cache.evictable_size())
+
+    # --- checks and counts ---------------------------------------------------------------------------------------
+
+    def _prompt_ids(self, prompt: Prompt, name: str) -> np.ndarray:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
+            if not prompt:
+                raise InvalidRequestError(f"{name}: is empty")
+            prompt = self.tokenizer.encode(prompt)
+        ids = np.asarray(prompt)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            if not ids.size:
+                raise InvalidRequestError(f"{name}: is empty")
+            raise InvalidRequestError(f"{name}: must be text or a list of token ids, got {type(prompt).__name__}")
+        if not len(ids):
+            raise InvalidRequestError(f"{name}: is empty")
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")
+        return ids.astype(np.int64)
+
+    def _check_params(self, params: SamplingParams, name: str) -> None:
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
+        for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            outside = [token for token in tokens if token >= self.vocab_size]
+            if outside:
+                raise InvalidRequestError(
+                    f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}"
+                )
+        if params.logit_bias and sum(bias == -np.inf for bias in params.logit_bias.values()) >= self.vocab_size:
+            raise InvalidRequestError(f"{name}: logit_bias: forbids all {self.vocab_size} tokens")
+
+    def _check_size(self, prompt_ids: np.ndarray, params: SamplingParams, name: str) -> None:
+        total, context = len(prompt_ids) + params.max_new_tokens, self.config.max_context_len
+        sizes = f"{len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens}"
+        if total > context:
+            raise InvalidRequestError(f"{name}: {sizes} = {total} tokens: must not exceed max_context_len={context}")
+        slots, pool = self.cache.whole_pages(total - 1), self.cache.token_to_kv_pool.size
+        if slots > pool:
+            raise InvalidRequestError(f"{name}: {sizes} need {slots} slots: must not exceed max_total_tokens={pool}")
+
+    def _count(self, mode: ForwardMode, reqs: Sequence[Req]) -> None:
+        counts = self._counts
+        counts["output_tokens"] += len(reqs)
+        counts["finished"] += sum(req.finished for req in reqs)
+        if mode is ForwardMode.EXTEND:
+            counts["extend_steps"] += 1
+            counts["prompt_tokens"] += sum(req.prompt_len for req in reqs)
+            counts["cached_tokens"] += sum(req.cached_tokens for req in reqs)
+        else:
+            counts["decode_steps"] += 1
+
+    def _outputs(self, reqs: Sequence[Req]) -> list[RequestOutput]:
+        groups = [self._groups[request_id] for request_id in dict.fromkeys(req.request_id for req in reqs)]
+        for group in groups:
+            if group.finished:
+                del self._groups[group.request_id]
+        return [group.output() for group in groups]

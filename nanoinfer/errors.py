@@ -1,0 +1,13 @@
+"""Named exceptions. Each is a ValueError, so `except ValueError` catches whatever was wrong with an input."""
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint needs something this engine does not implement; the message names it and what is supported."""
+
+
+class WeightMismatchError(ValueError):
+    """A checkpoint and the model disagree: a tensor is missing, surplus or has another shape. Each one is named."""
+
+
+class InvalidRequestError(ValueError):
+    """A request was refused on arrival: the message names the field, its value and the limit. Nothing was queued."""

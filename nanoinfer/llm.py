@@ -1,0 +1,186 @@
+"""LLM: load a model, then generate, stream or chat."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from nanoinfer.attention import ATTENTION_BACKENDS
+from nanoinfer.config import EngineConfig
+from nanoinfer.device import memory_size
+from nanoinfer.engine import Engine, Prompt
+from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model_loader import LoadedModel, load_model
+from nanoinfer.model_runner import ModelRunner
+from nanoinfer.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.sampling_params import SamplingParams
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, str]]
+
+
+class LLM:
+    """A model and the engine that serves it.
+
+    - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, or a Hub name.
+    - `dtype`: float32, bfloat16 or float16; None keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
+    - `max_context_len`: prompt and output tokens of one request; None: what the model was trained for.
+    - `max_running_requests`: requests that hold K/V at a time.
+    - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, within a quarter of the memory.
+    - the rest: see EngineConfig.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device = "cpu",
+        max_total_tokens: int | None = None,
+        max_running_requests: int = 32,
+        max_context_len: int | None = None,
+        page_size: int = 1,
+        schedule_policy: str = "lpm",
+        disable_radix_cache: bool = False,
+        attention_backend: str = "torch_native",
+        **engine_options: Any,
+    ):
+        config = EngineConfig(
+            max_running_requests=max_running_requests,
+            max_total_tokens=page_size if max_total_tokens is None else max_total_tokens,
+            max_context_len=1 if max_context_len is None else max_context_len,
+            page_size=page_size,
+            schedule_policy=schedule_policy,
+            disable_radix_cache=disable_radix_cache,
+            attention_backend=attention_backend,
+            **engine_options,
+        )  # checked before anything is loaded; what depends on the model follows
+        self.model = load_model(model, dtype, device, max_context_len)
+        context = max_context_len or self.model.config.max_position_embeddings
+        if max_total_tokens is None:
+            max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)
+        self.config = EngineConfig(
+            **{**asdict(config), "max_context_len": context, "max_total_tokens": max_total_tokens}
+        )
+        self.tokenizer = self.model.tokenizer
+        self.engine = make_engine(self.model, self.config)
+        self._own: set[int] = set()  # requests whose callers read them here, not from the engine's steps
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Complete one prompt or a list of them, each text or token ids; one output a prompt, in order.
+
+        `params`: one SamplingParams for all, or one each. A list of prompts shows a progress bar unless `use_tqdm=False`.
+        Raises InvalidRequestError naming the prompt; then none of them has been started and the engine goes on serving.
+        """
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+        several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
+        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
+        if len(each) != len(several):
+            raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
+        groups = [
+            self.engine.prepare(prompt, own, name=f"prompt {i}")
+            for i, (prompt, own) in enumerate(zip(several, each, strict=True))
+        ]
+        return self._finish(groups, show_progress=use_tqdm and not single)
+
+    def chat(
+        self, messages: Messages | Sequence[Messages], params: Params = None, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or in a list of them.
+
+        One output a conversation, in order. Errors as `generate`; ValueError when the model has no chat template.
+        """
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [self.chat_prompt(conversation) for conversation in conversations]
+        return self.generate(prompts, params, use_tqdm=use_tqdm and not single)
+
+    def chat_prompt(self, messages: Messages) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn, for `generate` and `stream`."""
+        if self.tokenizer is None:
+            raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
+        return self.tokenizer.encode_chat(messages)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+        """Complete one prompt, yielding text as soon as it is certain. Closing the iterator aborts the request.
+
+        The request is checked at once and queued at the first `next()`. Several streams may be read in turns.
+        """
+        return self._stream(self.engine.prepare(prompt, params))
+
+    def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
+        told = [(0, 0)] * len(group.reqs)  # characters and tokens yielded, per completion
+        ended = [False] * len(group.reqs)
+        self._own.add(self.engine.submit(group))
+        try:
+            while not all(ended):
+                for i, req in enumerate(group.reqs):
+                    chars, tokens = told[i]
+                    if ended[i] or (req.num_output_tokens == tokens and not req.finished):
+                        continue
+                    told[i], ended[i] = (len(req.text), req.num_output_tokens), req.finished
+                    yield StreamPiece(
+                        group.request_id,
+                        i,
+                        req.text[chars:],
+                        req.output_ids[tokens:],
+                        req.finish_reason,
+                        req.prompt_len,
+                        req.cached_tokens,
+                    )
+                if not group.finished:
+                    self._step()
+        finally:
+            self.engine.abort(group.request_id)
+            self._own.discard(group.request_id)
+
+    def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
+        self._own.update(self.engine.submit(group) for group in groups)
+        try:
+            with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
+                while not all(group.finished for group in groups):
+                    self._step()
+                    bar.update(sum(group.finished for group in groups) - bar.n)
+        finally:
+            for group in groups:
+                self.engine.abort(group.request_id)
+                self._own.discard(group.request_id)
+        return [group.output() for group in groups]
+
+    def _step(self) -> None:
+        """Step the engine; outputs of requests that were added to it directly stay for whoever steps it next."""
+        self.engine.deliver_later([out for out in self.engine.step() if out.request_id not in self._own])
+
+
+def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
+    """Pools, runner and engine around a loaded model. Rows and slot numbers stay on the host, K/V goes to the device."""
+    req_to_token_pool = ReqToTokenPool(
+        config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
+    )
+    token_to_kv_pool = TokenToKVPool(
+        config.max_total_tokens,
+        model.dtype,
+        model.config.num_key_value_heads,
+        model.config.head_dim,
+        model.config.num_hidden_layers,
+        model.device,
+        config.page_size,
+    )
+    backend = ATTENTION_BACKENDS[config.attention_backend]()
+    runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    eos = model.config.eos_token_ids
+    if not eos and model.tokenizer is not None and model.tokenizer.eos_token_id is not None:
+        eos = (model.tokenizer.eos_token_id,)
+    return Engine(runner, config, model.config.vocab_size, eos, model.tokenizer)
+
+
+def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:
+    affordable = memory_size(model.device) // 4 // model.config.kv_bytes_per_token(model.dtype)
+    wanted = min(max_running_requests * context, affordable)
+    return max(wanted // page_size, 1) * page_size

@@ -1,0 +1,80 @@
+"""From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanoinfer.config import ModelConfig
+from nanoinfer.device import resolve_device, resolve_dtype
+from nanoinfer.models.llama import LlamaForCausalLM
+from nanoinfer.tokenizer import Tokenizer
+from nanoinfer.weight_loader import load_weights
+
+BUNDLED_MODELS = ("story",)
+# Beside the package in a checkout; inside it in an installed wheel.
+_BUNDLED_ROOTS = (Path(__file__).parent.parent / "data", Path(__file__).parent / "_bundled")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, ready to be served; `tokenizer` is None for a checkpoint without tokenizer files."""
+
+    name: str
+    path: Path
+    model: LlamaForCausalLM
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+def resolve_model_path(model: str | Path) -> Path:
+    """The local directory of a bundled model's name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
+
+    A Hub model is downloaded once, by `huggingface_hub`, into its cache. FileNotFoundError when it is none of these.
+    """
+    name = str(model)
+    if name in BUNDLED_MODELS:
+        for root in _BUNDLED_ROOTS:
+            if (root / name / "config.json").is_file():
+                return root / name
+        raise FileNotFoundError(f"model {name!r}: bundled, but not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(
+            f"model {name!r}: no such directory, no Hub name (owner/name), and not bundled ({', '.join(BUNDLED_MODELS)})"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
+
+
+def load_model(
+    model: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    max_context_len: int | None = None,
+) -> LoadedModel:
+    """Read config, weights and tokenizer. `dtype=None` keeps the checkpoint's; `max_context_len=None` the model's.
+
+    Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
+    """
+    resolved_device = resolve_device(device)
+    path = resolve_model_path(model)
+    config = ModelConfig.from_pretrained(path)
+    resolved_dtype = config.dtype if dtype is None else resolve_dtype(dtype)
+    limit = config.max_position_embeddings
+    if max_context_len is not None and not 1 <= max_context_len <= limit:
+        raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
+    network = LlamaForCausalLM(config, max_context_len or limit, resolved_dtype, resolved_device)
+    load_weights(network, path)
+    return LoadedModel(
+        str(model), path, network, config, Tokenizer.from_pretrained(path), resolved_dtype, resolved_device
+    )

@@ -1,0 +1,109 @@
+"""Req: the state of one request, from its arrival to its last token."""
+
+from collections.abc import Hashable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from nanoinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanoinfer.radix_cache import TreeNode
+    from nanoinfer.tokenizer import IncrementalDetokenizer
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Equal to its plain string."""
+
+    STOP = "stop"  # a stop token, an end token or a stop string
+    LENGTH = "length"  # max_new_tokens reached
+    ABORT = "abort"  # taken back by the caller
+
+
+class Req:
+    """One request and where its K/V lies.
+
+        token_ids   |<------ prompt ------>|<--- output --->|
+        slots       |<- tree_len ->|<- the request's own ->|        in req_to_token[req_pool_idx]
+
+    Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to the
+    radix tree (the request holds a lock on `last_node`), the rest to the request. `kv_len` of them are filled: every
+    token but the newest, whose K/V is computed by the pass that reads it.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: np.ndarray,
+        params: SamplingParams,
+        stop_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        extra_key: Hashable = None,
+        detokenizer: "IncrementalDetokenizer | None" = None,
+    ):
+        self.request_id, self.params, self.seed, self.extra_key = request_id, params, seed, extra_key
+        self.stop_token_ids = stop_token_ids
+        self.detokenizer = detokenizer
+        self.prompt_len = self.num_tokens = len(prompt_ids)
+        self.token_ids = np.empty(self.prompt_len + params.max_new_tokens, dtype=np.int64)
+        self.token_ids[: self.prompt_len] = prompt_ids
+
+        self.req_pool_idx: int | None = None
+        self.prefix_indices = torch.empty(0, dtype=torch.int32)  # slots found in the tree at admission
+        self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
+        self.last_node: TreeNode | None = None
+
+        self.finish_reason: FinishReason | None = None
+        self.cached_tokens = 0
+        self.text = ""
+        self.output_logprobs: list[dict[int, float]] = []
+        self.prompt_logprobs: list[float | None] | None = None
+        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, time.perf_counter()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len : self.num_tokens].tolist()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def reusable_tokens(self) -> np.ndarray:
+        """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits; none at all
+        with `prompt_logprobs`, which needs the logits of every prompt token."""
+        return self.token_ids[: 0 if self.params.prompt_logprobs else self.num_tokens - 1]
+
+    @property
+    def max_kv_len(self) -> int:
+        """Slots it can fill at most: the last token it may sample never needs one."""
+        return self.prompt_len + self.params.max_new_tokens - 1
+
+    def append(self, token_id: int) -> None:
+        """Take one sampled token and its text, and decide whether it ends the request.
+
+        A stop condition on the last allowed token counts as `stop`, not `length`.
+        """
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+        may_stop = self.num_output_tokens >= self.params.min_new_tokens
+        stopped = may_stop and token_id in self.stop_token_ids
+        if self.detokenizer is not None:
+            self.text += self.detokenizer.add(token_id, may_stop)
+            stopped = stopped or self.detokenizer.stopped
+        if stopped:
+            self.finish(FinishReason.STOP)
+        elif self.num_output_tokens == self.params.max_new_tokens:
+            self.finish(FinishReason.LENGTH)
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the request. Text held back for what might have followed is released: nothing follows any more."""
+        self.finish_reason = reason
+        if self.detokenizer is not None:
+            self.text += self.detokenizer.flush()

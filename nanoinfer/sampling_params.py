@@ -1,0 +1,132 @@
+"""SamplingParams: how the next token of one request is chosen, and when the request ends."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Checked on construction: a value out of range, NaN or at odds with another raises ValueError naming the field.
+
+    | field | range | meaning |
+    |---|---|---|
+    | `max_new_tokens` | >= 1 | tokens to generate at most |
+    | `min_new_tokens` | 0..max_new_tokens | until then no stop token is sampled and no stop string is looked for |
+    | `temperature` | >= 0 | divides the logits; 0 is greedy: always the likeliest token |
+    | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with this much probability |
+    | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
+    | `min_p` | [0, 1] | drop tokens less likely than min_p times the likeliest |
+    | `frequency_penalty` | [-2, 2] | subtract it once for every time the output has the token |
+    | `presence_penalty` | [-2, 2] | subtract it from tokens that the output has |
+    | `repetition_penalty` | > 0 | divide positive, multiply negative logits of tokens in prompt or output |
+    | `stop` | strings | end when the text contains one; the text ends before it |
+    | `stop_token_ids` | token ids | end on one of these, beside the model's own end tokens |
+    | `ignore_eos` | bool | the model's own end tokens do not end the request |
+    | `seed` | >= 0, None | same seed, same tokens, whatever else is in the batch; None draws one |
+    | `logit_bias` | {token id: bias} | added to the logits; -inf forbids a token |
+    | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
+    | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt anew |
+    | `n` | >= 1 | completions of the prompt; each has its own stream of random numbers |
+
+    Order, where Hugging Face's `generate` has the processor, is Hugging Face's: logit_bias, repetition_penalty,
+    frequency and presence penalty, min_new_tokens, temperature, top_k, top_p, min_p.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        self._check_int("max_new_tokens", 1)
+        self._check_int("min_new_tokens", 0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
+            )
+        self._check_real("temperature", 0.0, math.inf)
+        self._check_real("top_p", 0.0, 1.0, open_below=True)
+        self._check_int("top_k", -1)
+        if self.top_k == 0:
+            raise ValueError("top_k=0: must be -1 (off) or at least 1")
+        self._check_real("min_p", 0.0, 1.0)
+        self._check_real("frequency_penalty", -2.0, 2.0)
+        self._check_real("presence_penalty", -2.0, 2.0)
+        self._check_real("repetition_penalty", 0.0, math.inf, open_below=True)
+        self._check_bool("ignore_eos")
+        self._check_bool("prompt_logprobs")
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None:
+                self._check_int(name, 0)
+        if self.seed is not None and self.seed >= 2**64:
+            raise ValueError(f"seed={self.seed}: must be below 2**64")
+        self._check_int("n", 1)
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n={self.n}: must be 1 with temperature=0, where every completion would be the same")
+        self._check_collections()
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token always wins."""
+        return self.temperature == 0
+
+    def _check_int(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"{name}={value!r}: must be an integer")
+        if value < least:
+            raise ValueError(f"{name}={value}: must be at least {least}")
+
+    def _check_real(self, name: str, low: float, high: float, open_below: bool = False) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name}={value!r}: must be a number")
+        number = float(value)
+        if not math.isfinite(number) or number > high or number < low or (open_below and number == low):
+            above = f"above {low:g}" if open_below else f"at least {low:g}"
+            raise ValueError(
+                f"{name}={value}: must be finite and {above}" + ("" if high == math.inf else f" and at most {high:g}")
+            )
+
+    def _check_bool(self, name: str) -> None:
+        if not isinstance(getattr(self, name), bool):
+            raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+
+    def _check_collections(self) -> None:
+        stops: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
+            raise ValueError(f"stop={self.stop!r}: must be a string or a sequence of strings, none empty")
+        if not isinstance(self.stop_token_ids, Sequence) or not all(map(_is_token_id, self.stop_token_ids)):
+            raise ValueError(
+                f"stop_token_ids={self.stop_token_ids!r}: must be a sequence of token ids, each at least 0"
+            )
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
+                raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")
+            for token, bias in self.logit_bias.items():
+                if isinstance(bias, bool) or not isinstance(bias, Real) or math.isnan(bias) or bias == math.inf:
+                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a finite number or -inf")
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
