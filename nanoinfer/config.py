@@ -136,10 +136,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in (
+            "page_size",
             "max_running_requests",
             "max_total_tokens",
             "max_context_len",
-            "page_size",
             "max_prefill_tokens",
             "policy_window",
         ):

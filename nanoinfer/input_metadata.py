@@ -93,7 +93,8 @@ class InputMetadata:
     ) -> "InputMetadata":
         """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's table; changes nothing.
 
-        `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`; its rows must hold `out_cache_loc` already.
+        `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
+        already; where the new ones go, `out_cache_loc` says.
         `prefix_lens` does not matter in DECODE. All arithmetic is done on the host in numpy; what the layers need is
         moved to the pool's device in the end.
 
@@ -118,7 +119,8 @@ class InputMetadata:
         position = np.arange(kv_indptr[-1]) - kv_indptr[req_of_token]
         kv_indices = _host_rows(pool)[rows[req_of_token], position]
         is_new = position >= prefixes[req_of_token]
-        _check_slots(slots, kv_indices[is_new], kv_pool.size, out_cache_cont_start, out_cache_cont_end)
+        _check_slots(slots, kv_pool.size, out_cache_cont_start, out_cache_cont_end)
+        kv_indices[is_new] = slots
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype)).to(kv_pool.device)
@@ -191,14 +193,10 @@ def _check(
         raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; must be as many")
 
 
-def _check_slots(slots: np.ndarray, in_rows: np.ndarray, size: int, start: int | None, end: int | None) -> None:
+def _check_slots(slots: np.ndarray, size: int, start: int | None, end: int | None) -> None:
     outside = slots[(slots < 0) | (slots >= size)]
     if outside.size:
         raise ValueError(f"out_cache_loc: slot {outside[0]} is outside 0..{size - 1}")
-    differs = np.flatnonzero(slots != in_rows)
-    if differs.size:
-        i = differs[0]
-        raise ValueError(f"out_cache_loc[{i}]={slots[i]}: req_to_token names slot {in_rows[i]} for this token")
     if (start is None) != (end is None):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: give both or neither")
     if start is not None and not np.array_equal(slots, np.arange(start, end)):

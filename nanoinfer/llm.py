@@ -78,7 +78,7 @@ class LLM:
         `params`: one SamplingParams for all, or one each. A list of prompts shows a progress bar unless `use_tqdm=False`.
         Raises InvalidRequestError naming the prompt; then none of them has been started and the engine goes on serving.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+        single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
@@ -146,7 +146,8 @@ class LLM:
             with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
                 while not all(group.finished for group in groups):
                     self._step()
-                    bar.update(sum(group.finished for group in groups) - bar.n)
+                    if newly_finished := sum(group.finished for group in groups) - bar.n:
+                        bar.update(newly_finished)
         finally:
             for group in groups:
                 self.engine.abort(group.request_id)
@@ -156,6 +157,13 @@ class LLM:
     def _step(self) -> None:
         """Step the engine; outputs of requests that were added to it directly stay for whoever steps it next."""
         self.engine.deliver_later([out for out in self.engine.step() if out.request_id not in self._own])
+
+
+def _is_prompt(prompts: Any) -> bool:
+    """One prompt (text, or a flat sequence of token ids) rather than a list of them."""
+    if isinstance(prompts, str | np.ndarray | torch.Tensor):
+        return isinstance(prompts, str) or prompts.ndim == 1
+    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 
 def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:

@@ -24,7 +24,8 @@ class ModelRunner:
     """Runs `model` over the tokens in the pools. Keeps no state between passes: all of it is in the pools.
 
     For both passes: `input_ids` [T] token ids, `req_pool_indices` and `seq_lens` [B], `out_cache_loc` [T], as InputMetadata
-    describes; rows of `req_to_token` must name the slots already. K/V of the new tokens is written to `out_cache_loc`.
+    describes; rows of `req_to_token` name the slots of the tokens before. K/V of the new tokens is written to
+    `out_cache_loc`, which the caller writes into the rows too, for later passes.
     ValueError from `InputMetadata.create` before anything is written.
     """
 

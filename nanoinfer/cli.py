@@ -1,0 +1,199 @@
+"""The command line: demo, generate, chat, info. Errors are one line on standard error, exit code 2."""
+
+import argparse
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nanoinfer.terminal import styled
+
+if TYPE_CHECKING:
+    from nanoinfer import LLM, SamplingParams
+
+ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
+    "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
+    "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
+    "max_total_tokens": {"type": int, "help": "slots of K/V (default: by memory)"},
+    "max_running_requests": {"type": int, "default": 32, "help": "requests that hold K/V at a time (default: 32)"},
+    "max_context_len": {"type": int, "help": "prompt + output tokens of a request (default: the model's)"},
+    "page_size": {"type": int, "default": 1, "help": "tokens a page of K/V (default: 1)"},
+    "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
+    "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
+    "attention_backend": {"default": "torch_native", "help": "default: torch_native"},
+}
+SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
+    "max_new_tokens": {"type": int, "default": 128, "help": "tokens to generate at most (default: 128)"},
+    "temperature": {"type": float, "default": 0.7, "help": "0 always takes the likeliest token (default: 0.7)"},
+    "top_p": {"type": float, "default": 1.0, "help": "nucleus sampling (default: 1.0, off)"},
+    "top_k": {"type": int, "default": -1, "help": "sample from the k likeliest (default: -1, off)"},
+    "min_p": {"type": float, "default": 0.0, "help": "drop tokens below this share of the likeliest (default: 0, off)"},
+    "repetition_penalty": {"type": float, "default": 1.0, "help": "default: 1.0, off"},
+    "seed": {"type": int, "help": "same seed, same text"},
+    "stop": {"action": "append", "default": [], "help": "end at this text; may be given several times"},
+}
+
+
+class OneLineErrorParser(argparse.ArgumentParser):
+    """argparse without the usage text in front of an error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = OneLineErrorParser(
+        prog="python -m nanoinfer", description="A small LLM inference engine with a radix cache."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=OneLineErrorParser)
+
+    demo = commands.add_parser("demo", help="watch requests share a prefix: what was cached, extended, stored and won")
+    demo.set_defaults(run=_demo)
+    _add_options(demo, "engine", ENGINE_OPTIONS, but=("disable_radix_cache",))
+
+    generate = commands.add_parser("generate", help="complete one or more prompts")
+    generate.add_argument("prompt", nargs="+", help="text to go on from; - reads one from standard input")
+    generate.set_defaults(run=_generate)
+    _add_options(generate, "sampling", SAMPLING_OPTIONS)
+    _add_options(generate, "engine", ENGINE_OPTIONS)
+
+    chat = commands.add_parser("chat", help="talk with the model; shows how much of each turn was cached")
+    chat.add_argument("--system", help="a system message to begin with")
+    chat.set_defaults(run=_chat)
+    _add_options(chat, "sampling", SAMPLING_OPTIONS)
+    _add_options(chat, "engine", ENGINE_OPTIONS)
+
+    info = commands.add_parser("info", help="what a model is and what serving it takes")
+    info.set_defaults(run=_info)
+    _add_options(info, "engine", ENGINE_OPTIONS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = build_parser().parse_args(argv)
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        args.run(args)
+    except (ValueError, OSError) as error:
+        print(f"nanoinfer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 0
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, title: str, options: dict[str, dict[str, Any]], but: Sequence[str] = ()
+) -> None:
+    group = parser.add_argument_group(title)
+    if title == "engine":
+        group.add_argument(
+            "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
+        )
+    for name, settings in options.items():
+        if name not in but:
+            group.add_argument(f"--{name.replace('_', '-')}", **settings)
+
+
+def _pick(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in options if hasattr(args, name)}
+
+
+def _load(args: argparse.Namespace) -> "LLM":
+    from nanoinfer import LLM
+
+    return LLM(args.model, **_pick(args, ENGINE_OPTIONS))
+
+
+def _sampling(args: argparse.Namespace, **changes: Any) -> "SamplingParams":
+    from nanoinfer import SamplingParams
+
+    return SamplingParams(**{**_pick(args, SAMPLING_OPTIONS), **changes})
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from nanoinfer.demo import run_demo
+
+    run_demo(_load(args))
+
+
+def _generate(args: argparse.Namespace) -> None:
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
+    params = _sampling(args)
+    llm = _load(args)
+    if len(prompts) == 1:
+        pieces = llm.stream(prompts[0], params)
+        print(styled(prompts[0], "dim"), end="", flush=True)
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+        print()
+        return
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        print(styled(prompt, "dim") + output.text)
+        print(styled(f"[{output.prompt_tokens} prompt tokens, {output.cached_tokens} cached]\n", "cyan"))
+
+
+def _chat(args: argparse.Namespace) -> None:
+    params = _sampling(args)
+    llm = _load(args)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(styled("Chat with the model. An empty line or Ctrl-D ends it.", "dim"))
+    messages = [{"role": "system", "content": args.system}] if args.system else []
+    while (text := _read_turn(interactive)) is not None:
+        messages.append({"role": "user", "content": text})
+        prompt = llm.chat_prompt(messages)
+        room = max(llm.config.max_context_len - len(prompt), 1)  # near the end of the context replies get shorter
+        reply, last = "", None
+        for last in llm.stream(prompt, replace(params, max_new_tokens=min(args.max_new_tokens, room))):
+            reply += last.text
+            print(last.text, end="", flush=True)
+        messages.append({"role": "assistant", "content": reply})
+        if last is not None:
+            print(styled(f"\n[{last.prompt_tokens} prompt tokens, {last.cached_tokens} cached]", "cyan"))
+
+
+def _read_turn(interactive: bool) -> str | None:
+    """The user's next turn; None at the end of input or at an empty line."""
+    try:
+        return input(styled("> ", "bold") if interactive else "").strip() or None
+    except EOFError:
+        return None
+
+
+def _info(args: argparse.Namespace) -> None:
+    import torch
+    import transformers
+
+    import nanoinfer
+
+    llm = _load(args)
+    model, config = llm.model, llm.model.config
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    kv_bytes = config.kv_bytes_per_token(model.dtype)
+    print(styled(f"{model.name}  ({model.path})", "bold"))
+    rows: list[tuple[str, object]] = [
+        ("parameters", f"{parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
+        *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
+        ("tokenizer", "yes" if model.tokenizer else "no: serves token ids only"),
+        ("K/V of a token", f"{kv_bytes:,} bytes"),
+        ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),
+        *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
+        ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
+         f"{transformers.__version__}, Python {platform.python_version()}"),
+    ]  # fmt: skip
+    for name, value in rows:
+        print(f"  {styled(f'{name:24}', 'cyan')} {_compact(value)}")
+
+
+def _compact(value: object) -> str:
+    """A tuple of equal values as one value and how often."""
+    if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:
+        return f"{value[0]} in each of {len(value)} layers"
+    return str(value)

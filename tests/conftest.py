@@ -1,0 +1,53 @@
+"""Fixtures shared by the tests: tiny random checkpoints of every supported family, and the oracle that loads them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from nanoinfer import LLM
+from tests.checkpoints import save_checkpoint
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """Tiny models are faster on one thread, and a test run beside other work is not slowed down by waiting threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint("qwen3", tie_word_embeddings=True)` → a directory with such a random checkpoint, made once."""
+    made: dict[tuple[object, ...], Path] = {}
+
+    def make(family: str = "llama", **changes: object) -> Path:
+        key = (family, repr(sorted(changes.items())))
+        if key not in made:
+            made[key] = save_checkpoint(tmp_path_factory.mktemp(family), family, **changes)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[Path], transformers.PreTrainedModel]:
+    """`oracle(path)` → the same checkpoint in transformers, loaded once."""
+    loaded: dict[Path, transformers.PreTrainedModel] = {}
+
+    def load(path: Path) -> transformers.PreTrainedModel:
+        if path not in loaded:
+            loaded[path] = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+        return loaded[path]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def story() -> LLM:
+    """The bundled model. Shared: a test that changes its engine's state beyond adding requests makes its own."""
+    return LLM("story", max_running_requests=8)

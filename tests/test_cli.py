@@ -1,0 +1,124 @@
+"""The command line: what each command prints, and that every error is one line and exit code 2."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from nanoinfer.cli import main
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `python -m nanoinfer ARGV`."""
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_demo_shows_cached_tokens_and_a_faster_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["demo"], capsys)
+    assert code == 0
+    assert "\033[" not in out, "colours only on a terminal"
+    rows = [line.split() for line in out.splitlines() if re.match(r" +\d  +\d+ +\d+ ", line)]
+    assert len(rows) == 5
+    for i, (number, prompt, cached, extended, *_) in enumerate(rows):
+        assert int(number) == i
+        assert int(prompt) == int(cached) + int(extended)
+        assert (int(cached) > 0) == (i > 0)
+    assert "radix tree" in out
+    assert out.count("in slots") > 5
+    first_words = out.split("What the model wrote")[1]
+    assert all(f"{i}: ..." in first_words for i in range(5))
+
+
+def test_demo_needs_a_tokenizer(capsys: pytest.CaptureFixture[str], checkpoint) -> None:  # noqa: ANN001
+    code, out, err = run(["demo", "--model", str(checkpoint("llama"))], capsys)
+    assert (code, out) == (2, "")
+    assert "tokenizer" in err
+
+
+def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "Once upon a time", "--max-new-tokens", "12", "--temperature", "0"]
+    code, out, err = run(argv, capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("Once upon a time")
+    assert len(out) > len("Once upon a time\n")
+    assert run(argv, capsys)[1] == out
+
+
+def test_generate_tells_cached_tokens_of_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "One day", "One day, a fox", "--max-new-tokens", "4", "--max-running-requests", "1"]
+    code, out, _ = run(argv, capsys)
+    assert code == 0
+    cached = [int(n) for n in re.findall(r"prompt tokens, (\d+) cached", out)]
+    assert cached[0] == 0
+    assert cached[1] > 0
+
+
+def test_generate_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("There was a little"))
+    code, out, _ = run(["generate", "-", "--max-new-tokens", "3"], capsys)
+    assert code == 0
+    assert out.startswith("There was a little")
+
+
+def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nWhat color is the sky?\n"))
+    code, out, _ = run(["chat", "--temperature", "0", "--max-new-tokens", "24"], capsys)
+    assert code == 0
+    counts = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) prompt tokens, (\d+) cached\]", out)]
+    assert len(counts) == 2
+    assert counts[0][1] == 0
+    assert counts[1][1] >= counts[0][0], "the whole first prompt is cached in the second turn"
+
+
+def test_chat_shortens_replies_at_the_end_of_the_context_and_then_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n" * 30))
+    code, out, err = run(["chat", "--max-context-len", "60", "--temperature", "0"], capsys)
+    assert code == 2
+    assert out.count("cached]") >= 2
+    assert "max_context_len=60" in err
+
+
+def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["info", "--max-total-tokens", "640", "--dtype", "bfloat16"], capsys)
+    assert code == 0
+    for text in ("LlamaForCausalLM", "1,280 bytes", "640 slots", "bfloat16"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ([], "command"),
+        (["serve"], "serve"),
+        (["generate"], "prompt"),
+        (["generate", "x", "--top-k", "many"], "--top-k"),
+        (["generate", "x", "--top-k", "0"], "top_k=0"),
+        (["generate", "x", "--temperature", "nan"], "temperature=nan"),
+        (["generate", "x", "--model", "nowhere"], "nowhere"),
+        (["generate", "x", "--max-new-tokens", "100000"], "max_context_len"),
+        (["generate", "x", "--page-size", "0"], "page_size=0"),
+        (["generate", "x", "--device", "tpu"], "device='tpu'"),
+        (["generate", ""], "empty"),
+        (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(argv, capsys)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert told in err
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "info"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([command, "--help"], capsys)
+    assert (code, err) == (0, "")
+    assert "--model" in out
