@@ -45,7 +45,7 @@ class Batch:
         slots = np.split(cache.alloc_slots(sum(need)), np.cumsum(need)[:-1])
         for req, row, own in zip(reqs, rows.tolist(), slots, strict=True):
             req.req_pool_idx = row
-            req.allocated_len = req.prefix_len + len(own)
+            req.allocated_len, req.kv_len = req.prefix_len + len(own), req.prefix_len
             cache.rows[row, : req.prefix_len] = req.prefix_indices.numpy()
             cache.rows[row, req.prefix_len : req.allocated_len] = own
         new = [(req, slice(req.prefix_len, req.num_tokens)) for req in reqs]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig, PretrainedConfig
 
 from nanoinfer.attention import ATTENTION_BACKENDS
@@ -65,7 +66,10 @@ class ModelConfig:
         _check_architecture(raw)
         from transformers import AutoConfig
 
-        hf_config = AutoConfig.from_pretrained(str(path))
+        try:
+            hf_config = AutoConfig.from_pretrained(str(path))
+        except (KeyError, StrictDataclassError) as error:  # how transformers says that fields are missing or at odds
+            raise UnsupportedModelError(f"{path / 'config.json'}: {error}") from error
         eos = hf_config.eos_token_id
         if (path / "generation_config.json").is_file():
             eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
@@ -79,7 +83,8 @@ class ModelConfig:
         heads = hf.num_attention_heads
         rope = dict(hf.rope_parameters or {})
         eos = hf.eos_token_id if eos_token_id is None else eos_token_id
-        attention_bias = bool(getattr(hf, "attention_bias", False))
+        # A key that the family's own code does not read has no effect, so a stray one in a config changes nothing here.
+        attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(hf.attention_bias)
         return cls(
             architecture=architecture,
             vocab_size=hf.vocab_size,
@@ -96,9 +101,9 @@ class ModelConfig:
             tie_word_embeddings=bool(hf.tie_word_embeddings),
             qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
             o_bias=attention_bias,
-            mlp_bias=bool(getattr(hf, "mlp_bias", False)),
+            mlp_bias=architecture == "LlamaForCausalLM" and bool(hf.mlp_bias),
             qk_norm=architecture == "Qwen3ForCausalLM",
-            sliding_windows=_sliding_windows(hf),
+            sliding_windows=_sliding_windows(architecture, hf),
             eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or ()),
             dtype=hf.dtype if isinstance(hf.dtype, torch.dtype) else resolve_dtype(hf.dtype or "float32"),
         )
@@ -146,6 +151,11 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        seed = self.random_seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(f"random_seed={seed!r}: must be None or an integer of at least 0")
+        if not isinstance(self.disable_radix_cache, bool):
+            raise ValueError(f"disable_radix_cache={self.disable_radix_cache!r}: must be True or False")
         if self.max_total_tokens % self.page_size:
             raise ValueError(
                 f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
@@ -155,7 +165,7 @@ class EngineConfig:
             ("eviction_policy", EVICTION_POLICIES),
             ("attention_backend", ATTENTION_BACKENDS),
         ):
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in list(choices):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
 
 
@@ -173,6 +183,9 @@ def _check_supported(hf: Any) -> None:
         raise UnsupportedModelError(f"hidden_act={hf.hidden_act!r}: must be 'silu'")
     if getattr(hf, "quantization_config", None):
         raise UnsupportedModelError("quantization_config: quantized checkpoints are not supported; use the original")
+    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    if kv_heads and heads % kv_heads:
+        raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
 
 
 def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
@@ -193,9 +206,12 @@ def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeSca
     return RopeScaling(rope_type=kind, **{name: rope[name] for name in fields[kind]})
 
 
-def _sliding_windows(hf: Any) -> tuple[int | None, ...]:
-    """Window per layer. Qwen switches it on by layer (`layer_types`); Mistral has one for all; Llama has none."""
-    window = getattr(hf, "sliding_window", None)
+def _sliding_windows(architecture: str, hf: Any) -> tuple[int | None, ...]:
+    """Window per layer. Qwen and newer Mistrals switch it on by layer (`layer_types`), others have one for all; Llama
+    has none."""
+    if architecture == "LlamaForCausalLM":
+        return (None,) * hf.num_hidden_layers
+    window = hf.sliding_window
     types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
     unknown = set(types) - {"sliding_attention", "full_attention"}
     if unknown:

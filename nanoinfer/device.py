@@ -20,7 +20,7 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
         _npu_available()  # importing torch_npu is what teaches torch the name
     try:
         resolved = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"device={device!r}: must be auto, cpu, cuda or npu, with :index where there are several"
         ) from error

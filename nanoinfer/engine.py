@@ -37,7 +37,9 @@ class Engine:
         tokenizer: Tokenizer | None = None,
     ):
         self.model_runner, self.config, self.tokenizer = model_runner, config, tokenizer
-        self.vocab_size, self.eos_token_ids = vocab_size, frozenset(eos_token_ids)
+        self.vocab_size = vocab_size
+        # Some configs name an end token that is none (-1, or beyond the vocabulary): it can never be sampled.
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self.radix_cache = RadixCache(
             model_runner.req_to_token_pool,
             model_runner.token_to_kv_pool,
@@ -75,11 +77,13 @@ class Engine:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
+        if not isinstance(extra_key, Hashable):
+            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable")
         prompt_ids = self._prompt_ids(prompt, name)
         self._check_params(params, name)
         self._check_size(prompt_ids, params, name)
         seed = int(self._rng.integers(2**63)) if params.seed is None else int(params.seed)
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        stops = self._stop_token_ids(params)
         request_id = next(self._ids)
         reqs = []
         for i in range(params.n):
@@ -100,11 +104,14 @@ class Engine:
         return group.request_id
 
     def abort(self, request_id: int) -> RequestOutput | None:
-        """End a request now, waiting or running; returns its last output. None when there is no such unfinished request
-        (it may just have finished)."""
+        """End a request now, waiting or running; returns its last output.
+
+        None when it is unknown or has ended and that has been delivered: a request may end just before its abort.
+        """
+        undelivered = self._undelivered.pop(request_id, None)
         group = self._groups.pop(request_id, None)
         if group is None:
-            return None
+            return undelivered
         self.scheduler.abort(group.reqs)
         return group.output()
 
@@ -121,23 +128,23 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One forward pass: schedule → forward → sample → process. Returns the state of every request in it.
 
-        When it raises, the requests of the pass are aborted and their slots freed; the others are untouched.
+        When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
+        step tells of the aborted ones.
         """
-        delivered, self._undelivered = list(self._undelivered.values()), {}
         batch = self.scheduler.schedule()
         if batch is None:
-            return delivered
+            return self._deliver([])
         try:
             logits, _ = self.model_runner.forward(batch, batch.forward_mode, batch.return_normalized_logprob)
             token_ids = self.sampler.sample(logits, batch.reqs)
             logprobs = self.sampler.logprobs(logits, token_ids, batch.reqs)
             self.scheduler.process_batch_result(batch, token_ids.tolist(), logprobs)
         except BaseException:
-            for request_id in {req.request_id for req in batch.reqs}:
-                self.abort(request_id)
+            failed = [self.abort(request_id) for request_id in dict.fromkeys(req.request_id for req in batch.reqs)]
+            self.deliver_later([output for output in failed if output is not None])
             raise
         self._count(batch.forward_mode, batch.reqs)
-        return delivered + self._outputs(batch.reqs)
+        return self._deliver(self._outputs(batch.reqs))
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of `step()` that were somebody else's: the next `step()` returns the last of each request."""
@@ -176,8 +183,14 @@ class Engine:
                 raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
             if not prompt:
                 raise InvalidRequestError(f"{name}: is empty")
-            prompt = self.tokenizer.encode(prompt)
-        ids = np.asarray(prompt)
+            try:
+                prompt = self.tokenizer.encode(prompt)
+            except (TypeError, UnicodeError) as error:  # lone surrogates
+                raise InvalidRequestError(f"{name}: is text that cannot be encoded as UTF-8") from error
+        try:
+            ids = np.asarray(prompt)
+        except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors that numpy cannot hold
+            ids = np.array(None)
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             if not ids.size:
                 raise InvalidRequestError(f"{name}: is empty")
@@ -200,8 +213,16 @@ class Engine:
                 raise InvalidRequestError(
                     f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}"
                 )
-        if params.logit_bias and sum(bias == -np.inf for bias in params.logit_bias.values()) >= self.vocab_size:
-            raise InvalidRequestError(f"{name}: logit_bias: forbids all {self.vocab_size} tokens")
+        forbidden = {token for token, bias in (params.logit_bias or {}).items() if bias == -np.inf}
+        if params.min_new_tokens:
+            forbidden |= self._stop_token_ids(params)
+        if len(forbidden) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
+            )
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
 
     def _check_size(self, prompt_ids: np.ndarray, params: SamplingParams, name: str) -> None:
         total, context = len(prompt_ids) + params.max_new_tokens, self.config.max_context_len
@@ -229,3 +250,9 @@ class Engine:
             if group.finished:
                 del self._groups[group.request_id]
         return [group.output() for group in groups]
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+        """`outputs` and those left for later, the latest of each request."""
+        self.deliver_later(outputs)
+        delivered, self._undelivered = list(self._undelivered.values()), {}
+        return delivered

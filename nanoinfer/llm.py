@@ -13,6 +13,7 @@ from nanoinfer.attention import ATTENTION_BACKENDS
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_size
 from nanoinfer.engine import Engine, Prompt
+from nanoinfer.errors import InvalidRequestError
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model_loader import LoadedModel, load_model
 from nanoinfer.model_runner import ModelRunner
@@ -96,9 +97,16 @@ class LLM:
 
         One output a conversation, in order. Errors as `generate`; ValueError when the model has no chat template.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ValueError(f"messages: must be a list of messages or of conversations, got {type(messages).__name__}")
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
-        prompts = [self.chat_prompt(conversation) for conversation in conversations]
+        prompts = []
+        for i, conversation in enumerate(conversations):
+            try:
+                prompts.append(self.chat_prompt(conversation))
+            except ValueError as error:
+                raise ValueError(f"conversation {i}: {error}") from error
         return self.generate(prompts, params, use_tqdm=use_tqdm and not single)
 
     def chat_prompt(self, messages: Messages) -> list[int]:
@@ -163,6 +171,8 @@ def _is_prompt(prompts: Any) -> bool:
     """One prompt (text, or a flat sequence of token ids) rather than a list of them."""
     if isinstance(prompts, str | np.ndarray | torch.Tensor):
         return isinstance(prompts, str) or prompts.ndim == 1
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequestError(f"prompts: must be text, token ids or a list of these, got {type(prompts).__name__}")
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 

@@ -25,7 +25,10 @@ class ReqToTokenPool:
         self.req_to_token = torch.zeros((size, max_context_len), dtype=torch.int32, device=device)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
-        """`need_size` free rows, lowest first, int32 `[need_size]` on the host; None when there are not enough."""
+        """`need_size` free rows, lowest first, int32 `[need_size]` on the host; None when there are not enough.
+
+        Raises ValueError when `need_size` is no integer or negative.
+        """
         rows = self._rows.alloc(need_size)
         return None if rows is None else torch.from_numpy(rows)
 
@@ -86,7 +89,7 @@ class TokenToKVPool:
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """`need_size` free slots, lowest first, int32 `[need_size]` on the host; None when there are not enough.
 
-        Raises ValueError when `need_size` is negative or no multiple of `page_size`.
+        Raises ValueError when `need_size` is no integer, negative or no multiple of `page_size`.
         """
         slots = self._slots.alloc(need_size)
         return None if slots is None else torch.from_numpy(slots)
@@ -96,11 +99,11 @@ class TokenToKVPool:
 
         Raises ValueError when `need_size` is not a positive multiple of `page_size`.
         """
-        if need_size < 1:
-            raise ValueError(f"need_size={need_size}: must be at least 1")
         slots = self._slots.alloc_contiguous(need_size)
         if slots is None:
             return None
+        if not slots.size:
+            raise ValueError("need_size=0: must be at least 1")
         return torch.from_numpy(slots), int(slots[0]), int(slots[-1]) + 1
 
     def free(self, slots: Indices) -> None:

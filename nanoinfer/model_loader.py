@@ -69,7 +69,7 @@ def load_model(
     resolved_device = resolve_device(device)
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
-    resolved_dtype = config.dtype if dtype is None else resolve_dtype(dtype)
+    resolved_dtype = resolve_dtype(config.dtype if dtype is None else dtype)
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")

@@ -92,6 +92,7 @@ class RadixCache:
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.page_size, self.policy, self.disable = page_size, policy, disable
         self.version = 0  # counts the changes of what the tree holds
+        self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
 
     # --- what users of the tree call -----------------------------------------------------------------------------
@@ -202,6 +203,8 @@ class RadixCache:
         if self._protected_size:
             raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
         slots = self.slots()
+        for node in [node for _, node in self.nodes()]:
+            node.parent = None  # so that locking one from now on is an error
         self._clear(EvictionQueue(self.policy))
         self.version += 1
         self.token_to_kv_pool.free(slots)
@@ -265,7 +268,7 @@ class RadixCache:
         self._evictable_size: int = 0
         self._protected_size: int = 0
         self._eviction_queue = eviction_queue
-        self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
+        self.root.children.clear()  # the root itself stays: a running request that matched nothing holds on to it
 
     def _whole_pages(self, token_ids: TokenIds) -> np.ndarray:
         tokens = as_int_array(token_ids, "token_ids")

@@ -136,6 +136,8 @@ def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
     cumulative = scores.softmax(dim=-1).double().cumsum(dim=-1)
     numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
     total = cumulative[:, -1:]
+    if not total.isfinite().all():
+        raise RuntimeError("sampler: the model's logits hold NaN or infinity; no token can be drawn from them")
     target = torch.from_numpy(numbers).to(scores.device)[:, None] * total
     target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding must not lead past the last token
     return torch.searchsorted(cumulative, target, right=True)[:, 0]

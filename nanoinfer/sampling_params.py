@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
+REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -15,24 +18,25 @@ class SamplingParams:
     |---|---|---|
     | `max_new_tokens` | >= 1 | tokens to generate at most |
     | `min_new_tokens` | 0..max_new_tokens | until then no stop token is sampled and no stop string is looked for |
-    | `temperature` | >= 0 | divides the logits; 0 is greedy: always the likeliest token |
+    | `temperature` | 0, 1e-30..1e30 | divides the logits; 0 is greedy: always the likeliest token |
     | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with this much probability |
     | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
     | `min_p` | [0, 1] | drop tokens less likely than min_p times the likeliest |
     | `frequency_penalty` | [-2, 2] | subtract it once for every time the output has the token |
     | `presence_penalty` | [-2, 2] | subtract it from tokens that the output has |
-    | `repetition_penalty` | > 0 | divide positive, multiply negative logits of tokens in prompt or output |
+    | `repetition_penalty` | 1e-9..1e9 | divide positive, multiply negative logits of tokens in prompt or output |
     | `stop` | strings | end when the text contains one; the text ends before it |
     | `stop_token_ids` | token ids | end on one of these, beside the model's own end tokens |
     | `ignore_eos` | bool | the model's own end tokens do not end the request |
     | `seed` | >= 0, None | same seed, same tokens, whatever else is in the batch; None draws one |
-    | `logit_bias` | {token id: bias} | added to the logits; -inf forbids a token |
+    | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt anew |
     | `n` | >= 1 | completions of the prompt; each has its own stream of random numbers |
 
-    Order, where Hugging Face's `generate` has the processor, is Hugging Face's: logit_bias, repetition_penalty,
-    frequency and presence penalty, min_new_tokens, temperature, top_k, top_p, min_p.
+    The bounds of numbers that multiply or divide keep float32 arithmetic finite. Order, where Hugging Face's `generate`
+    has the processor, is Hugging Face's: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
+    temperature, top_k, top_p, min_p.
     """
 
     max_new_tokens: int = 128
@@ -60,7 +64,9 @@ class SamplingParams:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
             )
-        self._check_real("temperature", 0.0, math.inf)
+        self._check_real("temperature", 0.0, 1e30)
+        if 0 < self.temperature < 1e-30:
+            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
         self._check_real("top_p", 0.0, 1.0, open_below=True)
         self._check_int("top_k", -1)
         if self.top_k == 0:
@@ -68,7 +74,7 @@ class SamplingParams:
         self._check_real("min_p", 0.0, 1.0)
         self._check_real("frequency_penalty", -2.0, 2.0)
         self._check_real("presence_penalty", -2.0, 2.0)
-        self._check_real("repetition_penalty", 0.0, math.inf, open_below=True)
+        self._check_real("repetition_penalty", 1e-9, 1e9)
         self._check_bool("ignore_eos")
         self._check_bool("prompt_logprobs")
         for name in ("seed", "logprobs"):
@@ -80,10 +86,18 @@ class SamplingParams:
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n={self.n}: must be 1 with temperature=0, where every completion would be the same")
         self._check_collections()
+        self._normalise()
+
+    def _normalise(self) -> None:
+        """Plain Python numbers (numpy's overflow or lose precision later on) and copies of collections."""
+        for name in INT_FIELDS + REAL_FIELDS:
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, int(value) if name in INT_FIELDS else float(value))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+            object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
 
     @property
     def greedy(self) -> bool:
@@ -101,12 +115,10 @@ class SamplingParams:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name}={value!r}: must be a number")
-        number = float(value)
+        number = _to_float(value)
         if not math.isfinite(number) or number > high or number < low or (open_below and number == low):
             above = f"above {low:g}" if open_below else f"at least {low:g}"
-            raise ValueError(
-                f"{name}={value}: must be finite and {above}" + ("" if high == math.inf else f" and at most {high:g}")
-            )
+            raise ValueError(f"{name}={value}: must be {above} and at most {high:g}")
 
     def _check_bool(self, name: str) -> None:
         if not isinstance(getattr(self, name), bool):
@@ -124,8 +136,16 @@ class SamplingParams:
             if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
                 raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")
             for token, bias in self.logit_bias.items():
-                if isinstance(bias, bool) or not isinstance(bias, Real) or math.isnan(bias) or bias == math.inf:
-                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a finite number or -inf")
+                number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else _to_float(bias)
+                if not (abs(number) <= 1e20 or number == -math.inf):
+                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf")
+
+
+def _to_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_token_id(value: object) -> bool:

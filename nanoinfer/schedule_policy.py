@@ -29,7 +29,7 @@ def random_order(reqs: Sequence["Req"], cache: "RadixCache", rng: np.random.Gene
 
 
 def depth_first_weight(reqs: Sequence["Req"], cache: "RadixCache", rng: np.random.Generator) -> list["Req"]:
-    """Down the tree depth first, into the subtree with the most waiting requests first.
+    """Depth first, the subtree with the most waiting requests first, what is below a node before what ends at it.
 
     Requests that share a path come out next to one another, so the path is computed once and stays while it is needed
     (SGLang's `dfs-weight`). Only the paths of the given requests are visited. Equals in order of arrival.
@@ -46,14 +46,12 @@ def depth_first_weight(reqs: Sequence["Req"], cache: "RadixCache", rng: np.rando
                 children.setdefault(node.parent, []).append(node)
             weight[node] = weight.get(node, 0) + 1
             node = node.parent
-    ordered: list[Req] = []
-    stack = [cache.root]
-    while stack:
+    visited, stack = [], [cache.root]
+    while stack:  # from the root down, lightest first: the wanted order, backwards
         node = stack.pop()
-        ordered += waiting_at.get(node, [])
-        heaviest_first = sorted(children.get(node, []), key=lambda child: weight[child], reverse=True)
-        stack += reversed(heaviest_first)
-    return ordered
+        visited.append(node)
+        stack += sorted(children.get(node, []), key=lambda child: weight[child], reverse=True)
+    return [req for node in reversed(visited) for req in waiting_at.get(node, [])]
 
 
 SCHEDULE_POLICIES: dict[str, Policy] = {

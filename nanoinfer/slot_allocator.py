@@ -1,5 +1,6 @@
 """SlotAllocator: hands out numbered slots in whole pages, lowest first. The free list of both memory pools."""
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ Indices = torch.Tensor | np.ndarray | Sequence[int]
 
 def as_int_array(indices: Indices, name: str) -> np.ndarray:
     """`indices` as a one-dimensional int64 array; ValueError for anything but integers (nothing is rounded)."""
+    if isinstance(indices, torch.Tensor) and indices.numel() and indices.is_floating_point():
+        raise ValueError(f"{name}: expected integers, got {indices.dtype}")  # numpy has no bfloat16 to tell
     array = indices.detach().cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
     if array.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got shape {list(array.shape)}")
@@ -53,9 +56,9 @@ class SlotAllocator:
     def alloc(self, need_size: int) -> np.ndarray | None:
         """`need_size` slots, lowest free first, int32 `[need_size]`; None when there are not enough (all or nothing).
 
-        Raises ValueError when `need_size` is negative or no whole number of pages.
+        Raises ValueError when `need_size` is no integer, negative or no whole number of pages.
         """
-        self._check_need(need_size)
+        need_size = self._checked_need(need_size)
         if need_size > self._available:
             return None
         runs, left = [], need_size // self.page_size
@@ -68,8 +71,11 @@ class SlotAllocator:
         return self._claim(runs)
 
     def alloc_contiguous(self, need_size: int) -> np.ndarray | None:
-        """`need_size` neighbouring slots, int32: the first run that fits, wherever it is; None when none does."""
-        self._check_need(need_size)
+        """`need_size` neighbouring slots, int32: the first run that fits, wherever it is; None when none does.
+
+        Raises ValueError as `alloc` does.
+        """
+        need_size = self._checked_need(need_size)
         if need_size == 0:
             return self._claim([])
         pages = need_size // self.page_size
@@ -113,11 +119,17 @@ class SlotAllocator:
         self._available -= slots.size
         return slots
 
-    def _check_need(self, need_size: int) -> None:
+    def _checked_need(self, need_size: int) -> int:
+        """As a plain int: a tensor or a numpy integer is as good, a float is not, and FreeRuns keeps what it is given."""
+        try:
+            need_size = operator.index(need_size)
+        except TypeError:
+            raise ValueError(f"need_size={need_size!r}: must be an integer") from None
         if need_size < 0:
             raise ValueError(f"need_size={need_size}: must not be negative")
         if need_size % self.page_size:
             raise ValueError(f"need_size={need_size}: must be a multiple of page_size={self.page_size}")
+        return need_size
 
     def _reject(self, offenders: np.ndarray | list[int], why: str) -> None:
         if len(offenders):

@@ -48,7 +48,7 @@ class Tokenizer:
 
         try:
             text = self.hf_tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # TypeError: content that is no text
             raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
         return self.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -68,7 +68,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), stop: Sequence[str] = ()):
         self.stopped = False
         self._tokenizer, self._stop = tokenizer, stop
-        self._window = [int(token) for token in context[-self.CONTEXT_TOKENS :]]  # tokens decoded together
+        self._window = self._recent([int(token) for token in context])  # tokens decoded together
         self._done = self._certain_len()  # its characters that have been returned
         self._held = ""  # characters that may begin a stop string
 
@@ -80,7 +80,7 @@ class IncrementalDetokenizer:
         new_text = certain[self._done :]
         self._done = len(certain)
         if certain == text and len(self._window) > 2 * self.CONTEXT_TOKENS:
-            self._window = self._window[-self.CONTEXT_TOKENS :]
+            self._window = self._recent(self._window)
             self._done = self._certain_len()
         return self._release(new_text, look_for_stop)
 
@@ -91,6 +91,13 @@ class IncrementalDetokenizer:
         rest = self._held + self._tokenizer.decode(self._window)[self._done :]
         self._held, self._window, self._done = "", [], 0
         return rest
+
+    def _recent(self, tokens: list[int]) -> list[int]:
+        """The last of `tokens`, from where a character begins: the rest of one cut through would look incomplete."""
+        size = self.CONTEXT_TOKENS
+        while size < len(tokens) and self._tokenizer.decode(tokens[-size:]).startswith(REPLACEMENT):
+            size *= 2
+        return tokens[-size:]
 
     def _certain_len(self) -> int:
         return len(self._tokenizer.decode(self._window).rstrip(REPLACEMENT)) if self._window else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from nanoinfer.errors import WeightMismatchError
@@ -29,29 +29,33 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill `model`'s parameters in place from the safetensors files in directory `path`.
 
     Raises FileNotFoundError without such files, WeightMismatchError naming every tensor that is missing, surplus or of
-    another shape. Names and shapes are compared before the first parameter is written.
+    another shape, or the file that is damaged. Names and shapes are compared before the first parameter is written.
     """
     files = _checkpoint_files(Path(path))
     targets = checkpoint_targets(model)
     where: dict[str, Path] = {}
     problems: list[str] = []
+    surplus: list[str] = []
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
+        with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
                 shape = tensors.get_slice(name).get_shape()
                 if name in where:
                     problems.append(f"{name}: in both {where[name].name} and {file.name}")
                 elif name in targets and shape != targets[name].shape:
                     problems.append(f"{name}: shape {shape}, must be {targets[name].shape}")
-                elif name not in targets and not _is_redundant(name, tensors):
-                    problems.append(f"{name}: surplus, this model has no such parameter")
+                elif name not in targets:
+                    surplus.append(name)
                 where[name] = file
+    problems += [
+        f"{name}: surplus, this model has no such parameter" for name in surplus if not _is_redundant(name, where)
+    ]
     problems += [f"{name}: missing" for name in targets if name not in where]
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
+        with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 if name in targets:
                     target = targets[name]
@@ -88,11 +92,19 @@ def _checkpoint_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _is_redundant(name: str, tensors: safe_open) -> bool:
+def _open(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise WeightMismatchError(f"{file}: no safetensors file, or not all of it: {error}") from error
+
+
+def _is_redundant(name: str, where: dict[str, Path]) -> bool:
     """Some checkpoints repeat what follows from the rest: rotary frequencies, and a tied head equal to the embedding."""
     if name.endswith(".rotary_emb.inv_freq"):
         return True
     embedding = "model.embed_tokens.weight"
-    if name != "lm_head.weight" or embedding not in tensors.keys():  # noqa: SIM118
+    if name != "lm_head.weight" or embedding not in where:
         return False
-    return torch.equal(tensors.get_tensor(name), tensors.get_tensor(embedding))
+    with _open(where[name]) as head, _open(where[embedding]) as table:
+        return torch.equal(head.get_tensor(name), table.get_tensor(embedding))
