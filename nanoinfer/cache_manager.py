@@ -21,6 +21,8 @@ class CacheManager:
     """Moves slots between the pools, the tree and the requests; knows nothing of models or of scheduling."""
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
+        if req_to_token_pool.req_to_token.device.type != "cpu":
+            raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
         self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory, for numpy bookkeeping on the host

@@ -149,14 +149,20 @@ def _chat(args: argparse.Namespace) -> None:
     while (text := _read_turn(interactive)) is not None:
         messages.append({"role": "user", "content": text})
         prompt = llm.chat_prompt(messages)
-        room = max(llm.config.max_context_len - len(prompt), 1)  # near the end of the context replies get shorter
-        reply, last = "", None
-        for last in llm.stream(prompt, replace(params, max_new_tokens=min(args.max_new_tokens, room))):
+        room = min(llm.config.max_context_len, llm.config.max_total_tokens) - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"this conversation is full: {len(prompt)} tokens, and the context or the pool holds no more"
+            )
+        reply, note, last = "", "", None
+        if room < params.max_new_tokens:
+            note = f", room for {room} more"
+        for last in llm.stream(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, room))):
             reply += last.text
             print(last.text, end="", flush=True)
         messages.append({"role": "assistant", "content": reply})
         if last is not None:
-            print(styled(f"\n[{last.prompt_tokens} prompt tokens, {last.cached_tokens} cached]", "cyan"))
+            print(styled(f"\n[{last.prompt_tokens} prompt tokens, {last.cached_tokens} cached{note}]", "cyan"))
 
 
 def _read_turn(interactive: bool) -> str | None:

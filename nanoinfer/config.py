@@ -14,7 +14,12 @@ from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.eviction import EVICTION_POLICIES
 from nanoinfer.schedule_policy import SCHEDULE_POLICIES
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ModelConfig:
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]  # per layer: how far back a token sees, itself included; None = everything
     eos_token_ids: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # of the weights; None where the config does not say
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
@@ -63,11 +68,15 @@ class ModelConfig:
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path}: no config.json there, so no Hugging Face checkpoint")
         raw, _ = PretrainedConfig.get_config_dict(str(path))
-        _check_architecture(raw)
+        model_type = MODEL_TYPES[_check_architecture(raw)]
+        if raw.get("model_type") != model_type:
+            raise UnsupportedModelError(
+                f"model_type={raw.get('model_type')!r}: must be {model_type!r} with architecture {raw['architectures'][0]}"
+            )
         from transformers import AutoConfig
 
         try:
-            hf_config = AutoConfig.from_pretrained(str(path))
+            hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
         except (KeyError, StrictDataclassError) as error:  # how transformers says that fields are missing or at odds
             raise UnsupportedModelError(f"{path / 'config.json'}: {error}") from error
         eos = hf_config.eos_token_id
@@ -105,7 +114,7 @@ class ModelConfig:
             qk_norm=architecture == "Qwen3ForCausalLM",
             sliding_windows=_sliding_windows(architecture, hf),
             eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or ()),
-            dtype=hf.dtype if isinstance(hf.dtype, torch.dtype) else resolve_dtype(hf.dtype or "float32"),
+            dtype=resolve_dtype(hf.dtype) if isinstance(hf.dtype, str) else hf.dtype,
         )
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -171,11 +180,10 @@ class EngineConfig:
 
 def _check_architecture(config: dict[str, Any]) -> str:
     architectures = config.get("architectures") or [f"model_type {config.get('model_type')}"]
-    if architectures[0] not in SUPPORTED_ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"architecture {architectures[0]}: must be one of {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
-    return architectures[0]
+    architecture = architectures[0]
+    if architecture not in MODEL_TYPES:
+        raise UnsupportedModelError(f"architecture {architecture}: must be one of {', '.join(MODEL_TYPES)}")
+    return architecture
 
 
 def _check_supported(hf: Any) -> None:
@@ -203,7 +211,14 @@ def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeSca
     missing = [name for name in fields[kind] if name not in rope]
     if missing:
         raise UnsupportedModelError(f"rope_type={kind!r}: {', '.join(missing)} missing from the checkpoint's config")
-    return RopeScaling(rope_type=kind, **{name: rope[name] for name in fields[kind]})
+    scaling = RopeScaling(rope_type=kind, **{name: rope[name] for name in fields[kind]})
+    if not scaling.factor >= 1:
+        raise UnsupportedModelError(f"rope factor={scaling.factor}: must be at least 1")
+    if not 0 < scaling.low_freq_factor < scaling.high_freq_factor:
+        raise UnsupportedModelError(
+            f"rope high_freq_factor={scaling.high_freq_factor}: must exceed low_freq_factor={scaling.low_freq_factor} > 0"
+        )
+    return scaling
 
 
 def _sliding_windows(architecture: str, hf: Any) -> tuple[int | None, ...]:

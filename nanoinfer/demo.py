@@ -29,7 +29,7 @@ BRANCHES = (
     " Oscar laughed at the little boat.",
     ' "What are you doing?" asked Oscar.',
 )
-PARAMS = SamplingParams(max_new_tokens=40, temperature=0.0)
+PARAMS = SamplingParams(max_new_tokens=40, min_new_tokens=2, temperature=0.0)
 
 
 def run_demo(llm: LLM) -> None:
@@ -37,7 +37,8 @@ def run_demo(llm: LLM) -> None:
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
     cached = llm.engine
-    plain = make_engine(llm.model, replace(llm.config, disable_radix_cache=True))
+    context_slots = min(llm.config.max_total_tokens, cached.cache.whole_pages(llm.config.max_context_len))
+    plain = make_engine(llm.model, replace(llm.config, disable_radix_cache=True, max_total_tokens=context_slots))
     prompts = [llm.tokenizer.encode(OPENING + branch) for branch in BRANCHES]
     for engine in (cached, plain):
         _serve(engine, prompts[0])  # the first pass of a process pays for memory and threads; time none of that

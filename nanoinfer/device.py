@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+from pathlib import Path
 
 import torch
 
@@ -27,7 +28,7 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
     usable = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "npu": _npu_available}
     if resolved.type not in usable:
         raise ValueError(f"device={device!r}: must be one of {', '.join(['auto', *usable])}")
-    if not usable[resolved.type]():
+    if not usable[resolved.type]() or (resolved.index or 0) >= _device_count(resolved.type):
         raise ValueError(f"device={device!r}: this installation of torch finds no such device")
     return resolved
 
@@ -40,15 +41,27 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return resolved
 
 
-def memory_size(device: torch.device) -> int:
-    """Bytes of memory that `device` has in all."""
-    if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return getattr(torch, device.type).mem_get_info(device)[1]
+def memory_for_kv(device: torch.device) -> int:
+    """Bytes that a K/V pool may take unless told otherwise: half of an accelerator's free memory, or a quarter of the
+    CPU's memory (of the container's limit, where there is one)."""
+    if device.type != "cpu":
+        return getattr(torch, device.type).mem_get_info(device)[0] // 2
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(text))
+    return memory // 4
+
+
+def _device_count(kind: str) -> int:
+    return 1 if kind == "cpu" else getattr(torch, kind).device_count()
 
 
 def _npu_available() -> bool:
     if importlib.util.find_spec("torch_npu") is None:
         return False
-    importlib.import_module("torch_npu")
+    try:
+        importlib.import_module("torch_npu")
+    except (ImportError, OSError):  # it is there, but the CANN libraries that it needs are not
+        return False
     return bool(getattr(torch, "npu").is_available())  # noqa: B009 (torch_npu adds the attribute)

@@ -55,7 +55,8 @@ class Engine:
         self._undelivered: dict[int, RequestOutput] = {}
         self._ids = count()
         self._counts = dict.fromkeys(
-            ("extend_steps", "decode_steps", "finished", "prompt_tokens", "cached_tokens", "output_tokens"), 0
+            ("extend_steps", "decode_steps", "finished", "aborted", "prompt_tokens", "cached_tokens", "output_tokens"),
+            0,
         )
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Engine:
             own = replace(params, prompt_logprobs=False) if i else params
             detokenizer = None
             if self.tokenizer is not None:
-                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids.tolist(), params.stop)
+                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop)
             reqs.append(Req(request_id, prompt_ids, own, stops, derived_seed(seed, i), extra_key, detokenizer))
         return RequestGroup(request_id, reqs)
 
@@ -113,6 +114,7 @@ class Engine:
         if group is None:
             return undelivered
         self.scheduler.abort(group.reqs)
+        self._counts["aborted"] += 1
         return group.output()
 
     def has_unfinished(self) -> bool:
@@ -236,7 +238,6 @@ class Engine:
     def _count(self, mode: ForwardMode, reqs: Sequence[Req]) -> None:
         counts = self._counts
         counts["output_tokens"] += len(reqs)
-        counts["finished"] += sum(req.finished for req in reqs)
         if mode is ForwardMode.EXTEND:
             counts["extend_steps"] += 1
             counts["prompt_tokens"] += sum(req.prompt_len for req in reqs)
@@ -249,6 +250,7 @@ class Engine:
         for group in groups:
             if group.finished:
                 del self._groups[group.request_id]
+                self._counts["finished"] += 1
         return [group.output() for group in groups]
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from nanoinfer.attention import ATTENTION_BACKENDS
 from nanoinfer.config import EngineConfig
-from nanoinfer.device import memory_size
+from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine, Prompt
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
@@ -31,7 +31,7 @@ class LLM:
     - `dtype`: float32, bfloat16 or float16; None keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
     - `max_context_len`: prompt and output tokens of one request; None: what the model was trained for.
     - `max_running_requests`: requests that hold K/V at a time.
-    - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, within a quarter of the memory.
+    - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
     - the rest: see EngineConfig.
     """
 
@@ -81,6 +81,8 @@ class LLM:
         """
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
+        if isinstance(params, str | Mapping):
+            raise ValueError(f"params={params!r}: must be SamplingParams, or a list of them")
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
@@ -170,7 +172,7 @@ class LLM:
 def _is_prompt(prompts: Any) -> bool:
     """One prompt (text, or a flat sequence of token ids) rather than a list of them."""
     if isinstance(prompts, str | np.ndarray | torch.Tensor):
-        return isinstance(prompts, str) or prompts.ndim == 1
+        return isinstance(prompts, str) or prompts.ndim < 2
     if not isinstance(prompts, Sequence):
         raise InvalidRequestError(f"prompts: must be text, token ids or a list of these, got {type(prompts).__name__}")
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
@@ -199,6 +201,6 @@ def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
 
 
 def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:
-    affordable = memory_size(model.device) // 4 // model.config.kv_bytes_per_token(model.dtype)
+    affordable = memory_for_kv(model.device) // model.config.kv_bytes_per_token(model.dtype)
     wanted = min(max_running_requests * context, affordable)
     return max(wanted // page_size, 1) * page_size

@@ -9,9 +9,11 @@ from nanoinfer.config import ModelConfig
 from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.tokenizer import Tokenizer
-from nanoinfer.weight_loader import load_weights
+from nanoinfer.weight_loader import checkpoint_dtype, load_weights
 
 BUNDLED_MODELS = ("story",)
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
 # Beside the package in a checkout; inside it in an installed wheel.
 _BUNDLED_ROOTS = (Path(__file__).parent.parent / "data", Path(__file__).parent / "_bundled")
 
@@ -47,11 +49,12 @@ def resolve_model_path(model: str | Path) -> Path:
             f"model {name!r}: no such directory, no Hub name (owner/name), and not bundled ({', '.join(BUNDLED_MODELS)})"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
+    except (
+        Exception
+    ) as error:  # whatever the hub, its client or the network comes up with: one error that names the model
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
 
@@ -69,7 +72,7 @@ def load_model(
     resolved_device = resolve_device(device)
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
-    resolved_dtype = resolve_dtype(config.dtype if dtype is None else dtype)
+    resolved_dtype = resolve_dtype(dtype or config.dtype or checkpoint_dtype(path))
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")

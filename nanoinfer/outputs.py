@@ -8,7 +8,7 @@ import numpy as np
 from nanoinfer.req import FinishReason, Req
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompletionOutput:
     """One completion as it stood when this was made; later steps do not change it.
 

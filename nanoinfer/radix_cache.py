@@ -87,8 +87,8 @@ class RadixCache:
         policy: str = "lru",
         disable: bool = False,
     ):
-        if page_size < 1:
-            raise ValueError(f"page_size={page_size}: must be at least 1")
+        if page_size < 1 or page_size % token_to_kv_pool.page_size:
+            raise ValueError(f"page_size={page_size}: must be a multiple of the pool's {token_to_kv_pool.page_size}")
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.page_size, self.policy, self.disable = page_size, policy, disable
         self.version = 0  # counts the changes of what the tree holds
@@ -315,7 +315,8 @@ class RadixCache:
         `node` itself becomes the lower part: whoever locked it holds on to the whole path as before.
         """
         assert node.parent is not None
-        upper = TreeNode(node.edge, node.key[:length], node.value[:length], node.parent, node.creation_time)
+        key, value = node.key[:length].copy(), node.value[:length].copy()  # no view: it may outlive the rest by far
+        upper = TreeNode(node.edge, key, value, node.parent, node.creation_time)
         upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count
         node.parent.children[upper.edge] = upper
         node.key, node.value, node.parent = node.key[length:], node.value[length:], upper

@@ -13,9 +13,16 @@ class Sampler:
     """Stateless: what a row needs is in its Req. A row's result does not depend on the other rows."""
 
     def sample(self, logits: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-        """`logits` [B, V] (not changed) → the next token of each request, int64 [B]."""
+        """`logits` [B, V] (not changed) → the next token of each request, int64 [B].
+
+        RuntimeError naming the request whose logits hold NaN or +infinity: no token can be chosen by them.
+        """
+        largest, likeliest = logits.max(dim=-1)
+        broken = (~largest.isfinite()).nonzero()
+        if len(broken):
+            raise RuntimeError(f"request {reqs[int(broken[0])].request_id}: the model's logits hold NaN or infinity")
         if all(req.params.greedy and not _adjusts_logits(req) for req in reqs):
-            return logits.argmax(dim=-1)
+            return likeliest
         scores = logits.to(torch.float32, copy=True)
         adjusted = [(row, req) for row, req in enumerate(reqs) if _adjusts_logits(req)]
         if adjusted:
@@ -44,11 +51,10 @@ class Sampler:
         chosen = token_ids[wanted]
         chosen_logprobs = table.gather(1, chosen[:, None])[:, 0].tolist()
         top_values, top_ids = table.topk(max(reqs[row].params.logprobs or 0 for row in wanted), dim=-1)
-        for i, row in enumerate(wanted):
+        likeliest = zip(top_ids.tolist(), top_values.tolist(), strict=True)
+        for row, token, logprob, (ids, values) in zip(wanted, chosen.tolist(), chosen_logprobs, likeliest, strict=True):
             k = reqs[row].params.logprobs
-            entry = {int(chosen[i]): chosen_logprobs[i]}
-            entry.update(zip(top_ids[i, :k].tolist(), top_values[i, :k].tolist(), strict=True))
-            result[row] = entry
+            result[row] = {token: logprob, **dict(zip(ids[:k], values[:k], strict=True))}
         return result
 
 
@@ -136,8 +142,6 @@ def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
     cumulative = scores.softmax(dim=-1).double().cumsum(dim=-1)
     numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
     total = cumulative[:, -1:]
-    if not total.isfinite().all():
-        raise RuntimeError("sampler: the model's logits hold NaN or infinity; no token can be drawn from them")
     target = torch.from_numpy(numbers).to(scores.device)[:, None] * total
     target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding must not lead past the last token
     return torch.searchsorted(cumulative, target, right=True)[:, 0]

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoTokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+TokenIds = Sequence[int] | np.ndarray
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
@@ -22,13 +24,13 @@ class Tokenizer:
         """The tokenizer of a checkpoint directory; None when it has no tokenizer files (it serves token ids only)."""
         if not any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
             return None
-        return cls(AutoTokenizer.from_pretrained(str(path)))
+        return cls(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens (begin of text) that the tokenizer adds."""
         return self.hf_tokenizer(text)["input_ids"]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: TokenIds) -> str:
         """Text of token ids, special tokens left out."""
         return self.hf_tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
@@ -65,10 +67,10 @@ class IncrementalDetokenizer:
 
     CONTEXT_TOKENS = 5
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, context: TokenIds = (), stop: Sequence[str] = ()):
         self.stopped = False
         self._tokenizer, self._stop = tokenizer, stop
-        self._window = self._recent([int(token) for token in context])  # tokens decoded together
+        self._window = self._recent(context)  # tokens decoded together
         self._done = self._certain_len()  # its characters that have been returned
         self._held = ""  # characters that may begin a stop string
 
@@ -92,12 +94,12 @@ class IncrementalDetokenizer:
         self._held, self._window, self._done = "", [], 0
         return rest
 
-    def _recent(self, tokens: list[int]) -> list[int]:
+    def _recent(self, tokens: TokenIds) -> list[int]:
         """The last of `tokens`, from where a character begins: the rest of one cut through would look incomplete."""
         size = self.CONTEXT_TOKENS
         while size < len(tokens) and self._tokenizer.decode(tokens[-size:]).startswith(REPLACEMENT):
             size *= 2
-        return tokens[-size:]
+        return [int(token) for token in tokens[-size:]]
 
     def _certain_len(self) -> int:
         return len(self._tokenizer.decode(self._window).rstrip(REPLACEMENT)) if self._window else 0

@@ -39,7 +39,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     for file in files:
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
-                shape = tensors.get_slice(name).get_shape()
+                shape, dtype = tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()
+                if name in targets and dtype not in ("F64", "F32", "F16", "BF16"):
+                    problems.append(f"{name}: {dtype} numbers, must be floating-point")
                 if name in where:
                     problems.append(f"{name}: in both {where[name].name} and {file.name}")
                 elif name in targets and shape != targets[name].shape:
@@ -81,15 +83,26 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
 
 
 def _checkpoint_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    names = [single.name]
+    if index.is_file() and not single.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise WeightMismatchError(f"{index}: has no weight_map from tensors to files") from error
+    elsewhere = [name for name in names if Path(name).name != name]
+    if elsewhere:
+        raise WeightMismatchError(f"{index}: file {elsewhere[0]!r} must lie beside it")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{path}: no {', '.join(missing)} there; only safetensors checkpoints are supported")
     return [path / name for name in names]
+
+
+def checkpoint_dtype(path: str | Path) -> torch.dtype:
+    """The dtype of the first tensor of the checkpoint in directory `path`, for configs that do not tell."""
+    with _open(_checkpoint_files(Path(path))[0]) as tensors:
+        return tensors.get_tensor(next(iter(tensors.keys()))).dtype
 
 
 def _open(file: Path) -> safe_open:

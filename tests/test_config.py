@@ -10,7 +10,7 @@ import transformers
 
 from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.config import EngineConfig, ModelConfig, RopeScaling
-from nanoinfer.device import memory_size, resolve_device, resolve_dtype
+from nanoinfer.device import memory_for_kv, resolve_device, resolve_dtype
 from tests.checkpoints import CONFIG_CLASSES, TINY
 
 Checkpoint = Callable[..., Path]
@@ -239,8 +239,8 @@ def test_sizes_not_given_follow_the_model_and_the_memory(
     llm = LLM(path, max_running_requests=3, max_context_len=10, page_size=16)
     assert (llm.config.max_context_len, llm.config.max_total_tokens) == (10, 16)
     kv_bytes = llm.model.config.kv_bytes_per_token(torch.float32)
-    monkeypatch.setattr("nanoinfer.llm.memory_size", lambda device: 4 * 100 * kv_bytes)
-    assert LLM(path).config.max_total_tokens == 100, "a quarter of the memory"
+    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device: 100 * kv_bytes)
+    assert LLM(path).config.max_total_tokens == 100
     assert LLM(path, page_size=16).config.max_total_tokens == 96
     assert LLM(path, max_total_tokens=200).config.max_total_tokens == 200, "asked for is asked for"
 
@@ -260,7 +260,7 @@ def test_a_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.Monke
         resolve_device("npu")
     assert resolve_device("auto") == torch.device("cpu")
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
-    assert memory_size(torch.device("cpu")) > 2**28
+    assert 2**26 < memory_for_kv(torch.device("cpu")) < 2**50
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,7 @@ def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
         "extend_steps": 0,
         "decode_steps": 0,
         "finished": 0,
+        "aborted": 0,
         "prompt_tokens": 0,
         "cached_tokens": 0,
         "output_tokens": 0,

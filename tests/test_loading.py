@@ -13,10 +13,11 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError, WeightMismatchError
-from nanoinfer.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from nanoinfer.config import MODEL_TYPES, ModelConfig
 from nanoinfer.llm import make_engine
 from nanoinfer.model_loader import load_model, resolve_model_path
 from nanoinfer.models.llama import LlamaForCausalLM
@@ -96,7 +97,16 @@ def test_a_hub_name_goes_through_huggingface_hub(
     path = checkpoint("qwen3")
     asked: list[tuple[str, list[str]]] = []
 
-    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        offered = [
+            "model.safetensors",
+            "consolidated.safetensors",
+            "original/model.safetensors",
+            "config.json",
+            "a.bin",
+        ]
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        assert list(filter_repo_objects(offered, **patterns)) == ["model.safetensors", "config.json"]
         asked.append((repo_id, allow_patterns))
         return str(path)
 
@@ -298,7 +308,7 @@ def test_an_unsupported_architecture_is_told_what_is_supported(
     path = edited(checkpoint("llama"), tmp_path / "other", **changes)
     with pytest.raises(UnsupportedModelError, match=told) as caught:
         LLM(path)
-    assert all(architecture in str(caught.value) for architecture in SUPPORTED_ARCHITECTURES)
+    assert all(architecture in str(caught.value) for architecture in MODEL_TYPES)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

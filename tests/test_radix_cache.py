@@ -491,6 +491,23 @@ def test_fifo_gives_up_what_came_first_however_often_it_is_used() -> None:
     assert evicted_order(cache) == [[1], [2], [3]]
 
 
+def test_lfu_remembers_the_uses_of_a_node_in_both_parts_of_a_split() -> None:
+    cache = make_cache(policy="lfu")
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])
+    for tokens in ([1, 2, 3, 4], [1, 2, 3, 4], [9], [9], [1, 2]):
+        cache.match_prefix(tokens)
+    assert evicted_order(cache) == [[3, 4], [9], [1, 2]]
+
+
+def test_fifo_remembers_the_age_of_a_node_in_both_parts_of_a_split() -> None:
+    cache = make_cache(policy="fifo")
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])
+    cache.match_prefix([1, 2])
+    assert evicted_order(cache) == [[3, 4], [1, 2], [9]]
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
 def test_a_leaf_locked_while_it_was_next_in_line_goes_when_it_is_let_go(policy: str) -> None:
     cache = make_cache(policy=policy)

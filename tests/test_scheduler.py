@@ -354,7 +354,64 @@ def test_the_policy_looks_at_the_longest_waiting_only() -> None:
 # --- duplicates --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128)
+    long = range(1000, 1040)
+    first, equal = server.add(long), server.add(long)
+    branching, other = server.add([*long[:35], *B[:5]]), server.add([*long[:20], *C])
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [first, other], "the last one shares too little to wait for it"
+    batch = server.step()
+    assert batch is not None
+    assert set(batch.reqs) == {equal, branching}
+    assert batch.forward_mode is EXTEND
+    assert (equal.cached_tokens, branching.cached_tokens, other.cached_tokens) == (39, 35, 0)
+    server.run()
+    assert_as_expected(server, first, equal, branching, other)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("fields", [{"disable_radix_cache": True}, {}])
+def test_nobody_waits_where_nothing_can_be_shared(fields: dict[str, Any]) -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128, **fields)
+    long = range(1000, 1040)
+    keys = (None, None) if fields else ("lora-a", "lora-b")
+    reqs = [server.add(long, extra_key=key) for key in keys]
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == reqs
+    server.run()
+    server.check_all_free()
+
+
+def test_a_pool_held_from_outside_is_an_error_not_an_endless_loop() -> None:
+    server = FakeServer(max_total_tokens=20)
+    held = server.pool.alloc(15)
+    assert held is not None
+    req = server.add(A[:6], max_new_tokens=5)
+    with pytest.raises(RuntimeError, match="5 of 20 slots"):
+        server.scheduler.schedule()
+    server.pool.free(held)
+    server.run()
+    assert_as_expected(server, req)
+
+
+def test_a_request_that_does_not_fit_is_not_looked_at_again_until_something_ends() -> None:
+    server = FakeServer(max_total_tokens=20)
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    server.add(B[:6], max_new_tokens=5)
+    server.step()
+    with counted_calls() as calls:
+        for _ in range(3):
+            server.scheduler._admit()
+    assert calls["lock_prefix"] == calls["match_prefix"] == 0
+    server.run()
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 12])
 def test_two_equal_prompts_in_one_pass_end_up_in_the_same_slots(page_size: int) -> None:
     server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
     prompt = range(1000, 1000 + 2 * page_size + page_size // 2)  # two pages, and a half where there are halves
@@ -572,7 +629,7 @@ def test_a_step_in_which_nothing_changes_does_not_go_through_the_waiting(monkeyp
     for _ in range(5):
         bare_step(server)
     assert waiting.visited == 0
-    assert len(looked_up) == 5  # the first in line, once a step
+    assert not looked_up, "not even the first in line: nothing has ended since it did not fit"
 
 
 def test_an_arrival_costs_at_most_the_policy_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""RMSNorm, with the residual addition that precedes it."""
+"""RMSNorm."""
 
 import torch
 from torch import nn

@@ -103,7 +103,8 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, dtype, device)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, device)
+        own = torch.device("meta") if config.tie_word_embeddings else device  # a tied head needs no memory of its own
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, own)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
