@@ -1,6 +1,7 @@
 """The command line: demo, generate, chat, info. Errors are one line on standard error, exit code 2."""
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -79,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     try:
         args.run(args)
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         print(f"nanoinfer: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model_loader import load_model, resolve_model_path
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.weight_loader import load_weights
-from tests.checkpoints import greedy, save_checkpoint
+from tests.checkpoints import TINY, greedy, save_checkpoint
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -30,6 +30,13 @@ Tensors = dict[str, torch.Tensor]
 
 PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 REMOVED = object()
 
 
@@ -229,6 +236,63 @@ def test_a_checkpoint_of_a_larger_model_is_told_in_ten_problems_and_a_count(
     with pytest.raises(WeightMismatchError, match=r"and 8 more$") as caught:  # two layers of nine tensors
         LLM(path)
     assert str(caught.value).count("missing") == 10
+
+
+@pytest.mark.parametrize(
+    "index", ["{}", "[]", "not json", '{"weight_map": []}', '{"weight_map": {"a": "../other.safetensors"}}']
+)
+def test_a_damaged_index_is_named(index: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = rewritten(checkpoint("llama"), tmp_path / "damaged", lambda tensors: None)
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightMismatchError, match=r"index\.json"):
+        LLM(path)
+
+
+def test_a_single_file_goes_before_an_index(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    path = rewritten(checkpoint("llama"), tmp_path / "both", lambda tensors: None)
+    (path / "model.safetensors.index.json").write_text("{}")
+    assert tokens_of(path) == greedy(oracle(checkpoint("llama")), PROMPT, 6)
+
+
+def test_a_tensor_of_integers_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    path = rewritten(
+        checkpoint("llama"), tmp_path / "int8", lambda tensors: tensors.update({name: tensors[name].char()})
+    )
+    with pytest.raises(WeightMismatchError, match=rf"{name}: I8"):
+        LLM(path)
+
+
+def test_a_model_type_that_is_not_the_architectures_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("qwen2"), tmp_path / "mixed", architectures=["LlamaForCausalLM"])
+    with pytest.raises(UnsupportedModelError, match="model_type='qwen2': must be 'llama'"):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        ({"rope_type": "linear", "factor": 0.5}, "factor=0.5"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor=1.0"),
+        ({**LLAMA3, "low_freq_factor": 0.0}, "low_freq_factor=0.0"),
+    ],
+)
+def test_a_rope_scaling_that_makes_no_sense_is_refused(rope: dict[str, object], named: str) -> None:
+    config = transformers.LlamaConfig(**TINY, rope_parameters={"rope_theta": 10000.0, **rope})
+    config.architectures = ["LlamaForCausalLM"]
+    with pytest.raises(UnsupportedModelError, match=named):
+        ModelConfig.from_hf_config(config)
+
+
+def test_a_config_without_dtype_means_that_of_the_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    half = rewritten(
+        checkpoint("llama"),
+        tmp_path / "half",
+        lambda all_: all_.update({k: t.bfloat16() for k, t in all_.items()}),
+    )
+    path = edited(half, tmp_path / "silent", dtype=REMOVED)
+    assert LLM(path, max_total_tokens=64).model.dtype == torch.bfloat16
 
 
 def test_a_tensor_in_two_shards_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
