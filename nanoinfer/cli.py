@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nanoinfer.terminal import styled
 
 if TYPE_CHECKING:
-    from nanoinfer import LLM, SamplingParams
+    from nanoinfer import LLM, RequestOutput, SamplingParams, StreamPiece
 
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
@@ -137,10 +137,11 @@ def _generate(args: argparse.Namespace) -> None:
         for piece in pieces:
             print(piece.text, end="", flush=True)
         print()
+        print(_note(piece), file=sys.stderr)
         return
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
-        print(styled(prompt, "dim") + output.text)
-        print(styled(f"[{output.prompt_tokens} prompt tokens, {output.cached_tokens} cached]\n", "cyan"))
+        print(styled(prompt, "dim") + output.text, flush=True)
+        print(_note(output), file=sys.stderr)
 
 
 def _chat(args: argparse.Namespace) -> None:
@@ -158,15 +159,19 @@ def _chat(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"this conversation is full: {len(prompt)} tokens, and the context or the pool holds no more"
             )
-        reply, note, last = "", "", None
-        if room < params.max_new_tokens:
-            note = f", room for {room} more"
-        for last in llm.stream(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, room))):
-            reply += last.text
-            print(last.text, end="", flush=True)
+        reply = ""
+        for piece in llm.stream(prompt, replace(params, max_new_tokens=min(params.max_new_tokens, room))):
+            reply += piece.text
+            print(piece.text, end="", flush=True)
         messages.append({"role": "assistant", "content": reply})
-        if last is not None:
-            print(styled(f"\n[{last.prompt_tokens} prompt tokens, {last.cached_tokens} cached{note}]", "cyan"))
+        shorter = f", room for {room} more" if room < params.max_new_tokens else ""
+        print(styled(f"\n{_note(piece)}{shorter}", "cyan"))
+
+
+def _note(output: "RequestOutput | StreamPiece") -> str:
+    """How much of the prompt was cached, and whether the text was cut off."""
+    cut = ", cut off at max_new_tokens" if output.finish_reason == "length" else ""
+    return f"[{output.prompt_tokens} prompt tokens, {output.cached_tokens} cached{cut}]"
 
 
 def _read_turn(interactive: bool) -> str | None:

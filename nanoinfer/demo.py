@@ -90,8 +90,8 @@ def _serve(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[R
     """Serve one request alone: its last output, and the slots that its prompt's new tokens went to."""
     request_id = engine.add_request(prompt, params)
     outputs = engine.step()
-    (req,) = engine.scheduler.running
-    slots = engine.cache.rows[req.req_pool_idx, req.prefix_len : req.prompt_len].copy()
+    assert engine.last_batch is not None
+    slots = engine.last_batch.out_cache_loc.numpy()
     while engine.is_unfinished(request_id):
         outputs = engine.step()
     return outputs[0], slots

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.batch import Batch
 from nanoinfer.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import InvalidRequestError
@@ -15,14 +15,12 @@ from nanoinfer.input_metadata import ForwardMode
 from nanoinfer.model_runner import ModelRunner
 from nanoinfer.outputs import RequestGroup, RequestOutput
 from nanoinfer.radix_cache import RadixCache
-from nanoinfer.random_numbers import derived_seed
 from nanoinfer.req import Req
+from nanoinfer.request_builder import Prompt, RequestBuilder
 from nanoinfer.sampler import Sampler
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.scheduler import Scheduler
-from nanoinfer.tokenizer import IncrementalDetokenizer, Tokenizer
-
-Prompt = str | Sequence[int] | np.ndarray
+from nanoinfer.tokenizer import Tokenizer
 
 
 class Engine:
@@ -36,10 +34,8 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
     ):
-        self.model_runner, self.config, self.tokenizer = model_runner, config, tokenizer
-        self.vocab_size = vocab_size
-        # Some configs name an end token that is none (-1, or beyond the vocabulary): it can never be sampled.
-        self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self.model_runner, self.config = model_runner, config
+        self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed)
         self.radix_cache = RadixCache(
             model_runner.req_to_token_pool,
             model_runner.token_to_kv_pool,
@@ -50,7 +46,7 @@ class Engine:
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
         self.scheduler = Scheduler(config, self.cache)
         self.sampler = Sampler()
-        self._rng = np.random.default_rng(config.random_seed)
+        self.last_batch: Batch | None = None  # the pass of the last step, to look at
         self._groups: dict[int, RequestGroup] = {}  # the unfinished ones
         self._undelivered: dict[int, RequestOutput] = {}
         self._ids = count()
@@ -76,24 +72,11 @@ class Engine:
     ) -> RequestGroup:
         """`add_request` without queueing: check everything and make the request. For all-or-nothing batches."""
         params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
-        if not isinstance(extra_key, Hashable):
-            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable")
-        prompt_ids = self._prompt_ids(prompt, name)
-        self._check_params(params, name)
+        prompt_ids = self.builder.prompt_ids(prompt, name)
+        self.builder.check_params(params, extra_key, name)
         self._check_size(prompt_ids, params, name)
-        seed = int(self._rng.integers(2**63)) if params.seed is None else int(params.seed)
-        stops = self._stop_token_ids(params)
         request_id = next(self._ids)
-        reqs = []
-        for i in range(params.n):
-            own = replace(params, prompt_logprobs=False) if i else params
-            detokenizer = None
-            if self.tokenizer is not None:
-                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop)
-            reqs.append(Req(request_id, prompt_ids, own, stops, derived_seed(seed, i), extra_key, detokenizer))
-        return RequestGroup(request_id, reqs)
+        return RequestGroup(request_id, self.builder.build(request_id, prompt_ids, params, extra_key))
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id."""
@@ -133,7 +116,7 @@ class Engine:
         When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
         step tells of the aborted ones.
         """
-        batch = self.scheduler.schedule()
+        batch = self.last_batch = self.scheduler.schedule()
         if batch is None:
             return self._deliver([])
         try:
@@ -178,53 +161,6 @@ class Engine:
         return self.radix_cache.evict(self.radix_cache.evictable_size())
 
     # --- checks and counts ---------------------------------------------------------------------------------------
-
-    def _prompt_ids(self, prompt: Prompt, name: str) -> np.ndarray:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
-            if not prompt:
-                raise InvalidRequestError(f"{name}: is empty")
-            try:
-                prompt = self.tokenizer.encode(prompt)
-            except (TypeError, UnicodeError) as error:  # lone surrogates
-                raise InvalidRequestError(f"{name}: is text that cannot be encoded as UTF-8") from error
-        try:
-            ids = np.asarray(prompt)
-        except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors that numpy cannot hold
-            ids = np.array(None)
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            if not ids.size:
-                raise InvalidRequestError(f"{name}: is empty")
-            raise InvalidRequestError(f"{name}: must be text or a list of token ids, got {type(prompt).__name__}")
-        if not len(ids):
-            raise InvalidRequestError(f"{name}: is empty")
-        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
-        if len(outside):
-            raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")
-        return ids.astype(np.int64)
-
-    def _check_params(self, params: SamplingParams, name: str) -> None:
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
-        for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
-            outside = [token for token in tokens if token >= self.vocab_size]
-            if outside:
-                raise InvalidRequestError(
-                    f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}"
-                )
-        forbidden = {token for token, bias in (params.logit_bias or {}).items() if bias == -np.inf}
-        if params.min_new_tokens:
-            forbidden |= self._stop_token_ids(params)
-        if len(forbidden) >= self.vocab_size:
-            raise InvalidRequestError(
-                f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
-            )
-
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
 
     def _check_size(self, prompt_ids: np.ndarray, params: SamplingParams, name: str) -> None:
         total, context = len(prompt_ids) + params.max_new_tokens, self.config.max_context_len

@@ -582,7 +582,7 @@ def test_an_extra_key_that_cannot_be_looked_up_is_refused() -> None:
 
 def test_text_and_stop_strings_need_a_tokenizer() -> None:
     engine = make_engine()
-    engine.tokenizer = None
+    engine.builder.tokenizer = None
     with pytest.raises(InvalidRequestError, match="prompt: is text, but this model has no tokenizer"):
         engine.add_request("abc", greedy())
     with pytest.raises(InvalidRequestError, match=r"stop=.*needs a tokenizer"):

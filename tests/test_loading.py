@@ -22,7 +22,7 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model_loader import load_model, resolve_model_path
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.weight_loader import load_weights
-from tests.checkpoints import TINY, greedy, save_checkpoint
+from tests.checkpoints import greedy, save_checkpoint
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -30,13 +30,6 @@ Tensors = dict[str, torch.Tensor]
 
 PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 2.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 REMOVED = object()
 
 
@@ -229,70 +222,57 @@ def test_what_only_one_family_has_is_not_optional_there(
         LLM(path)
 
 
-def test_a_checkpoint_of_a_larger_model_is_told_in_ten_problems_and_a_count(
-    checkpoint: Checkpoint, tmp_path: Path
+@pytest.mark.parametrize(("num_missing", "rest"), [(10, ""), (11, "; and 1 more"), (18, "; and 8 more")])
+def test_at_most_ten_problems_are_told_and_the_others_counted(
+    num_missing: int, rest: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    path = edited(checkpoint("llama"), tmp_path / "deeper", num_hidden_layers=5)
-    with pytest.raises(WeightMismatchError, match=r"and 8 more$") as caught:  # two layers of nine tensors
+    def change(tensors: Tensors) -> None:
+        for name in list(tensors)[:num_missing]:
+            del tensors[name]
+
+    path = rewritten(checkpoint("llama"), tmp_path / "bad", change)
+    with pytest.raises(WeightMismatchError) as caught:
         LLM(path)
-    assert str(caught.value).count("missing") == 10
+    assert str(caught.value).count(": missing") == 10
+    assert str(caught.value).endswith(f": missing{rest}")
 
 
-@pytest.mark.parametrize(
-    "index", ["{}", "[]", "not json", '{"weight_map": []}', '{"weight_map": {"a": "../other.safetensors"}}']
-)
-def test_a_damaged_index_is_named(index: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    path = rewritten(checkpoint("llama"), tmp_path / "damaged", lambda tensors: None)
-    (path / "model.safetensors").unlink()
+def test_whole_numbers_are_no_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Quantized weights whose config does not say so would be read as nonsense."""
+
+    def change(tensors: Tensors) -> None:
+        name = "model.layers.1.mlp.down_proj.weight"
+        tensors[name] = tensors[name].to(torch.int8)
+
+    path = rewritten(checkpoint("llama"), tmp_path / "int", change)
+    with pytest.raises(WeightMismatchError, match=r"layers\.1\.mlp\.down_proj\.weight: I8 numbers"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", "{", '{"weight_map": 3}'])
+def test_an_index_that_maps_nothing_is_named(index: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "bad")
+    (path / "model.safetensors").rename(path / "part-0.safetensors")
     (path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(WeightMismatchError, match=r"index\.json"):
+    with pytest.raises(WeightMismatchError, match=r"model\.safetensors\.index\.json"):
+        LLM(path)
+
+
+def test_an_index_may_not_lead_out_of_the_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "bad")
+    (path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightMismatchError, match=r"'\.\./other\.safetensors' must lie beside it"):
         LLM(path)
 
 
 def test_a_single_file_goes_before_an_index(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    path = rewritten(checkpoint("llama"), tmp_path / "both", lambda tensors: None)
-    (path / "model.safetensors.index.json").write_text("{}")
-    assert tokens_of(path) == greedy(oracle(checkpoint("llama")), PROMPT, 6)
-
-
-def test_a_tensor_of_integers_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    name = "model.layers.1.mlp.up_proj.weight"
-    path = rewritten(
-        checkpoint("llama"), tmp_path / "int8", lambda tensors: tensors.update({name: tensors[name].char()})
-    )
-    with pytest.raises(WeightMismatchError, match=rf"{name}: I8"):
-        LLM(path)
-
-
-def test_a_model_type_that_is_not_the_architectures_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    path = edited(checkpoint("qwen2"), tmp_path / "mixed", architectures=["LlamaForCausalLM"])
-    with pytest.raises(UnsupportedModelError, match="model_type='qwen2': must be 'llama'"):
-        LLM(path)
-
-
-@pytest.mark.parametrize(
-    ("rope", "named"),
-    [
-        ({"rope_type": "linear", "factor": 0.5}, "factor=0.5"),
-        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor=1.0"),
-        ({**LLAMA3, "low_freq_factor": 0.0}, "low_freq_factor=0.0"),
-    ],
-)
-def test_a_rope_scaling_that_makes_no_sense_is_refused(rope: dict[str, object], named: str) -> None:
-    config = transformers.LlamaConfig(**TINY, rope_parameters={"rope_theta": 10000.0, **rope})
-    config.architectures = ["LlamaForCausalLM"]
-    with pytest.raises(UnsupportedModelError, match=named):
-        ModelConfig.from_hf_config(config)
-
-
-def test_a_config_without_dtype_means_that_of_the_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    half = rewritten(
-        checkpoint("llama"),
-        tmp_path / "half",
-        lambda all_: all_.update({k: t.bfloat16() for k, t in all_.items()}),
-    )
-    path = edited(half, tmp_path / "silent", dtype=REMOVED)
-    assert LLM(path, max_total_tokens=64).model.dtype == torch.bfloat16
+    """As in transformers: an index may be left over from before the shards were merged."""
+    path = edited(checkpoint("llama"), tmp_path / "both")
+    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
 
 
 def test_a_tensor_in_two_shards_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -375,6 +355,12 @@ def test_an_unsupported_architecture_is_told_what_is_supported(
     assert all(architecture in str(caught.value) for architecture in MODEL_TYPES)
 
 
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -392,6 +378,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3.*num_attention_heads=4"),
         ({"num_attention_heads": 3, "head_dim": 16}, "number of attention heads"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.5}}, r"factor=0\.5"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.0}}, r"factor=0\.0"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
+            r"high_freq_factor=1\.0.*low_freq_factor=1\.0",
+        ),
+        ({"model_type": "mistral"}, "model_type='mistral': must be 'llama' with architecture LlamaForCausalLM"),
+        ({"model_type": REMOVED}, "model_type=None: must be 'llama'"),
     ],
 )
 def test_what_the_engine_does_not_implement_is_refused_by_name(
@@ -448,14 +442,6 @@ def greedy_without_cache(model: transformers.PreTrainedModel) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-
 @pytest.mark.parametrize(
     ("new", "old"),
     [
@@ -487,6 +473,16 @@ def test_an_old_style_config_is_the_same_model(
     assert tokens_of(as_before) == tokens_of(path)
 
 
+def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(
+    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}
+    del rope["original_max_position_embeddings"]
+    path = edited(checkpoint("llama"), tmp_path / "unsaid", max_position_embeddings=32, rope_parameters=rope)
+    assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 32
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+
+
 @pytest.mark.parametrize(
     ("stored", "asked", "served"),
     [
@@ -512,6 +508,14 @@ def test_dtype_is_the_checkpoints_unless_asked_for(
     assert torch.equal(llm.model.model.model.embed_tokens.weight, weight.to(served))
 
 
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_a_config_without_dtype_leaves_it_to_the_weights(stored: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("qwen2", dtype=stored), tmp_path / "unsaid", dtype=REMOVED)
+    assert ModelConfig.from_pretrained(path).dtype is None
+    assert load_model(path).dtype == getattr(torch, stored)
+    assert load_model(path, dtype="float16").dtype == torch.float16
+
+
 def test_a_dtype_that_is_not_served_can_be_loaded_as_another(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = edited(checkpoint("llama"), tmp_path / "double", dtype="float64")
     with pytest.raises(ValueError, match=r"dtype=torch\.float64"):
@@ -527,7 +531,7 @@ def test_an_end_token_of_generation_config_stops(as_list: bool, checkpoint: Chec
     eos: object = [319, expected[last]] if as_list else expected[last]
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     llm = LLM(path, max_total_tokens=64)
-    assert llm.engine.eos_token_ids == ({319, expected[last]} if as_list else {expected[last]})
+    assert llm.engine.builder.eos_token_ids == ({319, expected[last]} if as_list else {expected[last]})
     out = llm.generate(PROMPT, SamplingParams(max_new_tokens=6, temperature=0))[0]
     assert (out.token_ids, out.finish_reason) == (expected[: last + 1], "stop")
     out = llm.generate(PROMPT, GREEDY)[0]
@@ -561,7 +565,7 @@ def test_a_tokenizer_gives_the_end_token_that_the_configs_do_not(story: LLM) -> 
     assert story.tokenizer is not None
     unsaid = dataclasses.replace(story.model, config=dataclasses.replace(story.model.config, eos_token_ids=()))
     small = dataclasses.replace(story.config, max_total_tokens=64)
-    assert make_engine(unsaid, small).eos_token_ids == {story.tokenizer.eos_token_id}
+    assert make_engine(unsaid, small).builder.eos_token_ids == {story.tokenizer.eos_token_id}
 
 
 # --- without a tokenizer -------------------------------------------------------------------------------------------

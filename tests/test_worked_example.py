@@ -177,7 +177,7 @@ def test_the_tokens_are_those_of_transformers(
     recorder: Recorder, path: Path, oracle: Callable[[Path], transformers.PreTrainedModel]
 ) -> None:
     model = oracle(path)
-    assert recorder.engine.vocab_size == VOCAB_SIZE
+    assert recorder.engine.builder.vocab_size == VOCAB_SIZE
     assert recorder.run(REQUEST_1, 10).token_ids == greedy(model, REQUEST_1, 10)
     assert recorder.run(REQUEST_2, 10).token_ids == greedy(model, REQUEST_2, 10)
     engine = recorder.engine
