@@ -42,7 +42,7 @@ def resolve_model_path(model: str | Path) -> Path:
             if (root / name / "config.json").is_file():
                 return root / name
         raise FileNotFoundError(f"model {name!r}: bundled, but not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return Path(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise FileNotFoundError(

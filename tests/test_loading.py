@@ -82,7 +82,7 @@ def test_the_bundled_name_works_from_any_directory(monkeypatch: pytest.MonkeyPat
     assert (path / "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./no/where", "/no/where", "~/nowhere", "a/b/c"])
+@pytest.mark.parametrize("name", ["", "nowhere", "./no/where", "/no/where", "~/nowhere", "a/b/c"])
 def test_a_name_that_is_nothing_is_refused_without_asking_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the Hub"))
     with pytest.raises(FileNotFoundError) as caught:
