@@ -115,6 +115,16 @@ def test_a_match_inside_a_node_splits_it_and_leaves_the_sizes() -> None:
     cache.check_integrity()
 
 
+def test_a_short_prefix_does_not_keep_a_long_sequence_in_memory() -> None:
+    cache = make_cache(5000)
+    put(cache, range(5000))
+    upper = cache.match_prefix([0, 1]).last_node
+    assert cache.evict(1) == 4998
+    for array in (upper.key, upper.value):
+        assert array.size == 2
+        assert array.base is None, "a view of the whole"
+
+
 def test_insert_says_how_much_was_known_and_keeps_the_slots_it_had() -> None:
     cache = make_cache()
     _, first = put(cache, [1, 2, 3, 4])
@@ -189,6 +199,14 @@ def test_impossible_options_are_refused_by_name(options: dict[str, Any], field: 
     pool = TokenToKVPool(4, torch.float32, 1, 1, 1)
     with pytest.raises(ValueError, match=field):
         RadixCache(ReqToTokenPool(1, 1), pool, **options)
+
+
+def test_pages_of_the_tree_are_made_of_whole_pages_of_the_pool() -> None:
+    pool = TokenToKVPool(16, torch.float32, 1, 1, 1, page_size=4)
+    RadixCache(ReqToTokenPool(1, 1), pool, page_size=8)
+    for page_size in (1, 2, 6):
+        with pytest.raises(ValueError, match=rf"page_size={page_size}: must be a multiple of the pool's 4"):
+            RadixCache(ReqToTokenPool(1, 1), pool, page_size)
 
 
 # --- pages -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Scheduler, CacheManager and Batch with a fake model: who is admitted when, and who owns which slot."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from nanoinfer import scheduler
 from nanoinfer.batch import Batch
+from nanoinfer.cache_manager import CacheManager
 from nanoinfer.input_metadata import ForwardMode
+from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.radix_cache import RadixCache
 from nanoinfer.req import FinishReason, Req
 from nanoinfer.schedule_policy import SCHEDULE_POLICIES
@@ -613,7 +617,7 @@ def test_a_prefix_is_reused_in_whole_pages(page_size: int) -> None:
 # --- cost --------------------------------------------------------------------------------------------------------
 
 
-class CountedDict(dict[Req, None]):
+class CountedDict(OrderedDict[Req, None]):
     """The waiting requests; counts those that somebody goes through."""
 
     visited = 0
@@ -728,9 +732,13 @@ CONFIGURATIONS = [
 ]
 
 
+@pytest.mark.parametrize("worth_waiting_for", [scheduler.WORTH_WAITING_FOR, 2])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
-def test_scheduling_never_changes_tokens_nor_loses_a_slot(configuration: dict[str, Any], seed: int) -> None:
+def test_scheduling_never_changes_tokens_nor_loses_a_slot(
+    configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "WORTH_WAITING_FOR", worth_waiting_for)
     rng = np.random.default_rng(seed)
     server = FakeServer(vocab_size=3, max_running_requests=4, random_seed=seed, **configuration)
     reqs: list[Req] = []
@@ -806,6 +814,12 @@ def test_check_integrity_notices_a_running_request_that_nobody_counts() -> None:
     server.step()
     with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
         server.cache.check_integrity([])
+
+
+def test_rows_that_the_bookkeeping_cannot_reach_are_refused() -> None:
+    rows, pool = ReqToTokenPool(2, 4, device="meta"), TokenToKVPool(4, torch.float32, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"req_to_token_pool: is on meta.*host"):
+        CacheManager(rows, pool, RadixCache(rows, pool))
 
 
 # --- Batch -------------------------------------------------------------------------------------------------------
