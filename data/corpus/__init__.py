@@ -1,0 +1,1 @@
+"""Grammars that write the training corpus: stories, dialogues and number lines."""
