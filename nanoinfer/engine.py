@@ -74,7 +74,8 @@ class Engine:
         params = SamplingParams() if params is None else params
         prompt_ids = self.builder.prompt_ids(prompt, name)
         self.builder.check_params(params, extra_key, name)
-        self._check_size(prompt_ids, params, name)
+        self.builder.check_context(prompt_ids, params, self.config.max_context_len, name)
+        self._check_pool(prompt_ids, params, name)
         request_id = next(self._ids)
         return RequestGroup(request_id, self.builder.build(request_id, prompt_ids, params, extra_key))
 
@@ -162,14 +163,13 @@ class Engine:
 
     # --- checks and counts ---------------------------------------------------------------------------------------
 
-    def _check_size(self, prompt_ids: np.ndarray, params: SamplingParams, name: str) -> None:
-        total, context = len(prompt_ids) + params.max_new_tokens, self.config.max_context_len
-        sizes = f"{len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens}"
-        if total > context:
-            raise InvalidRequestError(f"{name}: {sizes} = {total} tokens: must not exceed max_context_len={context}")
-        slots, pool = self.cache.whole_pages(total - 1), self.cache.token_to_kv_pool.size
-        if slots > pool:
-            raise InvalidRequestError(f"{name}: {sizes} need {slots} slots: must not exceed max_total_tokens={pool}")
+    def _check_pool(self, prompt_ids: np.ndarray, params: SamplingParams, name: str) -> None:
+        slots = self.cache.whole_pages(len(prompt_ids) + params.max_new_tokens - 1)
+        if slots > self.cache.token_to_kv_pool.size:
+            raise InvalidRequestError(
+                f"{name}: {len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens} need {slots} slots: "
+                f"must not exceed max_total_tokens={self.cache.token_to_kv_pool.size}"
+            )
 
     def _count(self, mode: ForwardMode, reqs: Sequence[Req]) -> None:
         counts = self._counts

@@ -61,7 +61,7 @@ class LLM:
             **engine_options,
         )  # checked before anything is loaded; what depends on the model follows
         self.model = load_model(model, dtype, device, max_context_len)
-        context = max_context_len or self.model.config.max_position_embeddings
+        context = self.model.max_context_len
         if max_total_tokens is None:
             max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)
         self.config = EngineConfig(
@@ -194,10 +194,7 @@ def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
     )
     backend = ATTENTION_BACKENDS[config.attention_backend]()
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
-    eos = model.config.eos_token_ids
-    if not eos and model.tokenizer is not None and model.tokenizer.eos_token_id is not None:
-        eos = (model.tokenizer.eos_token_id,)
-    return Engine(runner, config, model.config.vocab_size, eos, model.tokenizer)
+    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer)
 
 
 def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:

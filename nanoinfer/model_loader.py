@@ -29,6 +29,14 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     dtype: torch.dtype
     device: torch.device
+    max_context_len: int  # positions that it has rotary tables for
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, as the checkpoint's configs say, or, where they do not, its tokenizer."""
+        if self.config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
+            return self.config.eos_token_ids
+        return (self.tokenizer.eos_token_id,)
 
 
 def resolve_model_path(model: str | Path) -> Path:
@@ -76,8 +84,8 @@ def load_model(
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
-    network = LlamaForCausalLM(config, max_context_len or limit, resolved_dtype, resolved_device)
+    context = max_context_len or limit
+    network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
     load_weights(network, path)
-    return LoadedModel(
-        str(model), path, network, config, Tokenizer.from_pretrained(path), resolved_dtype, resolved_device
-    )
+    tokenizer = Tokenizer.from_pretrained(path)
+    return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)

@@ -83,6 +83,17 @@ class RequestBuilder:
                 f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
             )
 
+    def check_context(
+        self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"
+    ) -> None:
+        """InvalidRequestError when prompt and output together may get longer than the context."""
+        total = len(prompt_ids) + params.max_new_tokens
+        if total > max_context_len:
+            raise InvalidRequestError(
+                f"{name}: {len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens} = {total} tokens: "
+                f"must not exceed max_context_len={max_context_len}"
+            )
+
     def build(
         self, request_id: int, prompt_ids: np.ndarray, params: SamplingParams, extra_key: Hashable = None
     ) -> list[Req]:

@@ -1,0 +1,1 @@
+"""Measurements, each a ratio against something else in the same run."""

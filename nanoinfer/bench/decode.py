@@ -1,0 +1,167 @@
+"""Three ways to decode the same requests: session by session, one padded batch, and slots of a pool."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from nanoinfer.llm import LLM
+from nanoinfer.outputs import RequestGroup
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+
+SHORTEST_PROMPT = 8
+LEGEND = """\
+ratio: to the first row's speed, median over rounds. forwards: decode passes (the first token comes from the prompt's).
+moved: K/V copied in and out of the pass's rectangle, a token; a pool's K/V stays where it is. gathered: K/V that the
+attention backend then reads, a token, of which so much is padding: it, too, works on a rectangle, with pools or without."""
+
+
+@dataclass
+class DecodeResult:
+    """One way's figures, of decode passes only: medians over rounds where they are times; bytes are of K/V."""
+
+    way: str
+    tokens_per_second: float
+    ratio: float  # of tokens_per_second, to the first way's
+    forwards: int
+    bytes_copied_per_token: float  # to move K/V to where a pass wants it, and back
+    bytes_read_per_token: float  # by attention, padding included
+    padding_share: float  # of what attention reads
+    tokens_equal: bool  # to the first way's
+
+
+@dataclass
+class Run:
+    seconds: float
+    outputs: list[list[int]]
+    forwards: int
+    bytes_copied: int
+    bytes_used: int
+    bytes_padding: int
+
+
+def bench_decode(llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds: int = 5) -> list[DecodeResult]:
+    """Decode `num_requests` requests of mixed lengths greedily, each way in turn, round by round.
+
+    Only decode passes are timed; prompts are computed before. Flushes the engine's cache. ValueError naming an argument
+    that is out of range, or when the engine has other requests.
+    """
+    rng = np.random.default_rng(0)
+    if llm.engine.has_unfinished():
+        raise ValueError("llm: its engine has unfinished requests; they would be timed, too")
+    context = llm.config.max_context_len
+    if context < SHORTEST_PROMPT + 2:
+        raise ValueError(f"max_context_len={context}: must be at least {SHORTEST_PROMPT + 2}")
+    for name, value, low, high in (
+        ("num_requests", num_requests, 1, llm.config.max_running_requests),
+        ("new_tokens", new_tokens, 2, context - SHORTEST_PROMPT),
+        ("rounds", rounds, 1, 1000),
+    ):
+        if not low <= value <= high:
+            raise ValueError(f"{name}={value}: must be in {low}..{high}")
+    longest = min(256, context - new_tokens)
+    vocab = llm.model.config.vocab_size
+    prompts = [
+        rng.integers(0, vocab, size=int(length))
+        for length in rng.integers(SHORTEST_PROMPT, longest + 1, size=num_requests)
+    ]
+    slots = sum(llm.engine.cache.whole_pages(len(prompt) + new_tokens - 1) for prompt in prompts)
+    if slots > llm.config.max_total_tokens:
+        raise ValueError(
+            f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests at a time need {slots}"
+        )
+    ways: dict[str, Callable[[], Run]] = {
+        "sessions, one by one": lambda: _run_sessions(llm, prompts, new_tokens, batched=False),
+        "sessions, padded batch": lambda: _run_sessions(llm, prompts, new_tokens, batched=True),
+        "pooled": lambda: _run_pooled(llm, prompts, new_tokens),
+    }
+    runs: dict[str, list[Run]] = {way: [] for way in ways}
+    for batched in (False, True):  # memory and threads of a first pass are nobody's cost
+        _run_sessions(llm, prompts[:1], 2, batched)
+    _run_pooled(llm, prompts[:1], 2)
+    with tqdm(total=rounds * len(ways), desc="bench decode", unit="run") as bar:
+        for _ in range(rounds):
+            for way, run in ways.items():
+                runs[way].append(run())
+                bar.update(1)
+    num_tokens = num_requests * (new_tokens - 1)
+    reference = next(iter(runs.values()))
+    return [
+        DecodeResult(
+            way=way,
+            tokens_per_second=num_tokens / median(run.seconds for run in several),
+            ratio=median(first.seconds / run.seconds for first, run in zip(reference, several, strict=True)),
+            forwards=several[0].forwards,
+            bytes_copied_per_token=several[0].bytes_copied / num_tokens,
+            bytes_read_per_token=(several[0].bytes_used + several[0].bytes_padding) / num_tokens,
+            padding_share=several[0].bytes_padding / (several[0].bytes_used + several[0].bytes_padding),
+            tokens_equal=all(run.outputs == reference[0].outputs for run in several),
+        )
+        for way, several in runs.items()
+    ]
+
+
+def format_decode(results: Sequence[DecodeResult]) -> str:
+    """The results as a table."""
+    names = f"{'forwards':>10}{'moved':>12}{'gathered':>13}{'padding':>9}{'same tokens':>13}"
+    lines = [f"{'decode':24}{'tok/s':>9}{'ratio':>8}{names}"]
+    for r in results:
+        lines.append(
+            f"{r.way:24}{r.tokens_per_second:9.0f}{r.ratio:8.2f}{r.forwards:10}"
+            f"{r.bytes_copied_per_token / 1024:8.0f} KiB{r.bytes_read_per_token / 1024:9.0f} KiB"
+            f"{r.padding_share:9.0%}{'yes' if r.tokens_equal else 'NO':>13}"
+        )
+    return "\n".join([*lines, "", LEGEND])
+
+
+def as_json(results: Sequence[DecodeResult]) -> list[dict[str, object]]:
+    """The results as plain dictionaries."""
+    return [asdict(result) for result in results]
+
+
+def _run_sessions(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int, batched: bool) -> Run:
+    engine = InferenceEngine(llm.model)
+    scheduler = OfflineScheduler(engine, batched)
+    for prompt in prompts:
+        scheduler.add_request(prompt, max_new_tokens=new_tokens, temperature=0.0, stop_on_eos=False)
+    before, start = replace(engine.account), time.perf_counter()
+    while scheduler.has_unfinished():
+        scheduler.step()
+    seconds, cost = time.perf_counter() - start, engine.account - before
+    outputs = [session.generated_ids for session in scheduler.sessions.values()]
+    return Run(seconds, outputs, cost.forwards, cost.bytes_copied, cost.decode_bytes_used, cost.decode_bytes_padding)
+
+
+def _run_pooled(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int) -> Run:
+    engine = llm.engine
+    params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+    groups = [engine.prepare(prompt, params) for prompt in prompts]
+    for group in groups:
+        engine.submit(group)
+    try:
+        return _step_pooled(llm, groups)
+    finally:
+        for group in groups:
+            engine.abort(group.request_id)
+        engine.flush_cache()
+
+
+def _step_pooled(llm: LLM, groups: Sequence[RequestGroup]) -> Run:
+    engine = llm.engine
+    while engine.scheduler.waiting:
+        engine.step()
+    held = padding = 0
+    before, start = engine.stats()["decode_steps"], time.perf_counter()
+    while engine.has_unfinished():
+        engine.step()
+        assert engine.last_batch is not None
+        lens = engine.last_batch.seq_lens
+        held, padding = held + int(lens.sum()), padding + int((lens.max() - lens).sum())
+    seconds = time.perf_counter() - start
+    kv_bytes = llm.model.config.kv_bytes_per_token(llm.model.dtype)
+    outputs = [group.output().token_ids for group in groups]
+    return Run(seconds, outputs, engine.stats()["decode_steps"] - before, 0, held * kv_bytes, padding * kv_bytes)

@@ -1,0 +1,377 @@
+"""The first engines of the series (seed 004): every session owns its K/V; decode goes one by one or as one padded batch.
+
+No pools that outlive a pass, no tree: this is the baseline that those are compared with. Model and sampler are the
+engine's. A pass (of one session, too) builds a small pool of its own, a rectangle as wide as its longest session, copies
+what the sessions hold into it, runs, and cuts the result up again. `KVAccount` counts what that costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanoinfer.attention import TorchNativeBackend
+from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model_loader import LoadedModel, load_model
+from nanoinfer.model_runner import ModelRunner
+from nanoinfer.req import Req
+from nanoinfer.request_builder import Prompt, RequestBuilder
+from nanoinfer.sampler import Sampler
+from nanoinfer.sampling_params import SamplingParams
+
+KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [1, Hk, S, D]
+
+
+@dataclass
+class KVAccount:
+    """What the passes of an InferenceEngine have cost since its start: sums that only grow. Bytes are of K/V in all layers.
+
+    - `forwards`, `tokens_computed`: passes of the model, and tokens that went through them.
+    - `bytes_copied`: between sessions and the passes' rectangles, both ways.
+    - `decode_bytes_used`, `decode_bytes_padding`: of the rectangles of decode passes: sessions' tokens, and padding.
+
+    What one step cost is a difference: `before = dataclasses.replace(engine.account)`, step, `engine.account - before`.
+    What is held now, `InferenceSession.kv_bytes` and `OfflineScheduler.kv_bytes` tell.
+    """
+
+    forwards: int = 0
+    tokens_computed: int = 0
+    bytes_copied: int = 0
+    decode_bytes_used: int = 0
+    decode_bytes_padding: int = 0
+
+    def __sub__(self, before: "KVAccount") -> "KVAccount":
+        return KVAccount(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+
+
+class InferenceEngine:
+    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`)."""
+
+    def __init__(
+        self,
+        model: LoadedModel | str | Path,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        random_seed: int | None = None,
+    ):
+        if isinstance(model, LoadedModel):
+            if dtype is not None or device is not None:
+                raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
+            self.model = model
+        elif isinstance(model, str | Path):
+            self.model = load_model(model, dtype, "cpu" if device is None else device)
+        else:
+            raise ValueError(
+                f"model: must be a name, a directory or a loaded model (llm.model), got {type(model).__name__}"
+            )
+        self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
+        self.builder = RequestBuilder(
+            self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
+        )
+        self.session_ids = count()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.model.config.kv_bytes_per_token(self.model.dtype)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int = -1,
+        top_p: float = 1.0,
+        stop_on_eos: bool = True,
+        seed: int | None = None,
+        use_cache: bool = True,
+    ) -> list[int]:
+        """Serve one prompt to its end; returns the sampled tokens, an end token included.
+
+        With `use_cache=False` nothing is kept between tokens: each computes the whole sequence again. Errors as
+        `InferenceSession.prefill`.
+        """
+        session = InferenceSession(self, max_new_tokens, temperature, top_k, top_p, stop_on_eos, seed)
+        session.prefill(prompt, keep_kv=use_cache)
+        while not session.finished:
+            if use_cache:
+                session.step_once()
+            else:
+                logits, _ = self.extend([], session.req.token_ids[: session.req.num_tokens], keep=False)
+                session.apply_batch_logits(logits)
+        return session.generated_ids
+
+    def extend(
+        self, kv_cache: KVCache, token_ids: Sequence[int] | np.ndarray, keep: bool = True
+    ) -> tuple[torch.Tensor, KVCache]:
+        """Compute `token_ids` behind what `kv_cache` holds (empty: nothing): logits [1, V] of the last, and K/V of all
+        (empty unless it is to be kept)."""
+        past = kv_cache[0][0].shape[2] if kv_cache else 0
+        total = past + len(token_ids)
+        runner = self._runner(1, total)
+        if past:
+            self._fill(runner.token_to_kv_pool, [kv_cache], [past], total)
+        logits, _ = runner.forward_extend(
+            torch.as_tensor(token_ids, dtype=torch.int64), [0], [total], [past], range(past, total)
+        )
+        self.account.forwards += 1
+        self.account.tokens_computed += len(token_ids)
+        return logits, self._cut(runner.token_to_kv_pool, [total], total)[0] if keep else []
+
+    def decode_step_sessions(self, sessions: Sequence["InferenceSession"]) -> torch.Tensor:
+        """Compute the newest token of every session in one pass: logits [B, V], in order; its K/V joins each `kv_cache`.
+
+        The caller then gives each session its row (`apply_batch_logits`); until then the same pass can be made again. The
+        sessions' K/V is padded to the longest, [B, longest + 1] tokens. No sessions, no pass: logits [0, V]. ValueError
+        when one is there twice, has finished, has no K/V, or is of another model; nothing has changed then.
+        """
+        if not sessions:
+            return torch.empty(0, self.model.config.vocab_size, dtype=self.model.dtype, device=self.model.device)
+        for i, session in enumerate(sessions):
+            if session.engine.model is not self.model:
+                raise ValueError(f"sessions[{i}]: is of another model")
+            if session.finished or not session.generated_ids:
+                raise ValueError(f"sessions[{i}]: has {'finished' if session.finished else 'not been prefilled'}")
+            if session.kv_len < session.req.num_tokens - 1:
+                raise ValueError(f"sessions[{i}]: its K/V has been released")
+        if len(set(map(id, sessions))) < len(sessions):
+            raise ValueError("sessions: the same session twice in one step")
+        past = [session.req.num_tokens - 1 for session in sessions]
+        lens, width = [n + 1 for n in past], max(past) + 1
+        runner = self._runner(len(sessions), width)
+        self._fill(runner.token_to_kv_pool, [session.kv_cache for session in sessions], past, width)
+        logits = runner.forward_decode(
+            torch.tensor([int(session.req.token_ids[n]) for session, n in zip(sessions, past, strict=True)]),
+            range(len(sessions)),
+            lens,
+            None,  # prefix_lens: in a decode pass all but one, always
+            [row * width + n for row, n in enumerate(past)],
+        )
+        for session, kv_cache in zip(sessions, self._cut(runner.token_to_kv_pool, lens, width), strict=True):
+            session.kv_cache = kv_cache
+        account = self.account
+        account.forwards += 1
+        account.tokens_computed += len(sessions)
+        account.decode_bytes_used += sum(lens) * self.kv_bytes_per_token
+        account.decode_bytes_padding += (len(lens) * width - sum(lens)) * self.kv_bytes_per_token
+        return logits
+
+    def _runner(self, rows: int, width: int) -> ModelRunner:
+        """A runner over pools of `rows` x `width` slots, row after row: as padded batches lie in memory."""
+        config, model = self.model.config, self.model
+        req_to_token_pool = ReqToTokenPool(rows, width)
+        req_to_token_pool.req_to_token.copy_(torch.arange(rows * width).view(rows, width))
+        token_to_kv_pool = TokenToKVPool(
+            rows * width,
+            model.dtype,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.num_hidden_layers,
+            model.device,
+        )
+        return ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, TorchNativeBackend())
+
+    def _fill(self, pool: TokenToKVPool, caches: Sequence[KVCache], lens: Sequence[int], width: int) -> None:
+        for layer in range(self.model.config.num_hidden_layers):
+            for row, (cache, length) in enumerate(zip(caches, lens, strict=True)):
+                keys, values = (kv[0, :, :length].transpose(0, 1) for kv in cache[layer])  # [length, Hk, D]
+                pool.set_kv_buffer(layer, slice(row * width, row * width + length), keys, values)
+        self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
+
+    def _cut(self, pool: TokenToKVPool, lens: Sequence[int], width: int) -> list[KVCache]:
+        """Each row's K/V as a cache of its own: copies, so that the rectangle's padding is not kept alive."""
+        caches: list[KVCache] = [[] for _ in lens]
+        for layer in range(self.model.config.num_hidden_layers):
+            buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
+            for row, length in enumerate(lens):
+                own = slice(row * width, row * width + length)
+                keys, values = (buffer[own].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
+                caches[row].append((keys, values))
+        self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
+        return caches
+
+
+class InferenceSession:
+    """One request that owns its K/V: `kv_cache`, per layer K and V [1, Hk, S, D]; empty before `prefill` and at the end."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int = -1,
+        top_p: float = 1.0,
+        stop_on_eos: bool = True,
+        seed: int | None = None,
+    ):
+        self.engine = engine
+        self.kv_cache: KVCache = []
+        self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
+        self.stop_on_eos, self.seed = stop_on_eos, seed
+        self._req: Req | None = None
+        self.params()  # raises now, not at the prefill
+
+    def params(self) -> SamplingParams:
+        """The settings as the sampler takes them; assigning others has no effect after `prefill`.
+
+        ValueError naming the one that is out of range.
+        """
+        if not isinstance(self.stop_on_eos, bool):
+            raise ValueError(f"stop_on_eos={self.stop_on_eos!r}: must be True or False")
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            ignore_eos=not self.stop_on_eos,
+            seed=self.seed,
+        )
+
+    @property
+    def req(self) -> Req:
+        """The state of the request. ValueError before `prefill`."""
+        if self._req is None:
+            raise ValueError("session: has not been prefilled")
+        return self._req
+
+    @property
+    def generated_ids(self) -> list[int]:
+        """Tokens sampled so far, a new list."""
+        return self._req.output_ids if self._req is not None else []
+
+    @property
+    def finished(self) -> bool:
+        return self._req is not None and self._req.finished
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens whose K/V the session holds."""
+        return self.kv_cache[0][0].shape[2] if self.kv_cache else 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K/V that the session holds."""
+        return sum(tensor.nbytes for layer in self.kv_cache for tensor in layer)
+
+    def prefill(self, prompt: Prompt, keep_kv: bool = True) -> int:
+        """Compute the prompt (text or token ids) and sample the first token, which is returned.
+
+        `keep_kv=False` drops its K/V, for those who compute everything anew every time. InvalidRequestError when the prompt
+        is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError when
+        the session has been prefilled before. When this raises, the session is as it was.
+        """
+        if self._req is not None:
+            raise ValueError("session: has been prefilled before; make a new one for another prompt")
+        builder, context = self.engine.builder, self.engine.model.max_context_len
+        prompt_ids = builder.prompt_ids(prompt)
+        params = self.params()
+        builder.check_context(prompt_ids, params, context)
+        (req,) = builder.build(next(self.engine.session_ids), prompt_ids, params)
+        logits, kv_cache = self.engine.extend([], prompt_ids, keep_kv)
+        req.append(int(self.engine.sampler.sample(logits, [req])[0]))
+        self._req = req
+        if not req.finished:
+            self.kv_cache = kv_cache
+        return int(req.token_ids[req.prompt_len])
+
+    def step_once(self) -> int | None:
+        """Compute the newest token alone and sample the next, which is returned; None when the session has finished."""
+        if self.finished:
+            return None
+        return self.apply_batch_logits(self.engine.decode_step_sessions([self]))
+
+    def apply_batch_logits(self, last_logits: torch.Tensor) -> int | None:
+        """Sample the next token from this session's row of logits, [V] or [1, V]; None when the session has finished.
+
+        A session that ends lets its K/V go. ValueError when `last_logits` is anything but one row.
+        """
+        if self.finished:
+            return None
+        vocab_size = self.engine.model.config.vocab_size
+        if last_logits.shape not in ((vocab_size,), (1, vocab_size)):
+            raise ValueError(
+                f"last_logits: shape {list(last_logits.shape)}, must be [{vocab_size}] or [1, {vocab_size}]"
+            )
+        token_id = int(self.engine.sampler.sample(last_logits.view(1, -1), [self.req])[0])
+        self.req.append(token_id)
+        if self.finished:
+            self.release()
+        return token_id
+
+    def release(self) -> None:
+        """Let go of the K/V. A session that has not finished cannot go on then."""
+        self.kv_cache = []
+
+    def decode_text(self) -> str:
+        """Prompt and output as text, special tokens left out. ValueError when the model has no tokenizer files."""
+        if self.engine.tokenizer is None:
+            raise ValueError("decode_text: this model has no tokenizer files; read generated_ids")
+        return self.engine.tokenizer.decode(self.req.token_ids[: self.req.num_tokens])
+
+
+class OfflineScheduler:
+    """Sessions side by side: a step is one decode pass for all (`batched`) or one for each.
+
+    That is continuous batching already: a request may join between any two steps. One that has ended takes no part in
+    passes and holds no K/V; its tokens stay in `sessions`, for `run` to tell.
+    """
+
+    def __init__(self, engine: InferenceEngine, batched: bool = True):
+        self.engine, self.batched = engine, batched
+        self.sessions: dict[int, InferenceSession] = {}
+        self._active: list[int] = []
+        self._ids = count()
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int = -1,
+        top_p: float = 1.0,
+        stop_on_eos: bool = True,
+        seed: int | None = None,
+    ) -> int:
+        """Prefill a prompt at once; returns the request's id. Errors as `InferenceSession.prefill`, nothing added."""
+        session = InferenceSession(self.engine, max_new_tokens, temperature, top_k, top_p, stop_on_eos, seed)
+        session.prefill(prompt)
+        request_id = next(self._ids)
+        self.sessions[request_id] = session
+        if not session.finished:
+            self._active.append(request_id)
+        return request_id
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K/V that its sessions hold now."""
+        return sum(self.sessions[request_id].kv_bytes for request_id in self._active)
+
+    def has_unfinished(self) -> bool:
+        """True while `step` has something to do."""
+        self._active = [request_id for request_id in self._active if not self.sessions[request_id].finished]
+        return bool(self._active)
+
+    def step(self) -> dict[int, int]:
+        """One more token of every unfinished request: {request id: token id}; empty when there is none."""
+        if not self.has_unfinished():
+            return {}
+        sessions = [self.sessions[request_id] for request_id in self._active]
+        if self.batched:
+            rows = self.engine.decode_step_sessions(sessions).split(1)
+            tokens = [session.apply_batch_logits(row) for session, row in zip(sessions, rows, strict=True)]
+        else:
+            tokens = [session.step_once() for session in sessions]
+        return {rid: token for rid, token in zip(self._active, tokens, strict=True) if token is not None}
+
+    def run(self) -> dict[int, str]:
+        """Step until all have ended: {request id: prompt and output as text}, also of those that ended before.
+
+        ValueError before the first step when the model has no tokenizer files.
+        """
+        if self.sessions and self.engine.tokenizer is None:
+            raise ValueError("run: this model has no tokenizer files; step, and read each session's generated_ids")
+        while self.has_unfinished():
+            self.step()
+        return {request_id: session.decode_text() for request_id, session in self.sessions.items()}

@@ -1,0 +1,60 @@
+"""`bench`: the figures that are not times, and the table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.bench.decode import bench_decode, format_decode
+from nanoinfer.cli import main
+
+
+def test_three_ways_decode_the_same_tokens_at_different_costs(story: LLM) -> None:
+    free = story.engine.stats()["free_slots"]
+    one_by_one, padded, pooled = bench_decode(story, num_requests=3, new_tokens=4, rounds=1)
+    assert [one_by_one.tokens_equal, padded.tokens_equal, pooled.tokens_equal] == [True, True, True]
+    assert [one_by_one.forwards, padded.forwards, pooled.forwards] == [9, 3, 3]
+    assert one_by_one.bytes_copied_per_token == padded.bytes_copied_per_token > 0 == pooled.bytes_copied_per_token
+    assert one_by_one.padding_share == 0 < padded.padding_share == pooled.padding_share
+    assert one_by_one.bytes_read_per_token < padded.bytes_read_per_token == pooled.bytes_read_per_token
+    assert one_by_one.ratio == 1.0
+    story.engine.check_integrity()
+    assert story.engine.stats()["free_slots"] >= free
+    table = format_decode([one_by_one, padded, pooled]).splitlines()
+    assert len(table) == 4 + 4
+    assert table[3].startswith("pooled")
+
+
+@pytest.mark.parametrize("arguments", [{"num_requests": 0}, {"num_requests": 9}, {"new_tokens": 1}, {"rounds": 0}])
+def test_arguments_out_of_range_are_named(arguments: dict[str, int], story: LLM) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        bench_decode(story, **{"num_requests": 2, **arguments})
+
+
+def test_a_pool_that_cannot_hold_all_requests_at_once_is_refused() -> None:
+    small = LLM("story", max_total_tokens=100, max_running_requests=8)
+    with pytest.raises(ValueError, match="max_total_tokens=100: 8 requests at a time need"):
+        bench_decode(small, num_requests=8, new_tokens=16, rounds=1)
+
+
+def test_an_engine_at_work_is_left_alone() -> None:
+    llm = LLM("story", max_running_requests=4)
+    request_id = llm.engine.add_request("Once")
+    with pytest.raises(ValueError, match="unfinished requests"):
+        bench_decode(llm, num_requests=2)
+    assert llm.engine.is_unfinished(request_id)
+
+
+def test_the_command_prints_the_table_and_writes_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "decode.json"
+    argv = ["bench", "--requests", "2", "--new-tokens", "3", "--rounds", "1", "--json", str(file)]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    for text in ("sessions, one by one", "sessions, padded batch", "pooled", "KiB", "ratio"):
+        assert text in out
+    assert [result["way"] for result in json.loads(file.read_text())] == [
+        "sessions, one by one",
+        "sessions, padded batch",
+        "pooled",
+    ]
