@@ -271,6 +271,41 @@ def test_none_is_overtaken_for_being_big() -> None:
     assert order == [big, small]
 
 
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("how", ["finish", "abort"])
+def test_the_next_one_comes_in_as_soon_as_one_of_several_ends(how: str, disable_radix_cache: bool) -> None:
+    server = FakeServer(max_total_tokens=30, disable_radix_cache=disable_radix_cache)
+    ending, staying = server.add(A[:6], max_new_tokens=4), server.add(B[:2], max_new_tokens=14)
+    server.step()
+    late = server.add(C[:10], max_new_tokens=3)
+    server.step()
+    assert list(server.scheduler.waiting) == [late]
+    if how == "abort":
+        server.abort(ending)
+    while not ending.finished:
+        server.step()
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [late])
+    assert staying in server.scheduler.running
+    server.run()
+    assert_as_expected(server, staying, late)
+    server.check_all_free()
+
+
+def test_aborting_the_first_in_line_lets_the_second_in() -> None:
+    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
+    server.step()
+    assert list(server.scheduler.waiting) == [big, small]
+    server.abort(big)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [small])
+
+
 def test_no_more_requests_run_than_there_are_rows() -> None:
     server = FakeServer(max_total_tokens=64, max_running_requests=2)
     reqs = [server.add([10 + i, 20 + i], max_new_tokens=1 + i) for i in range(5)]
@@ -282,11 +317,13 @@ def test_no_more_requests_run_than_there_are_rows() -> None:
     server.check_all_free()
 
 
-def test_a_pass_extends_no_more_than_max_prefill_tokens() -> None:
-    server = FakeServer(max_prefill_tokens=8, schedule_policy="fcfs")
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+def test_a_pass_extends_no_more_than_max_prefill_tokens(disable_radix_cache: bool) -> None:
+    server = FakeServer(max_prefill_tokens=8, schedule_policy="fcfs", disable_radix_cache=disable_radix_cache)
     reqs = [server.add([100 * i + k for k in range(length)], 2) for i, length in enumerate((4, 4, 1, 5, 3, 1))]
-    batches = [batch for mode, batch in passes(server) if mode is EXTEND]
-    assert batches == [reqs[:2], reqs[2:4], reqs[4:]]
+    history = list(passes(server))
+    assert history[:3] == [(EXTEND, reqs[:2]), (EXTEND, reqs[2:4]), (EXTEND, reqs[4:])]
+    assert EXTEND not in [mode for mode, _ in history[3:]]
 
 
 def test_a_prompt_longer_than_max_prefill_tokens_has_a_pass_to_itself() -> None:
@@ -408,6 +445,19 @@ def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step()
     server.run()
     assert_as_expected(server, first, equal, branching, other)
     server.check_all_free()
+
+
+@pytest.mark.parametrize(("shared", "waits"), [(35, False), (36, True), (39, True)])
+def test_only_whole_pages_are_worth_waiting_for(shared: int, waits: bool) -> None:
+    server = FakeServer(max_total_tokens=252, page_size=12, max_context_len=128)
+    long = range(1000, 1040)
+    first, second = server.add(long), server.add([*long[:shared], *B[: 45 - shared]])
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == ([first] if waits else [first, second])
+    server.run()
+    assert second.cached_tokens == (36 if waits else 0)
+    assert_as_expected(server, first, second)
 
 
 @pytest.mark.parametrize("fields", [{"disable_radix_cache": True}, {}])
