@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,23 +78,13 @@ class InferenceEngine:
     def kv_bytes_per_token(self) -> int:
         return self.model.config.kv_bytes_per_token(self.model.dtype)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int = 128,
-        temperature: float = 1.0,
-        top_k: int = -1,
-        top_p: float = 1.0,
-        stop_on_eos: bool = True,
-        seed: int | None = None,
-        use_cache: bool = True,
-    ) -> list[int]:
+    def generate(self, prompt: Prompt, max_new_tokens: int = 128, use_cache: bool = True, **settings: Any) -> list[int]:
         """Serve one prompt to its end; returns the sampled tokens, an end token included.
 
-        With `use_cache=False` nothing is kept between tokens: each computes the whole sequence again. Errors as
-        `InferenceSession.prefill`.
+        With `use_cache=False` nothing is kept between tokens: each computes the whole sequence again. `settings`
+        and errors as InferenceSession and its `prefill`.
         """
-        session = InferenceSession(self, max_new_tokens, temperature, top_k, top_p, stop_on_eos, seed)
+        session = InferenceSession(self, max_new_tokens, **settings)
         session.prefill(prompt, keep_kv=use_cache)
         while not session.finished:
             if use_cache:
@@ -194,7 +185,11 @@ class InferenceEngine:
 
 
 class InferenceSession:
-    """One request that owns its K/V: `kv_cache`, per layer K and V [1, Hk, S, D]; empty before `prefill` and at the end."""
+    """One request that owns its K/V: `kv_cache`, per layer K and V [1, Hk, S, D]; empty before `prefill` and at the end.
+
+    Settings, here or assigned before `prefill`: `max_new_tokens`, `temperature` (0 is greedy), `top_k` (-1: off), `top_p`,
+    `seed` as SamplingParams has them; `stop_on_eos`: one of the model's end tokens ends the session.
+    """
 
     def __init__(
         self,
@@ -324,18 +319,10 @@ class OfflineScheduler:
         self._active: list[int] = []
         self._ids = count()
 
-    def add_request(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int = 128,
-        temperature: float = 1.0,
-        top_k: int = -1,
-        top_p: float = 1.0,
-        stop_on_eos: bool = True,
-        seed: int | None = None,
-    ) -> int:
-        """Prefill a prompt at once; returns the request's id. Errors as `InferenceSession.prefill`, nothing added."""
-        session = InferenceSession(self.engine, max_new_tokens, temperature, top_k, top_p, stop_on_eos, seed)
+    def add_request(self, prompt: Prompt, max_new_tokens: int = 128, **settings: Any) -> int:
+        """Prefill a prompt at once; returns the request's id. `settings` and errors as InferenceSession and its `prefill`;
+        when it raises, nothing has been added."""
+        session = InferenceSession(self.engine, max_new_tokens, **settings)
         session.prefill(prompt)
         request_id = next(self._ids)
         self.sessions[request_id] = session
