@@ -127,10 +127,10 @@ def _load(args: argparse.Namespace) -> "LLM":
     return LLM(args.model, **_pick(args, ENGINE_OPTIONS))
 
 
-def _sampling(args: argparse.Namespace, **changes: Any) -> "SamplingParams":
+def _sampling(args: argparse.Namespace) -> "SamplingParams":
     from nanoinfer import SamplingParams
 
-    return SamplingParams(**{**_pick(args, SAMPLING_OPTIONS), **changes})
+    return SamplingParams(**_pick(args, SAMPLING_OPTIONS))
 
 
 def _demo(args: argparse.Namespace) -> None:

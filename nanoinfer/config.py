@@ -174,7 +174,7 @@ class EngineConfig:
             ("eviction_policy", EVICTION_POLICIES),
             ("attention_backend", ATTENTION_BACKENDS),
         ):
-            if getattr(self, name) not in list(choices):
+            if getattr(self, name) not in list(choices):  # a list: the value may not be hashable
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
 
 

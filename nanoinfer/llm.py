@@ -1,5 +1,6 @@
 """LLM: load a model, then generate, stream or chat."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -139,7 +140,7 @@ class LLM:
                         group.request_id,
                         i,
                         req.text[chars:],
-                        req.output_ids[tokens:],
+                        req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
                         req.finish_reason,
                         req.prompt_len,
                         req.cached_tokens,
@@ -153,20 +154,26 @@ class LLM:
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
         self._own.update(self.engine.submit(group) for group in groups)
         try:
+            ids = {group.request_id for group in groups}
+            left = deque(groups)  # the front is looked at, not the whole queue: a step costs what is in it
             with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
-                while not all(group.finished for group in groups):
-                    self._step()
-                    if newly_finished := sum(group.finished for group in groups) - bar.n:
-                        bar.update(newly_finished)
+                while left:
+                    if left[0].finished:
+                        left.popleft()
+                        continue
+                    if ended := sum(out.finished and out.request_id in ids for out in self._step()):
+                        bar.update(ended)
         finally:
             for group in groups:
                 self.engine.abort(group.request_id)
                 self._own.discard(group.request_id)
         return [group.output() for group in groups]
 
-    def _step(self) -> None:
+    def _step(self) -> list[RequestOutput]:
         """Step the engine; outputs of requests that were added to it directly stay for whoever steps it next."""
-        self.engine.deliver_later([out for out in self.engine.step() if out.request_id not in self._own])
+        outputs = self.engine.step()
+        self.engine.deliver_later([out for out in outputs if out.request_id not in self._own])
+        return outputs
 
 
 def _is_prompt(prompts: Any) -> bool:

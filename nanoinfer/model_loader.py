@@ -60,9 +60,7 @@ def resolve_model_path(model: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
-    except (
-        Exception
-    ) as error:  # whatever the hub, its client or the network comes up with: one error that names the model
+    except Exception as error:  # the hub, its client and the network have many; one that names the model replaces them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
 

@@ -90,25 +90,18 @@ class InferenceEngine:
             if use_cache:
                 session.step_once()
             else:
-                logits, _ = self.extend([], session.req.token_ids[: session.req.num_tokens], keep=False)
+                logits, _ = self.extend(session.req.token_ids[: session.req.num_tokens], keep=False)
                 session.apply_batch_logits(logits)
         return session.generated_ids
 
-    def extend(
-        self, kv_cache: KVCache, token_ids: Sequence[int] | np.ndarray, keep: bool = True
-    ) -> tuple[torch.Tensor, KVCache]:
-        """Compute `token_ids` behind what `kv_cache` holds (empty: nothing): logits [1, V] of the last, and K/V of all
+    def extend(self, token_ids: np.ndarray, keep: bool = True) -> tuple[torch.Tensor, KVCache]:
+        """Compute a sequence, `token_ids` int64 [S], from its first token: logits [1, V] of the last, and the K/V of all
         (empty unless it is to be kept)."""
-        past = kv_cache[0][0].shape[2] if kv_cache else 0
-        total = past + len(token_ids)
+        total = len(token_ids)
         runner = self._runner(1, total)
-        if past:
-            self._fill(runner.token_to_kv_pool, [kv_cache], [past], total)
-        logits, _ = runner.forward_extend(
-            torch.as_tensor(token_ids, dtype=torch.int64), [0], [total], [past], range(past, total)
-        )
+        logits, _ = runner.forward_extend(torch.from_numpy(token_ids), [0], [total], [0], range(total))
         self.account.forwards += 1
-        self.account.tokens_computed += len(token_ids)
+        self.account.tokens_computed += total
         return logits, self._cut(runner.token_to_kv_pool, [total], total)[0] if keep else []
 
     def decode_step_sessions(self, sessions: Sequence["InferenceSession"]) -> torch.Tensor:
@@ -123,7 +116,7 @@ class InferenceEngine:
         for i, session in enumerate(sessions):
             if session.engine.model is not self.model:
                 raise ValueError(f"sessions[{i}]: is of another model")
-            if session.finished or not session.generated_ids:
+            if session.finished or not session.prefilled:
                 raise ValueError(f"sessions[{i}]: has {'finished' if session.finished else 'not been prefilled'}")
             if session.kv_len < session.req.num_tokens - 1:
                 raise ValueError(f"sessions[{i}]: its K/V has been released")
@@ -232,6 +225,10 @@ class InferenceSession:
         return self._req
 
     @property
+    def prefilled(self) -> bool:
+        return self._req is not None
+
+    @property
     def generated_ids(self) -> list[int]:
         """Tokens sampled so far, a new list."""
         return self._req.output_ids if self._req is not None else []
@@ -257,14 +254,14 @@ class InferenceSession:
         is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError when
         the session has been prefilled before. When this raises, the session is as it was.
         """
-        if self._req is not None:
+        if self.prefilled:
             raise ValueError("session: has been prefilled before; make a new one for another prompt")
         builder, context = self.engine.builder, self.engine.model.max_context_len
         prompt_ids = builder.prompt_ids(prompt)
         params = self.params()
         builder.check_context(prompt_ids, params, context)
         (req,) = builder.build(next(self.engine.session_ids), prompt_ids, params)
-        logits, kv_cache = self.engine.extend([], prompt_ids, keep_kv)
+        logits, kv_cache = self.engine.extend(prompt_ids, keep_kv)
         req.append(int(self.engine.sampler.sample(logits, [req])[0]))
         self._req = req
         if not req.finished:

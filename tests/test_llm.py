@@ -11,6 +11,7 @@ import transformers
 
 from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, StreamPiece
 from nanoinfer.model_loader import resolve_model_path
+from nanoinfer.outputs import RequestGroup
 from tests.checkpoints import greedy as transformers_greedy
 
 Checkpoint = Callable[..., Path]
@@ -408,3 +409,15 @@ def test_a_checkpoint_without_tokenizer_serves_ids_and_says_so_of_text_and_chats
     (output,) = bare.generate([1, 2, 3], greedy())
     assert (len(output.token_ids), output.text) == (8, "")
     assert joined(list(bare.stream([1, 2, 3], greedy())))[1] == output.token_ids
+
+
+def test_a_step_of_generate_does_not_go_through_all_the_prompts(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(checkpoint("llama"), max_running_requests=2, max_total_tokens=64)
+    finished, visits = RequestGroup.finished.fget, []
+    assert finished is not None
+    monkeypatch.setattr(RequestGroup, "finished", property(lambda group: visits.append(group) or finished(group)))
+    llm.generate([[i] for i in range(100)], SamplingParams(max_new_tokens=4, temperature=0), use_tqdm=False)
+    stats = llm.engine.stats()
+    assert len(visits) <= 8 * (stats["extend_steps"] + stats["decode_steps"]) + 2 * 100, "two requests are in a step"
