@@ -145,7 +145,7 @@ class EngineConfig:
     policy_window: int = 128
     eviction_policy: str = "lru"
     disable_radix_cache: bool = False
-    attention_backend: str = "torch_native"
+    attention_backend: str = "auto"
     random_seed: int | None = None
 
     def __post_init__(self) -> None:

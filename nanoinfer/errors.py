@@ -11,3 +11,7 @@ class WeightMismatchError(ValueError):
 
 class InvalidRequestError(ValueError):
     """A request was refused on arrival: the message names the field, its value and the limit. Nothing was queued."""
+
+
+class KernelsUnavailableError(ValueError):
+    """The kernels that were asked for cannot run here: no compiler, a CPU or a dtype they are not for. The message says."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from nanoinfer.attention import ATTENTION_BACKENDS
+from nanoinfer.attention import select_attention_backend
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine, Prompt
@@ -33,6 +33,8 @@ class LLM:
     - `max_context_len`: prompt and output tokens of one request; None: what the model was trained for.
     - `max_running_requests`: requests that hold K/V at a time.
     - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
+    - `kernels`, `attention_backend`: who computes; auto takes the fastest that runs here (see `select_kernels` and
+      `select_attention_backend`).
     - the rest: see EngineConfig.
     """
 
@@ -48,7 +50,8 @@ class LLM:
         page_size: int = 1,
         schedule_policy: str = "lpm",
         disable_radix_cache: bool = False,
-        attention_backend: str = "torch_native",
+        attention_backend: str = "auto",
+        kernels: str = "auto",
         **engine_options: Any,
     ):
         config = EngineConfig(
@@ -61,7 +64,7 @@ class LLM:
             attention_backend=attention_backend,
             **engine_options,
         )  # checked before anything is loaded; what depends on the model follows
-        self.model = load_model(model, dtype, device, max_context_len)
+        self.model = load_model(model, dtype, device, max_context_len, kernels)
         context = self.model.max_context_len
         if max_total_tokens is None:
             max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)
@@ -199,7 +202,7 @@ def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
         model.device,
         config.page_size,
     )
-    backend = ATTENTION_BACKENDS[config.attention_backend]()
+    backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer)
 

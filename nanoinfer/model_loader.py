@@ -7,6 +7,7 @@ import torch
 
 from nanoinfer.config import ModelConfig
 from nanoinfer.device import resolve_device, resolve_dtype
+from nanoinfer.kernels import select_kernels
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.tokenizer import Tokenizer
 from nanoinfer.weight_loader import checkpoint_dtype, load_weights
@@ -70,8 +71,10 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     max_context_len: int | None = None,
+    kernels: str = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype=None` keeps the checkpoint's; `max_context_len=None` the model's.
+    `kernels`: see `select_kernels`.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -84,6 +87,8 @@ def load_model(
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
     network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
+    chosen = select_kernels(kernels, resolved_dtype, resolved_device)
     load_weights(network, path)
+    network.use_kernels(chosen)
     tokenizer = Tokenizer.from_pretrained(path)
     return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)

@@ -26,7 +26,7 @@ def test_an_engine_config_may_be_as_small_as_it_gets() -> None:
     )
     assert config.page_size == 1
     assert config.schedule_policy == "lpm"
-    assert config.attention_backend == "torch_native"
+    assert config.attention_backend == "auto"
     assert config.disable_radix_cache is False
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM, Engine, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
-from nanoinfer.attention import ATTENTION_BACKENDS
+from nanoinfer.attention import TorchNativeBackend
 from nanoinfer.config import EngineConfig
 from nanoinfer.input_metadata import InputMetadata
 from nanoinfer.layers.logits_processor import LogitsOutput
@@ -66,7 +66,7 @@ def make_engine(
 ) -> Engine:
     config = EngineConfig(rows, slots, CONTEXT, page_size=page_size, **options)
     pools = ReqToTokenPool(rows, CONTEXT), TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size)
-    runner = ModelRunner(CountingModel(), *pools, ATTENTION_BACKENDS[config.attention_backend]())
+    runner = ModelRunner(CountingModel(), *pools, TorchNativeBackend())
     return Engine(runner, config, V, eos, tokenizer or LetterTokenizer())
 
 

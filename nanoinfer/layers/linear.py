@@ -1,27 +1,40 @@
 """Linear layers, alone and fused: one matrix product where a checkpoint has several on the same input."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+
+from nanoinfer.kernels import Kernels, TorchKernels
 
 
 class Linear(nn.Module):
-    """`x @ weight.T + bias`, without gradients; weights are filled in by the weight loader."""
+    """`x @ weight.T + bias`, without gradients.
+
+    The weight loader fills `weight` [out, in]; `pack` then gives it the layout that the kernels read fastest.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.weight = nn.Parameter(
+        self.out_features = out_features
+        self.kernels: Kernels = TorchKernels()
+        self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False) if bias else None
         )
+        self._packed: Any = None
+
+    def pack(self, kernels: Kernels) -> None:
+        """Use `kernels` from now on. The weight is packed for them and given up: no memory holds it twice."""
+        assert self.weight is not None, "packed already"
+        self.kernels, self._packed, self.weight = kernels, kernels.pack(self.weight.data), None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in_features] → [T, out_features]."""
-        return linear(x, self.weight, self.bias)
+        packed = self.weight if self._packed is None else self._packed
+        return self.kernels.linear(x, packed, self.bias, self.out_features)
 
 
 class FusedLinear(Linear):
@@ -33,7 +46,3 @@ class FusedLinear(Linear):
     def __init__(self, in_features: int, parts: dict[str, int], bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__(in_features, sum(parts.values()), bias, dtype, device)
         self.parts = parts
-
-    def split(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The projections' outputs, views of `forward(x)`."""
-        return self(x).split(list(self.parts.values()), dim=-1)

@@ -23,17 +23,21 @@ class LogitsOutput:
     normalized_logprobs: torch.Tensor | None = None
 
 
+def logit_rows(metadata: InputMetadata) -> torch.Tensor | None:
+    """The rows [k] of the pass whose hidden states are needed to the end; None for all."""
+    if metadata.forward_mode is ForwardMode.DECODE or metadata.return_normalized_logprob:
+        return None
+    return metadata.qo_indptr[1:] - 1
+
+
 def process_logits(
     hidden: torch.Tensor, input_ids: torch.Tensor, lm_head: Linear, metadata: InputMetadata
 ) -> LogitsOutput:
-    """`hidden` [T, hidden_size] after the last norm, `input_ids` [T] → LogitsOutput."""
-    if metadata.forward_mode is ForwardMode.DECODE:
-        return LogitsOutput(lm_head(hidden))
-    last_rows = metadata.qo_indptr[1:] - 1
-    logits = lm_head(hidden[last_rows])
+    """`hidden` [k, hidden_size] of the `logit_rows` after the last norm, `input_ids` [T] → LogitsOutput."""
     if not metadata.return_normalized_logprob:
-        return LogitsOutput(logits)
+        return LogitsOutput(lm_head(hidden))
 
+    logits = lm_head(hidden[metadata.qo_indptr[1:] - 1])
     logprobs = torch.full(input_ids.shape, torch.nan, dtype=torch.float32, device=hidden.device)
     for start in range(0, len(input_ids) - 1, ROWS_AT_A_TIME):
         rows = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from nanoinfer.kernels import Kernels, TorchKernels
+
 
 class RMSNorm(nn.Module):
     """`x / rms(x) * weight` over the last dimension, the mean square in float32 (Zhang and Sennrich, 2019)."""
@@ -10,10 +12,13 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.eps = eps
+        self.kernels: Kernels = TorchKernels()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [..., size] → the same shape and dtype."""
-        x32 = x.float()
-        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * x32.to(x.dtype)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a layer's output `x` to the residual stream: `(norm of the sum, the sum)`. May change `residual` in place."""
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

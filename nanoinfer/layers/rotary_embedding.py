@@ -23,17 +23,6 @@ class RotaryEmbedding:
         self.cos = angles.cos().to(dtype).to(device)
         self.sin = angles.sin().to(dtype).to(device)
 
-    def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`positions` [T] → cosines and sines [T, 1, D/2], the same for every head and layer: look them up once a pass."""
-        return self.cos[positions, None], self.sin[positions, None]
-
-
-def rotate(x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """`x` [T, heads, D] → the same shape, each pair turned by its token's angle."""
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
     """Radians a token for each pair, float32 `[D/2]`.

@@ -2,17 +2,18 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 
 from nanoinfer.config import ModelConfig
 from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.layers.linear import FusedLinear, Linear
-from nanoinfer.layers.logits_processor import LogitsOutput, process_logits
+from nanoinfer.layers.logits_processor import LogitsOutput, logit_rows, process_logits
 from nanoinfer.layers.radix_attention import RadixAttention
 from nanoinfer.layers.rms_norm import RMSNorm
-from nanoinfer.layers.rotary_embedding import RotaryEmbedding, rotate
+from nanoinfer.layers.rotary_embedding import RotaryEmbedding
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
+# Cosine and sine tables [max_len, D/2] and the positions [T] to look up in them.
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
@@ -20,6 +21,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
+        self.kernels: Kernels = TorchKernels()
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -32,16 +34,18 @@ class Attention(nn.Module):
             layer_id, self.num_heads, self.num_kv_heads, self.head_dim, config.sliding_windows[layer_id]
         )
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata) -> torch.Tensor:
-        """`x` [T, hidden] → [T, hidden]."""
-        q, k, v = self.qkv_proj.split(x)
-        q = q.view(-1, self.num_heads, self.head_dim)  # [T, H, D]
-        k = k.view(-1, self.num_kv_heads, self.head_dim)  # [T, Hk, D]
-        v = v.view(-1, self.num_kv_heads, self.head_dim)
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`x` [T, hidden] → [T, hidden], or [len(rows), hidden] where only some rows are wanted."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
+        qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        attended = self.attn.forward(rotate(q, rotation), rotate(k, rotation), v, metadata)
-        return self.o_proj(attended.reshape(len(x), -1))
+            qk = torch.cat((self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])), dim=1)
+        qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn alike: one call for both
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        attended = self.attn.forward(q, k, v, metadata).reshape(len(x), -1)
+        return self.o_proj(attended if rows is None else attended[rows])
 
 
 class MLP(nn.Module):
@@ -49,18 +53,18 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
+        self.kernels: Kernels = TorchKernels()
         parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
         self.gate_up_proj = FusedLinear(config.hidden_size, parts, config.mlp_bias, dtype, device)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias, dtype, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden]."""
-        gate, up = self.gate_up_proj.split(x)
-        return self.down_proj(silu(gate) * up)
+        return self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each on a normed copy of the residual stream and added back to it."""
+    """Attention and MLP, each on a normed copy of the residual stream; each norm first adds what came before it."""
 
     def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -69,10 +73,28 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.mlp = MLP(config, dtype, device)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata) -> torch.Tensor:
-        """`x` [T, hidden] → [T, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, metadata)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        metadata: InputMetadata,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` [T, hidden], the layer before's output, and the residual stream that it is still to be added to
+        (None: `x` is the stream) → the same of this layer.
+
+        `rows` [k]: after the K/V of all tokens is stored, go on with these only.
+        """
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotation, metadata, rows)
+        if rows is not None:
+            residual = residual[rows]
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):
@@ -85,12 +107,17 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, device) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
 
-    def forward(self, input_ids: torch.Tensor, rotation: Rotation, metadata: InputMetadata) -> torch.Tensor:
-        """`input_ids` [T] → [T, hidden]."""
-        x = self.embed_tokens(input_ids)
-        for layer in self.layers:
-            x = layer(x, rotation, metadata)
-        return self.norm(x)
+    def forward(
+        self, input_ids: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`input_ids` [T] → [T, hidden]; with `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
+        what follows attention only for these."""
+        x, residual = self.embed_tokens(input_ids), None
+        *layers, last = self.layers
+        for layer in layers:
+            x, residual = layer(x, residual, rotation, metadata)
+        x, residual = last(x, residual, rotation, metadata, rows)
+        return self.norm.add(x, residual)[0]
 
 
 class LlamaForCausalLM(nn.Module):
@@ -109,7 +136,16 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
 
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Compute with `kernels` from now on, weights packed for them. Once, after the weights are there."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(kernels)
+            elif hasattr(module, "kernels"):
+                module.kernels = kernels
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
         """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool."""
-        hidden = self.model(input_ids, self.rotary.rotation(positions), input_metadata)
+        rotation = (self.rotary.cos, self.rotary.sin, positions)
+        hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)

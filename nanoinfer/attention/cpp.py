@@ -1,0 +1,51 @@
+"""CppAttention: paged attention in C++, straight from the slots."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from nanoinfer.kernels.cpp import kernel
+
+if TYPE_CHECKING:
+    from nanoinfer.input_metadata import InputMetadata
+    from nanoinfer.layers.radix_attention import RadixAttention
+
+
+class CppAttention:
+    """The same kernel for both passes: a decode is an extend of one token.
+
+    K/V is read where it lies, block by block of 64 tokens; nothing is gathered into a rectangle first. A token's result
+    is the same bits however its request was split into passes and whoever else is in them.
+    KernelsUnavailableError when the kernels cannot be built or have nothing for `dtype`.
+    """
+
+    def __init__(self, dtype: torch.dtype):
+        self._attention = kernel("attention", dtype)
+
+    def init_forward(self, metadata: "InputMetadata") -> None:
+        """Nothing to prepare: the kernel reads the CSR description."""
+
+    def forward_extend(self, q: torch.Tensor, layer: "RadixAttention", metadata: "InputMetadata") -> torch.Tensor:
+        """`q` [T, H, D], each token's heads together but tokens as far apart as they may be → [T, H, D]."""
+        assert q.stride()[1:] == (layer.head_dim, 1)
+        pool = metadata.token_to_kv_pool
+        out = q.new_empty(q.shape)
+        self._attention(
+            q.data_ptr(),
+            pool.get_key_buffer(layer.layer_id).data_ptr(),
+            pool.get_value_buffer(layer.layer_id).data_ptr(),
+            out.data_ptr(),
+            metadata.kv_indices.data_ptr(),
+            metadata.kv_indptr.data_ptr(),
+            metadata.qo_indptr.data_ptr(),
+            metadata.batch_size,
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            q.stride(0),
+            layer.scale,
+            layer.sliding_window or 0,
+        )
+        return out
+
+    forward_decode = forward_extend

@@ -1,0 +1,185 @@
+// Paged attention with grouped heads: new tokens over their requests' slots, blocks of keys at a time, with a running
+// maximum and sum (Milakov and Gimelshein, 2018; FlashAttention). Both products are made of the same tile as `linear`:
+// a block of keys, copied together from wherever its slots are, takes the place of the packed weights.
+//
+// A block is always keys 64 i .. 64 i + 63 of the sequence and blocks are taken in order, so what a token gets does not
+// depend on how many tokens are computed together, nor on where their K/V came from.
+#include "vectors.h"
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+constexpr int BLOCK = 64;  // keys
+static_assert(BLOCK % COLUMNS == 0, "whole tiles");
+
+// Transposes a square in registers: swaps ever larger sub-squares across the diagonal.
+template <int STEP = 1>
+static inline void transpose(Floats square[LANES]) {
+    Ints low, high;
+    for (int j = 0; j < LANES; j++) {
+        low[j] = j & STEP ? LANES + j - STEP : j;
+        high[j] = j & STEP ? LANES + j : j + STEP;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & STEP)) {
+            Floats a = square[i], b = square[i + STEP];
+            square[i] = __builtin_shuffle(a, b, low);
+            square[i + STEP] = __builtin_shuffle(a, b, high);
+        }
+    if constexpr (2 * STEP < LANES) transpose<2 * STEP>(square);
+}
+
+// packed[word][key] = keys[slot of the key][word] for `count` keys of a block, 0 for the others; COLUMNS keys side by side.
+static void pack_keys(const float* keys, long slot_stride, const int32_t* slots, int count, long words, float* packed) {
+    for (int first = 0; first < BLOCK; first += LANES)
+        for (long w = 0; w < words; w += LANES) {
+            Floats square[LANES] = {};
+            int present = std::min(LANES, count - first), width = std::min<long>(LANES, words - w);
+            for (int i = 0; i < present; i++) {
+                const float* from = keys + slots[first + i] * slot_stride + w;
+                if (width == LANES) square[i] = load<Floats>(from);
+                else memcpy(&square[i], from, width * 4);
+            }
+            transpose(square);
+            float* to = packed + first / COLUMNS * words * COLUMNS + first % COLUMNS;
+            for (int i = 0; i < width; i++) store(to + (w + i) * COLUMNS, square[i]);
+        }
+}
+
+// packed[key][d] = values[slot of the key][d], COLUMNS dims side by side and STEP keys in each word.
+template <class E>
+static void pack_values(const typename E::T* values, long slot_stride, const int32_t* slots, int count, long dim,
+                        typename E::T* packed) {
+    static const typename E::T zeros[1024] = {};
+    for (int key = 0; key < BLOCK; key += E::STEP)
+        for (long d = 0; d < dim; d += COLUMNS) {
+            typename E::T* to = packed + (d * BLOCK + key * COLUMNS);
+            long width = std::min<long>(COLUMNS, dim - d);
+            for (int i = 0; i < E::STEP; i++) {
+                const typename E::T* from = key + i < count ? values + slots[key + i] * slot_stride + d : zeros;
+                for (long c = 0; c < width; c++) to[c * E::STEP + i] = from[c];
+            }
+        }
+}
+
+// What one thread works with: a few query rows of one key head (every token brings the heads that share it).
+template <class E>
+struct Work {
+    typedef typename E::T T;
+    long dim, padded, rows;
+    std::vector<T> query, probs, values;
+    std::vector<float> keys, scores, sums, maximum, total, decay;
+
+    Work(long dim, long max_rows)
+        : dim(dim), padded((dim + COLUMNS - 1) / COLUMNS * COLUMNS), query(max_rows * dim), probs(max_rows * BLOCK),
+          values(BLOCK * padded), keys(BLOCK * dim / E::STEP), scores(max_rows * BLOCK), sums(max_rows * padded),
+          maximum(max_rows), total(max_rows), decay(max_rows) {}
+
+    // scores = query x keys
+    void multiply_by_keys() {
+        Floats out[ROWS][PANELS];
+        for (long row = 0, n; row < rows; row += n) {
+            n = share(rows - row);
+            for (long c = 0; c < BLOCK; c += COLUMNS) {
+                tile<E>(n, &query[row * dim], dim, &keys[c * dim / E::STEP], dim, out);
+                for (int m = 0; m < n; m++) memcpy(&scores[(row + m) * BLOCK + c], out[m], sizeof out[m]);
+            }
+        }
+    }
+
+    // sums = sums * decay + probs x values, over the first `count` keys of the block
+    void multiply_by_values(long count) {
+        Floats out[ROWS][PANELS];
+        for (long row = 0, n; row < rows; row += n) {
+            n = share(rows - row);
+            for (long d = 0; d < padded; d += COLUMNS) {
+                tile<E>(n, &probs[row * BLOCK], BLOCK, (const float*)&values[d * BLOCK], count, out);
+                for (int m = 0; m < n; m++)
+                    for (int p = 0; p < PANELS; p++) {
+                        float* to = &sums[(row + m) * padded + d + p * LANES];
+                        store(to, load<Floats>(to) * decay[row + m] + out[m][p]);
+                    }
+            }
+        }
+    }
+
+    // One row's scores of a block -> its probabilities, not yet divided by their total. It sees keys first .. last - 1.
+    void soften(long row, int first, int last, float scale) {
+        float *score = &scores[row * BLOCK], highest = maximum[row];
+        T* prob = &probs[row * BLOCK];
+        memset(prob, 0, BLOCK * sizeof(T));
+        decay[row] = 1;
+        if (first >= last) return;
+        for (int k = 0; k < first; k++) score[k] = -INFINITY;
+        for (int k = last; k < BLOCK; k++) score[k] = -INFINITY;
+        Floats most = load<Floats>(score);
+        for (int k = LANES; k < last; k += LANES) {
+            Floats s = load<Floats>(score + k);
+            most = s > most ? s : most;
+        }
+        highest = std::max(highest, largest(most) * scale);
+        Floats added = {};
+        for (int k = 0; k < last; k += LANES) {
+            Floats e = exp_of_negative(load<Floats>(score + k) * scale - highest);
+            added += e;
+            E::put(prob + k, e);
+        }
+        decay[row] = std::exp(maximum[row] - highest);
+        total[row] = total[row] * decay[row] + sum(added);
+        maximum[row] = highest;
+    }
+};
+
+// q [T, heads, dim] (tokens `q_stride` apart), keys and values [N, kv_heads, dim] -> out [T, heads, dim]. Request b has
+// new tokens qo_indptr[b] .. qo_indptr[b + 1] and slots kv_indices[kv_indptr[b] .. kv_indptr[b + 1]], the new ones last.
+// `window`: how many tokens back a token sees, itself included; 0 for all.
+template <class E>
+static void attention(const typename E::T* q, const typename E::T* keys, const typename E::T* values,
+                      typename E::T* out, const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,
+                      long batch, long heads, long kv_heads, long dim, long q_stride, float scale, long window) {
+    typedef typename E::T T;
+    struct Task { int request, head, token; };
+    long group = heads / kv_heads, slot_stride = kv_heads * dim;
+    int tokens = (int)std::max<long>(1, BLOCK / group);  // at a time
+    std::vector<Task> tasks;
+    for (int b = 0; b < batch; b++)
+        for (int token = qo_indptr[b]; token < qo_indptr[b + 1]; token += tokens)
+            for (int head = 0; head < kv_heads; head++) tasks.push_back({b, head, token});
+#pragma omp parallel if (tasks.size() > 1)
+    {
+        Work<E> work(dim, tokens * group);
+#pragma omp for schedule(dynamic)
+        for (long i = (long)tasks.size() - 1; i >= 0; i--) {  // a prompt's last tokens see most: longest first
+            auto [b, head, token] = tasks[i];
+            int count = std::min(tokens, qo_indptr[b + 1] - token);
+            const int32_t* slots = kv_indices + kv_indptr[b];
+            long position = kv_indptr[b + 1] - kv_indptr[b] - (qo_indptr[b + 1] - token), end = position + count;
+            work.rows = count * group;
+            for (long t = 0; t < count; t++)
+                memcpy(&work.query[t * group * dim], q + (token + t) * q_stride + head * group * dim, group * dim * sizeof(T));
+            std::fill(work.maximum.begin(), work.maximum.end(), -INFINITY);
+            std::fill(work.total.begin(), work.total.end(), 0.0f);
+            std::fill(work.sums.begin(), work.sums.end(), 0.0f);
+
+            long start = window ? std::max(0L, position - window + 1) / BLOCK * BLOCK : 0;
+            for (long block = start; block < end; block += BLOCK) {
+                int present = (int)std::min<long>(BLOCK, end - block);
+                pack_keys((const float*)(keys + head * dim), slot_stride / E::STEP, slots + block, present, dim / E::STEP,
+                          work.keys.data());
+                pack_values<E>(values + head * dim, slot_stride, slots + block, present, dim, work.values.data());
+                work.multiply_by_keys();
+                for (long row = 0; row < work.rows; row++) {
+                    long at = position + row / group - block;  // the row's own key, counted from the block's first
+                    long first = window ? std::max(0L, at - window + 1) : 0;
+                    work.soften(row, (int)std::min<long>(first, BLOCK), (int)std::clamp(at + 1, 0L, (long)BLOCK), scale);
+                }
+                work.multiply_by_values((present + E::STEP - 1) / E::STEP * E::STEP);
+            }
+            for (long row = 0; row < work.rows; row++) {
+                T* to = out + ((token + row / group) * heads + head * group + row % group) * dim;
+                for (long d = 0; d < dim; d++) to[d] = E::put1(work.sums[row * work.padded + d] / work.total[row]);
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+"""Compile the C++ kernels on first use and keep the library for the next time."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from nanoinfer.errors import KernelsUnavailableError
+
+SOURCES = Path(__file__).parent
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library, compiled before if this source, compiler and CPU have none yet (a few seconds, once).
+
+    It is kept in `$NANOINFER_CACHE`, or else `nanoinfer` in the user's cache directory.
+    KernelsUnavailableError with the reason when there is no compiler or it does not succeed.
+    """
+    flags = [*COMPILE_FLAGS, *os.environ.get("NANOINFER_CXXFLAGS", "").split()]
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise KernelsUnavailableError("no C++ compiler: neither $CXX nor g++ nor c++ found")
+    key = hashlib.sha256(" ".join([compiler, *flags, _cpu(), torch.__version__]).encode())
+    for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+        key.update(file.read_bytes())
+    built = _cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
+    if not built.is_file():
+        _compile(compiler, flags, built)
+    try:
+        return ctypes.CDLL(str(built))
+    except OSError as error:
+        raise KernelsUnavailableError(f"{built}: {error}") from error
+
+
+def _compile(compiler: str, flags: list[str], built: Path) -> None:
+    """Compile and link beside `built`, then move there, so that nobody ever sees half a library.
+
+    Linked without an OpenMP library of its own: the symbols are found in torch's, whose threads are then used. A second
+    pool of threads would fight the first for the cores.
+    """
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            object_file, library_file = f"{folder}/kernels.o", f"{folder}/kernels.so"
+            _run([compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
+            _run([compiler, "-shared", object_file, "-o", library_file])
+            os.replace(library_file, built)
+    except OSError as error:
+        raise KernelsUnavailableError(f"{built.parent}: {error}") from error
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or ["no message"]
+        first = next((line for line in lines if "error" in line), lines[0])
+        raise KernelsUnavailableError(f"{command[0]} failed: {first}")
+
+
+def _cache_directory() -> Path:
+    if own := os.environ.get("NANOINFER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanoinfer"
+
+
+def _cpu() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("flags")), platform.processor())

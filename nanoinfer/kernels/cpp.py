@@ -1,0 +1,119 @@
+"""CppKernels: one pass over the data for what torch does in several, and products that do not depend on the batch."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.build import library
+
+Function = Callable[..., None]
+
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+# Arguments of every function in kernels.cpp, up to the element type in its name.
+_ARGUMENTS = {
+    "linear": [_POINTER] * 4 + [_LONG] * 3,
+    "add_rms_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
+    "rotate": [_POINTER] * 4 + [_LONG] * 4,
+    "silu_and_mul": [_POINTER] * 2 + [_LONG] * 2,
+    "store_kv": [_POINTER] * 5 + [_LONG] * 3,
+    "attention": [_POINTER] * 7 + [_LONG] * 5 + [_FLOAT, _LONG],
+}
+
+
+def kernel(name: str, dtype: torch.dtype) -> Function:
+    """The C function `name` for elements of `dtype`. KernelsUnavailableError when this CPU has no such function."""
+    type_name = str(dtype).removeprefix("torch.")
+    try:
+        function = getattr(library(), f"{name}_{type_name}")
+    except AttributeError as error:
+        raise KernelsUnavailableError(f"dtype {type_name}: the C++ kernels have none on this CPU") from error
+    function.argtypes, function.restype = _ARGUMENTS[name], None
+    return function
+
+
+class CppKernels:
+    """For one `dtype` on the CPU. A token's results are the same bits whichever tokens are computed with it.
+
+    KernelsUnavailableError with the reason when they cannot be built or have nothing for `dtype`.
+    """
+
+    def __init__(self, dtype: torch.dtype):
+        self._linear, self._add_rms_norm = kernel("linear", dtype), kernel("add_rms_norm", dtype)
+        self._rotate, self._silu_and_mul = kernel("rotate", dtype), kernel("silu_and_mul", dtype)
+        self._columns = int(library().columns())
+        self._step = 4 // dtype.itemsize  # elements in a word
+
+    @staticmethod
+    def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why these kernels cannot be used, or None when they can. Compiles them if that has not been done."""
+        if device.type != "cpu":
+            return f"device {device}: the C++ kernels are for the CPU"
+        try:
+            CppKernels(dtype)
+        except KernelsUnavailableError as error:
+            return str(error)
+        return None
+
+    def pack(self, weight: torch.Tensor) -> Any:
+        """[out, in] → [out / columns, in / step, columns, step]: a tile's columns side by side, in the order of reading.
+
+        `step` elements make a 4-byte word. Missing columns of the last tile and a missing element of the last word are 0.
+        """
+        out_features, in_features = weight.shape
+        groups, steps = -(-out_features // self._columns), -(-in_features // self._step)
+        whole = weight.new_zeros(groups * self._columns, steps * self._step)
+        whole[:out_features, :in_features] = weight
+        return whole.view(groups, self._columns, steps, self._step).transpose(1, 2).contiguous()
+
+    def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """Tiles of 6 tokens by `columns` outputs; each sum runs over the inputs in order, whatever T is."""
+        rows, in_features = x.shape
+        if in_features % self._step:
+            x = torch.nn.functional.pad(x, (0, self._step - in_features % self._step))
+        x = x.contiguous()
+        y = x.new_empty(rows, out_features)
+        bias_pointer = None if bias is None else bias.data_ptr()
+        self._linear(
+            x.data_ptr(), packed.data_ptr(), bias_pointer, y.data_ptr(), rows, x.shape[1], out_features
+        )
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The norm of `add_rms_norm`, without the addition."""
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        self._add_rms_norm(
+            x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual` is changed in place."""
+        out = torch.empty_like(x)
+        self._add_rms_norm(
+            x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), x.shape[1], eps
+        )
+        return out, residual
+
+    def rotate(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """In place, also where `x` is a part of wider rows."""
+        rows, heads, dim = x.shape
+        assert x.stride()[1:] == (dim, 1)
+        self._rotate(
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), rows, x.stride(0), heads, dim
+        )
+        return x
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """One pass."""
+        rows, width = x.shape
+        out = x.new_empty(rows, width // 2)
+        self._silu_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out

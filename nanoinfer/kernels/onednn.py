@@ -1,0 +1,34 @@
+"""OneDNNKernels: torch, with weights packed once for oneDNN's matrix products instead of at every call."""
+
+from typing import Any
+
+import torch
+
+from nanoinfer.kernels.torch_native import TorchKernels
+
+PACKED_FOR = 16  # rows that oneDNN chooses its layout for: a decode batch
+
+
+class OneDNNKernels(TorchKernels):
+    """What Inductor uses for linear layers on a CPU: a weight is reordered into oneDNN's blocked layout at load time."""
+
+    @staticmethod
+    def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why these kernels cannot be used, or None when they can."""
+        if device.type != "cpu":
+            return f"device {device}: oneDNN's packed weights are for the CPU"
+        if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return "this build of torch has no oneDNN"
+        if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "oneDNN has no bfloat16 on this CPU"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"dtype {dtype}: must be float32 or bfloat16"
+        return None
+
+    def pack(self, weight: torch.Tensor) -> Any:
+        """An opaque tensor in oneDNN's layout."""
+        return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+
+    def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
+        """One oneDNN product, bias included."""
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

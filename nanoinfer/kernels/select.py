@@ -1,0 +1,33 @@
+"""Which kernels a model runs on: the ones asked for, or the fastest there are."""
+
+import logging
+
+import torch
+
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.base import Kernels
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.kernels.onednn import OneDNNKernels
+from nanoinfer.kernels.torch_native import TorchKernels
+
+KERNELS = ("auto", "cpp", "onednn", "torch")
+logger = logging.getLogger(__name__)
+
+
+def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """`cpp`, `onednn` or `torch` as asked for; `auto`: the first of these that can be used for `dtype` on `device`.
+
+    ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
+    """
+    if name not in KERNELS:
+        raise ValueError(f"kernels={name!r}: must be one of {', '.join(KERNELS)}")
+    for candidate, why_not in (("cpp", CppKernels.why_not), ("onednn", OneDNNKernels.why_not)):
+        if name not in (candidate, "auto"):
+            continue
+        reason = why_not(dtype, device)
+        if reason is None:
+            return CppKernels(dtype) if candidate == "cpp" else OneDNNKernels()
+        if name == candidate:
+            raise KernelsUnavailableError(f"kernels={name!r}: {reason}")
+        logger.info("%s kernels are not used: %s", candidate, reason)
+    return TorchKernels()

@@ -1,0 +1,104 @@
+// What the kernels share: vectors of floats, the two element types, and the register tile that every product is made of.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, PANELS = 4;  // 32 registers of 16 floats
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int LANES = 8, PANELS = 2;  // 16 registers of 8 floats
+#else
+#error "needs AVX2 with FMA, or AVX-512"
+#endif
+constexpr int COLUMNS = PANELS * LANES;  // outputs that one tile computes side by side
+constexpr int ROWS = 6;                  // rows of one tile at most: PANELS * ROWS sums stay in registers
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+
+template <class V, class T> inline V load(const T* from) { V v; memcpy(&v, from, sizeof v); return v; }
+template <class V, class T> inline void store(T* to, V v) { memcpy(to, &v, sizeof v); }
+
+// e^x for x <= 0, exactly 0 below the smallest normal number: 2^n * e^r with n whole and |r| <= ln(2) / 2.
+inline Floats exp_of_negative(Floats x) {
+    Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // rounds to nearest: x is not positive
+    Floats whole = __builtin_convertvector(n, Floats);
+    Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Ints bits = (Ints)p + (n << 23);
+    return (Floats)(x < -87.0f ? Ints{} : bits);
+}
+
+inline float sum(Floats v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
+inline float largest(Floats v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m; return m; }
+
+// An element type: how floats are loaded and stored, and the step of a dot product that one vector instruction takes.
+// STEP elements of every column lie together, so a "word" is 4 bytes for both types.
+struct Float32 {
+    typedef float T;
+    static constexpr int STEP = 1;
+    static Floats get(const T* from) { return load<Floats>(from); }
+    static void put(T* to, Floats v) { store(to, v); }
+    static float get1(T x) { return x; }
+    static T put1(float x) { return x; }
+    static Floats multiply_add(Floats sum, Floats words, const T* x) { return sum + words * *x; }
+};
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+struct BFloat16 {
+    typedef uint16_t T;
+    static constexpr int STEP = 2;
+    static Floats get(const T* from) {
+        typedef T Halves __attribute__((vector_size(LANES * 2)));
+        return (Floats)(__builtin_convertvector(load<Halves>(from), Ints) << 16);
+    }
+    static void put(T* to, Floats v) { store(to, _mm512_cvtneps_pbh(v)); }
+    static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
+    static T put1(float x) { T all[LANES]; put(all, x - Floats{}); return all[0]; }
+    static Floats multiply_add(Floats sum, Floats words, const T* x) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+    }
+};
+#endif
+
+// out[m] = the products of row x[m] (`size` elements) with COLUMNS columns, for M rows. `words` holds the columns as
+// [size / STEP][COLUMNS] words: one stream, read once for all M rows. Every sum runs over k in order, whatever M is:
+// that is why a row's result does not depend on the rows beside it.
+template <class E, int M>
+inline void tile(const typename E::T* x, long x_stride, const float* words, long size, Floats out[M][PANELS]) {
+    Floats sums[M][PANELS] = {};
+#pragma GCC unroll 4
+    for (long k = 0; k < size; k += E::STEP, words += COLUMNS) {
+        if (M <= 2) __builtin_prefetch(words + 16 * COLUMNS);  // few rows: waiting for memory is all there is to do
+        Floats column[PANELS];
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
+#pragma GCC unroll 6
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) sums[m][p] = E::multiply_add(sums[m][p], column[p], x + m * x_stride + k);
+    }
+    memcpy(out, sums, sizeof sums);
+}
+
+// The same for any number of rows from 1 to ROWS.
+template <class E>
+inline void tile(int rows, const typename E::T* x, long x_stride, const float* words, long size, Floats out[][PANELS]) {
+    switch (rows) {
+        case 6: return tile<E, 6>(x, x_stride, words, size, out);
+        case 5: return tile<E, 5>(x, x_stride, words, size, out);
+        case 4: return tile<E, 4>(x, x_stride, words, size, out);
+        case 3: return tile<E, 3>(x, x_stride, words, size, out);
+        case 2: return tile<E, 2>(x, x_stride, words, size, out);
+        default: return tile<E, 1>(x, x_stride, words, size, out);
+    }
+}
+
+// How many rows the next tile takes when `left` are to do: even shares, so that 7 rows are 4 + 3 and not 6 + 1.
+inline int share(long left) { long tiles = (left + ROWS - 1) / ROWS; return (int)((left + tiles - 1) / tiles); }
