@@ -75,7 +75,8 @@ inline void tile(const typename E::T* x, long x_stride, const float* words, long
     Floats sums[M][PANELS] = {};
 #pragma GCC unroll 4
     for (long k = 0; k < size; k += E::STEP, words += COLUMNS) {
-        if (M <= 2) __builtin_prefetch(words + 16 * COLUMNS);  // few rows: waiting for memory is all there is to do
+        if (M <= 2)  // few rows: there is little to do but wait for memory, so words are asked for long before
+            for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + 128 * COLUMNS + line, 0, 2);
         Floats column[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
