@@ -13,7 +13,7 @@ import torch
 from nanoinfer.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged import GeneratorTorch
-from nanoinfer.paged_inputs import as_integer
+from nanoinfer.paged_checks import as_integer
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from nanoinfer.errors import UnknownArgumentError
 from nanoinfer.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model_loader import LoadedModel, as_loaded_model
-from nanoinfer.paged_inputs import KVCache, PagedInputs, as_integer, check_kv_cache, read_inputs
+from nanoinfer.paged_checks import KVCache, as_integer, check_kv_cache
+from nanoinfer.paged_inputs import PagedInputs, read_inputs
 
 OPTIONS = {"q_lens": None, "spec_mask": None, "atten_mask": None, "adapter_ids": None, "max_out_len": 256}
 BASE_ADAPTERS = (None, "base")
@@ -45,10 +46,14 @@ class GeneratorTorch:
 
         They belong to the caller, who decides which block is whose. ValueError when a size is below 1.
         """
-        shape = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
-        config, kind = self.model.config, {"dtype": self.model.dtype, "device": self.model.device}
-        shape += (config.num_key_value_heads, config.head_dim)
-        return [(torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for _ in range(config.num_hidden_layers)]
+        sizes = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
+        config = self.model.config
+        shape = (*sizes, config.num_key_value_heads, config.head_dim)
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+
+        return [(zeros(), zeros()) for _ in range(config.num_hidden_layers)]
 
     def pool_as_blocks(self, pool: TokenToKVPool) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The buffers of `pool` as a `kv_cache` of blocks of its `page_size`: the same memory, no copy.
@@ -57,16 +62,14 @@ class GeneratorTorch:
         pool is not one for this model.
         """
         blocks = (pool.size // pool.page_size, pool.page_size)
-        kv_cache = []
-        for layer in range(self.model.config.num_hidden_layers):
-            try:
-                buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
-            except IndexError:
-                raise ValueError(
-                    f"pool: has {layer} layers, must have the model's {self.model.config.num_hidden_layers}"
-                )
-            keys, values = (buffer.view(*blocks, *buffer.shape[1:]) for buffer in buffers)
-            kv_cache.append((keys, values))
+        num_layers = self.model.config.num_hidden_layers
+        try:
+            buffers = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in range(num_layers)]
+        except IndexError:
+            raise ValueError(f"pool: has fewer layers than the model, which has {num_layers}") from None
+        kv_cache = [
+            (keys.view(*blocks, *keys.shape[1:]), values.view(*blocks, *values.shape[1:])) for keys, values in buffers
+        ]
         check_kv_cache(kv_cache, self.model)
         return kv_cache
 

@@ -4,19 +4,16 @@ Everything is checked here, on the host, before the pass writes anything: wrong 
 of another request.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from nanoinfer.model_loader import LoadedModel
+from nanoinfer.paged_checks import KVCache, as_integer, check_kv_cache, check_range, int_array
 from nanoinfer.paged_masks import read_masks
 from nanoinfer.slot_allocator import as_int_array
-
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [num_blocks, P, Hk, D]
 
 
 @dataclass
@@ -89,26 +86,12 @@ def read_inputs(
     first = np.cumsum(new_lens) - new_lens
     # What advance_step leaves in a row that is padding. Its length and blocks mean nothing, and need not fit.
     padding = (new_lens == 1) & (slot_ids[first] == -1) & (positions[first] == 0) & (not is_prefill)
-    seq_lens = np.where(padding, 1, lengths)
-    short = np.flatnonzero(seq_lens < new_lens)
-    if short.size:
-        i = short[0]
-        raise ValueError(f"input_lengths[{i}]={lengths[i]}: must include its {new_lens[i]} new tokens")
-    if (longest := int(seq_lens.max())) > as_integer("max_seq_len", max_seq_len):
-        raise ValueError(f"max_seq_len={max_seq_len}: must be at least the longest of input_lengths, {longest}")
+    prefix_lens = _prefix_lens(np.where(padding, 1, lengths), new_lens, as_integer("max_seq_len", max_seq_len))
     as_integer("max_out_len", max_out_len)
-
-    prefix_lens = seq_lens - new_lens
     request = np.repeat(np.arange(len(lengths)), new_lens)
     indices = np.arange(len(ids)) - first[request] + prefix_lens[request]
     if spec_mask is None and atten_mask is None:
-        wrong = np.flatnonzero(positions != indices)
-        if wrong.size:
-            t = wrong[0]
-            raise ValueError(
-                f"position_ids[{t}]={positions[t]}: must be {indices[t]}, its index in request {request[t]} "
-                "(other positions need a spec_mask or atten_mask)"
-            )
+        _check_positions(positions, indices, request)
     rows = np.where(tables[..., None] < 0, -1, tables[..., None] * block_size + np.arange(block_size))
     rows = rows.reshape(len(tables), -1)
     _check_blocks(rows, prefix_lens, request, indices, slot_ids, block_size)
@@ -123,74 +106,13 @@ def read_inputs(
     return PagedInputs(one_token_each, ids, positions, slot_ids, indices, new_lens, prefix_lens, rows, head, bias)
 
 
-def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
-    """(num_blocks, block size) of a K/V cache that fits the model; ValueError naming layer and tensor otherwise."""
-    config = model.config
-    if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
-        size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
-        raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one for each layer")
-    first: tuple[int, ...] | None = None
-    for layer, pair in enumerate(kv_cache):
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
-            raise ValueError(f"kv_cache[{layer}]: must be a pair of tensors (K, V)")
-        for name, tensor in zip("KV", pair, strict=True):
-            shape = tuple(tensor.shape)
-            heads = (config.num_key_value_heads, config.head_dim)
-            if len(shape) != 4 or shape[2:] != heads or 0 in shape:
-                raise ValueError(
-                    f"kv_cache[{layer}] {name}: shape {list(shape)}, must be [num_blocks, block_size, {heads[0]}, {heads[1]}]"
-                )
-            first = first or shape
-            if shape != first:
-                raise ValueError(f"kv_cache[{layer}] {name}: shape {list(shape)}, must be {list(first)} as in layer 0")
-            if tensor.dtype != model.dtype or tensor.device != model.device:
-                raise ValueError(
-                    f"kv_cache[{layer}] {name}: {tensor.dtype} on {tensor.device}, must be the model's "
-                    f"{model.dtype} on {model.device}"
-                )
-    assert first is not None
-    return first[0], first[1]
-
-
-def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:
-    """An int32 or int64 tensor of `ndim` dimensions as int64 on the host; ValueError for anything else."""
-    if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"{name}: must be a tensor, got {type(tensor).__name__}")
-    if tensor.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64 or torch.int32")
-    if tensor.ndim != ndim:
-        raise ValueError(f"{name}: shape {list(tensor.shape)}, must have {ndim} dimension{'s' if ndim > 1 else ''}")
-    return tensor.detach().cpu().numpy().astype(np.int64)
-
-
-def as_integer(name: str, value: int) -> int:
-    """`value`, at least 1, as a plain int; ValueError otherwise."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
-    return number
-
-
-def check_range(name: str, array: np.ndarray, low: int, high: int | None = None) -> None:
-    """ValueError naming the first element outside low..high."""
-    wrong = (array < low) | (array > high) if high is not None else array < low
-    if wrong.any():
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        index = ", ".join(map(str, where))
-        limit = f"in {low}..{high}" if high is not None else f"at least {low}"
-        raise ValueError(f"{name}[{index}]={array[where]}: must be {limit}")
-
-
 def _new_lens(
     q_lens: Sequence[int] | None, is_prefill: bool, ids: np.ndarray, positions: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
     """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else to be told from the positions."""
     total, batch = len(ids), len(lengths)
-    if q_lens is not None and len(q_lens):
-        given: Any = as_int_array(q_lens, "q_lens")
+    given = as_int_array([] if q_lens is None else q_lens, "q_lens")
+    if given.size:
         if len(given) != batch:
             raise ValueError(f"q_lens: {len(given)} for {batch} requests of input_lengths; must be as many")
         check_range("q_lens", given, 1)
@@ -217,6 +139,23 @@ def _new_lens(
     if start != total:
         raise ValueError(f"input_ids: {total} tokens, but {start} by position_ids and input_lengths (or give q_lens)")
     return np.array(new_lens)
+
+
+def _prefix_lens(seq_lens: np.ndarray, new_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
+    """Tokens of each request before this pass, [B]."""
+    for i in np.flatnonzero(seq_lens < new_lens)[:1]:
+        raise ValueError(f"input_lengths[{i}]={seq_lens[i]}: must include its {new_lens[i]} new tokens")
+    if (longest := int(seq_lens.max())) > max_seq_len:
+        raise ValueError(f"max_seq_len={max_seq_len}: must be at least the longest of input_lengths, {longest}")
+    return seq_lens - new_lens
+
+
+def _check_positions(positions: np.ndarray, indices: np.ndarray, request: np.ndarray) -> None:
+    for t in np.flatnonzero(positions != indices)[:1]:
+        raise ValueError(
+            f"position_ids[{t}]={positions[t]}: must be {indices[t]}, its index in request {request[t]} "
+            "(other positions need a spec_mask or atten_mask)"
+        )
 
 
 def _check_blocks(

@@ -224,8 +224,9 @@ def test_it_is_a_proper_operator(make: Callable[..., dict[str, Any]]) -> None:
 
 def test_its_schema_is_torch_npus_and_a_formula() -> None:
     assert str(OP.default._schema) == (
-        "nanoinfer::npu_advance_step_flashattn(Tensor(a!) input_tokens, Tensor sampled_token_ids, Tensor(b!) input_positions, "
-        "Tensor(c!) seq_lens, Tensor(d!) slot_mapping, Tensor block_tables, SymInt num_seqs, SymInt num_queries, "
+        "nanoinfer::npu_advance_step_flashattn(Tensor(a!) input_tokens, Tensor sampled_token_ids, "
+        "Tensor(b!) input_positions, Tensor(c!) seq_lens, Tensor(d!) slot_mapping, Tensor block_tables, "
+        "SymInt num_seqs, SymInt num_queries, "
         'SymInt block_size, *, Tensor? spec_token=None, Tensor? accepted_num=None, str formula="by_row") -> ()'
     )
 

@@ -1,4 +1,4 @@
-"""Ascend NPUs: what is told where something is missing, which operator runs, and, on one, that the numbers are the CPU's."""
+"""Ascend NPUs: what is told where something is missing, which operator runs, and, on one, that numbers are the CPU's."""
 
 import os
 import subprocess

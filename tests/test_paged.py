@@ -1,5 +1,6 @@
 """forward_tensor: its logits are those of transformers and its tokens the engine's, whatever the blocks look like."""
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -186,6 +187,23 @@ def test_requests_that_share_blocks_may_both_write_them(
     close(caller.decode({0: [7], 1: [7]}), torch.stack([expected(caller.tokens[i])[-1] for i in (0, 1)]))
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_any_mix_of_chunks_and_drafts_in_any_order(
+    seed: int, family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
+) -> None:
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 3, 4, 16])
+    caller = Caller(generators(family), 5 * (60 // block_size + 1), block_size, seed)
+    for _ in range(10):
+        requests = rng.sample(range(5), rng.randint(1, 5))
+        new = {i: [rng.randrange(320) for _ in range(rng.choice([1, 1, 2, 5]))] for i in requests}
+        is_prefill = rng.random() < 0.4
+        q_lens = [len(tokens) for tokens in new.values()]
+        logits = caller.run(new, is_prefill, q_lens=q_lens if max(q_lens) > 1 or rng.random() < 0.5 else None)
+        close(logits, torch.cat([expected(caller.tokens[i], family)[-len(new[i]) :] for i in new]))
+
+
 # --- slots of −1, padding ----------------------------------------------------------------------------------------
 
 
@@ -253,6 +271,19 @@ def test_padding_rows_change_nothing(
     assert logits.shape == (4, 320)
     assert logits.isfinite().all()
     close(logits[:2], torch.stack([expected([*PROMPTS[0], 9], family)[-1], expected([*PROMPTS[1], 8], family)[-1]]))
+
+
+def test_what_lies_in_blocks_that_nobody_wrote_does_not_matter(
+    generator: GeneratorTorch, expected: Callable[..., torch.Tensor]
+) -> None:
+    """A cache made with torch.empty may hold anything, NaN too."""
+    caller = Caller(generator, 16, 4)
+    for pair in caller.kv_cache:
+        for tensor in pair:
+            tensor.fill_(torch.nan)
+    close(caller.prefill({0: PROMPTS[3], 1: PROMPTS[2]})[-1], expected(PROMPTS[2])[-1])
+    logits = caller.decode({2: [9], 0: [9], 1: [8]})  # request 2 has no prefix
+    close(logits, torch.stack([expected(caller.tokens[i])[-1] for i in (2, 0, 1)]))
 
 
 # --- parallel decoding -------------------------------------------------------------------------------------------
@@ -438,6 +469,6 @@ def test_the_bundled_model_by_name_and_no_gradients() -> None:
 
 
 def test_a_pool_of_another_model_is_refused(generator: GeneratorTorch) -> None:
-    for heads, dim, layers, told in ((2, 16, 2, "2 layers"), (1, 16, 3, "shape"), (2, 8, 3, "shape")):
+    for heads, dim, layers, told in ((2, 16, 2, "fewer layers"), (1, 16, 3, "shape"), (2, 8, 3, "shape")):
         with pytest.raises(ValueError, match=told):
             generator.pool_as_blocks(TokenToKVPool(16, torch.float32, heads, dim, layers, page_size=4))

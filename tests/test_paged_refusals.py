@@ -76,6 +76,7 @@ def ints(*values: Any) -> torch.Tensor:
         ({"q_lens": [1, 2]}, "q_lens: sum 3, must be the 2 tokens of input_ids"),
         ({"q_lens": [2, 0]}, r"q_lens\[1\]=0: must be at least 1"),
         ({"q_lens": [1.0, 1.0]}, "q_lens: expected integers"),
+        ({"q_lens": 1}, "q_lens: expected one dimension"),
         ({"max_out_len": 0}, "max_out_len=0: must be an integer of at least 1"),
         ({"max_out_len": None}, "max_out_len=None"),
         ({"spec_mask": torch.zeros(2, 6)}, r"spec_mask: shape \[2, 6\], must be \[sum.* = \[2, 7\]"),
@@ -198,6 +199,8 @@ def test_two_different_tokens_in_one_slot_are_refused(caller: Caller) -> None:
     [
         (lambda kv: kv[:2], "kv_cache: 2, must be a list of 3"),
         (lambda kv: [*kv, kv[0]], "kv_cache: 4, must be a list of 3"),
+        (lambda kv: [kv[0]] * 3, r"kv_cache\[1\] K: is the same memory as kv_cache\[0\] K"),
+        (lambda kv: [kv[0], kv[1], (kv[2][0], kv[2][0])], r"kv_cache\[2\] V: is the same memory as kv_cache\[2\] K"),
         (lambda kv: kv[0][0], "kv_cache: Tensor, must be a list of 3"),
         (lambda kv: [kv[0], kv[1], kv[2][0]], r"kv_cache\[2\]: must be a pair of tensors"),
         (lambda kv: [kv[0], kv[1], (kv[2][0], None)], r"kv_cache\[2\]: must be a pair of tensors"),

@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 if TYPE_CHECKING:
     from nanoinfer.input_metadata import InputMetadata
     from nanoinfer.layers.radix_attention import RadixAttention
-    from nanoinfer.paged_inputs import KVCache, PagedInputs
+    from nanoinfer.paged_checks import KVCache
+    from nanoinfer.paged_inputs import PagedInputs
 
 Window = int | None
 
@@ -73,7 +74,9 @@ class PagedAttention:
         if inputs.one_token_each:
             before = np.arange(inputs.prefix_lens.max(), dtype=np.int64)
             is_prefix = before < inputs.prefix_lens[:, None]  # [B, W]
-            slots = np.where(is_prefix, inputs.rows[:, : len(before)], 0)  # padding reads any slot, and is masked
+            # What fills a row up is masked, but must be numbers (0 · NaN is NaN): a slot that holds somebody's K/V.
+            filled = inputs.rows[inputs.prefix_lens.argmax(), :1]
+            slots = np.where(is_prefix, inputs.rows[:, : len(before)], filled)
             metadata.attention_plan = self.kv.place(slots)
             return
         edges = np.concatenate(([0], np.cumsum(inputs.new_lens))).tolist()

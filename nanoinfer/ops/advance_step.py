@@ -89,15 +89,15 @@ def _advance(*args: Any, **kwargs: Any) -> None:
     AdvanceStep(*args, **kwargs).run()
 
 
-def _advance_npu(*args: Any, formula: str = "by_row", **speculation: torch.Tensor | None) -> None:
+def _advance_npu(*args: Any, **kwargs: Any) -> None:
     """torch_npu's own operator where it does the same: by row, and with padding where nothing is speculated."""
-    step = AdvanceStep(*args, formula=formula, **speculation)
-    if formula != "by_row" or not (step.speculative or step.num_seqs > step.num_queries):
+    step = AdvanceStep(*args, **kwargs)
+    if step.formula != "by_row" or not (step.speculative or step.num_seqs > step.num_queries):
         step.run()
         return
     step.plan()  # for its errors: the device's own do not name the argument
-    given = {name: tensor for name, tensor in speculation.items() if tensor is not None}  # older ones do not know them
-    import_torch_npu().npu_advance_step_flashattn(*args, **given)
+    speculation = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    import_torch_npu().npu_advance_step_flashattn(*args, **speculation)  # older ones do not know the keywords
 
 
 def _fake(*args: Any, **kwargs: Any) -> None:
