@@ -159,10 +159,14 @@ class GeneratorTorch:
         metadata = make_metadata(inputs, kv_cache)
         assert metadata.attention_backend is not None
         metadata.attention_backend.init_forward(metadata)
-        rotation = network.rotary.rotation(metadata.positions)
-        hidden = network.model(torch.from_numpy(inputs.input_ids).to(device), rotation, metadata)
-        if inputs.lm_head_indices is not None:
-            hidden = hidden[torch.from_numpy(inputs.lm_head_indices).to(device)]
+        rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
+        rows = inputs.lm_head_indices
+        hidden = network.model(
+            torch.from_numpy(inputs.input_ids).to(device),
+            rotation,
+            metadata,
+            None if rows is None else torch.from_numpy(rows).to(device),
+        )
         return network.lm_head(hidden)
 
 
