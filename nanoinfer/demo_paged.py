@@ -62,7 +62,9 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
         print(f"{i}: {verdict}, {same} of {len(wanted)}")
     if tokens != expected and llm.model.dtype != torch.float32:
         dtype = str(llm.model.dtype).removeprefix("torch.")
-        print(f"In {dtype} the order of a sum may decide between two tokens; --dtype float32 tells rounding from error.")
+        print(
+            f"In {dtype} the order of a sum may decide between two tokens; --dtype float32 tells rounding from error."
+        )
     return tokens == expected
 
 
