@@ -53,6 +53,11 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=OneLineErrorParser)
 
     demo = commands.add_parser("demo", help="watch requests share a prefix: what was cached, extended, stored and won")
+    demo.add_argument(
+        "what", nargs="?", choices=["paged"], help="paged: block tables and slots, by forward_tensor and advance_step"
+    )
+    demo.add_argument("--steps", type=int, help="of demo paged: decode steps (default: 8)")
+    demo.add_argument("--block-size", type=int, help="of demo paged: slots a block (default: 4)")
     demo.set_defaults(run=_demo)
     _add_options(demo, "engine", ENGINE_OPTIONS, but=("disable_radix_cache",))
 
@@ -91,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     transformers.utils.logging.set_verbosity_error()
     try:
-        args.run(args)
+        code = args.run(args)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -101,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 def _add_options(
@@ -133,10 +138,19 @@ def _sampling(args: argparse.Namespace) -> "SamplingParams":
     return SamplingParams(**_pick(args, SAMPLING_OPTIONS))
 
 
-def _demo(args: argparse.Namespace) -> None:
+def _demo(args: argparse.Namespace) -> int:
+    options = {"num_steps": args.steps, "block_size": args.block_size}
+    given = {name: value for name, value in options.items() if value is not None}
+    if args.what == "paged":
+        from nanoinfer.demo_paged import run_paged_demo
+
+        return 0 if run_paged_demo(_load(args), **given) else 1
+    if given:
+        raise ValueError("--steps, --block-size: are options of demo paged")
     from nanoinfer.demo import run_demo
 
     run_demo(_load(args))
+    return 0
 
 
 def _generate(args: argparse.Namespace) -> None:

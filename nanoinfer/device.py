@@ -1,24 +1,34 @@
 """The only place that says "cpu", "cuda" or "npu"."""
 
 import importlib
-import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
-import torch
+NO_CANN = "torch_npu is installed but cannot be loaded; is CANN installed, and its set_env.sh sourced?"
+
+try:
+    import torch
+except RuntimeError as error:  # torch loads installed device backends by itself, and gives up when one of them fails
+    if "torch_npu" not in str(error):
+        raise
+    raise ImportError(f"{NO_CANN} To work without it: TORCH_DEVICE_BACKEND_AUTOLOAD=0") from error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NPU_DISPATCH_KEY = "PrivateUse1"  # under which torch_npu's tensors find their operators
 
 
 def resolve_device(device: str | torch.device = "cpu") -> torch.device:
     """A usable torch device. "auto" takes CUDA where there is one, else an Ascend NPU, else the CPU.
 
-    Raises ValueError naming the device when it is unknown or not usable here.
+    Raises ValueError naming the device when it is unknown or not usable here, and for an NPU what is missing: torch_npu,
+    the CANN libraries, or the device.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "npu" if _npu_available() else "cpu"
-    if str(device).startswith("npu"):
-        _npu_available()  # importing torch_npu is what teaches torch the name
+    if str(device).startswith("npu") and not _npu_available():  # which also teaches torch the name
+        raise ValueError(f"device={device!r}: {npu_problem() or 'torch_npu finds no NPU'}")
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -53,15 +63,38 @@ def memory_for_kv(device: torch.device) -> int:
     return memory // 4
 
 
+def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
+    """Work inside runs on `stream` of an accelerator; None is the current one. A CPU has none and looks at nothing."""
+    if stream is None or device.type == "cpu":
+        return nullcontext()
+    return getattr(torch, device.type).stream(stream)
+
+
+def import_torch_npu() -> Any:
+    """The torch_npu module. ImportError saying what is missing where it is not there, or CANN is not."""
+    try:
+        return importlib.import_module("torch_npu")
+    except (ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
+            raise ImportError(
+                "torch_npu is not installed; an NPU needs it in the version of torch, and CANN"
+            ) from error
+        raise ImportError(f"{NO_CANN} ({error})") from error
+
+
+def npu_problem() -> str | None:
+    """Why there is no NPU to use; None where there is one."""
+    try:
+        import_torch_npu()
+    except ImportError as error:
+        return str(error)
+    # torch_npu adds the attribute
+    return None if getattr(torch, "npu").is_available() else "torch_npu finds no NPU"  # noqa: B009
+
+
 def _device_count(kind: str) -> int:
     return 1 if kind == "cpu" else getattr(torch, kind).device_count()
 
 
 def _npu_available() -> bool:
-    if importlib.util.find_spec("torch_npu") is None:
-        return False
-    try:
-        importlib.import_module("torch_npu")
-    except (ImportError, OSError):  # it is there, but the CANN libraries that it needs are not
-        return False
-    return bool(getattr(torch, "npu").is_available())  # noqa: B009 (torch_npu adds the attribute)
+    return npu_problem() is None

@@ -15,3 +15,11 @@ class InvalidRequestError(ValueError):
 
 class KernelsUnavailableError(ValueError):
     """The kernels that were asked for cannot run here: no compiler, a CPU or a dtype they are not for. The message says."""
+
+
+class ShapeMismatchError(ValueError):
+    """Tensors do not have the shapes that they must have together; the message names the one that does not fit."""
+
+
+class UnknownArgumentError(TypeError, ValueError):
+    """A keyword that a function does not have. Both what Python raises for it and, as all refusals here, a ValueError."""

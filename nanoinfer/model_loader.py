@@ -40,6 +40,21 @@ class LoadedModel:
         return (self.tokenizer.eos_token_id,)
 
 
+def as_loaded_model(
+    model: LoadedModel | str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> LoadedModel:
+    """`model` as it is where it is loaded, else loaded. ValueError for anything but these, or naming what cannot be had."""
+    if isinstance(model, LoadedModel):
+        if dtype is not None or device is not None:
+            raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
+        return model
+    if not isinstance(model, str | Path):
+        raise ValueError(
+            f"model: must be a name, a directory or a loaded model (llm.model), got {type(model).__name__}"
+        )
+    return load_model(model, dtype, "cpu" if device is None else device)
+
+
 def resolve_model_path(model: str | Path) -> Path:
     """The local directory of a bundled model's name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
 

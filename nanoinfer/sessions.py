@@ -16,7 +16,7 @@ import torch
 
 from nanoinfer.attention import TorchNativeBackend
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model_loader import LoadedModel, load_model
+from nanoinfer.model_loader import LoadedModel, as_loaded_model
 from nanoinfer.model_runner import ModelRunner
 from nanoinfer.req import Req
 from nanoinfer.request_builder import Prompt, RequestBuilder
@@ -58,16 +58,7 @@ class InferenceEngine:
         device: str | torch.device | None = None,
         random_seed: int | None = None,
     ):
-        if isinstance(model, LoadedModel):
-            if dtype is not None or device is not None:
-                raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
-            self.model = model
-        elif isinstance(model, str | Path):
-            self.model = load_model(model, dtype, "cpu" if device is None else device)
-        else:
-            raise ValueError(
-                f"model: must be a name, a directory or a loaded model (llm.model), got {type(model).__name__}"
-            )
+        self.model = as_loaded_model(model, dtype, device)
         self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM
+from nanoinfer.device import npu_problem
 from tests.checkpoints import save_checkpoint
 
 
@@ -51,3 +52,9 @@ def oracle() -> Callable[[Path], transformers.PreTrainedModel]:
 def story() -> LLM:
     """The bundled model. Shared: a test that changes its engine's state beyond adding requests makes its own."""
     return LLM("story", max_running_requests=8)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `npu` run where there is one."""
+    if item.get_closest_marker("npu") is not None and (problem := npu_problem()) is not None:
+        pytest.skip(problem)

@@ -1,0 +1,76 @@
+"""spec_mask and atten_mask, in every shape and dtype they come in, as one matrix that is added to attention scores."""
+
+import numpy as np
+import torch
+
+
+def read_masks(
+    spec_mask: torch.Tensor | None,
+    atten_mask: torch.Tensor | None,
+    is_prefill: bool,
+    request: np.ndarray,
+    indices: np.ndarray,
+    batch_size: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor | None:
+    """The sum of both masks, `[T, width]` of `dtype`: 0 = see, −inf = hide; None without masks.
+
+    `request`, `indices` [T]: whose each token is and its place there; `width`: max(input_lengths). ValueError naming mask
+    and limit when one has another shape or dtype, or holds NaN or +inf.
+    """
+    masks = []
+    if spec_mask is not None:
+        if is_prefill:
+            raise ValueError("spec_mask: is for decode (is_prefill=False); a prefill takes an atten_mask")
+        _check("spec_mask", spec_mask, bool_too=False)
+        if list(spec_mask.shape) != [len(indices), width]:
+            raise ValueError(
+                f"spec_mask: shape {list(spec_mask.shape)}, must be [sum(q_lens), max(input_lengths)] = "
+                f"[{len(indices)}, {width}]"
+            )
+        masks.append(spec_mask)
+    if atten_mask is not None:
+        _check("atten_mask", atten_mask, bool_too=True)
+        masks.append(_a_row_each(atten_mask, request, indices, batch_size, width))
+    if not masks:
+        return None
+    return torch.stack([_additive(mask, dtype, device) for mask in masks]).sum(0)
+
+
+def _a_row_each(
+    mask: torch.Tensor, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
+) -> torch.Tensor:
+    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its own sequence."""
+    shape = list(mask.shape)
+    if shape == [len(indices), width]:
+        return mask
+    square = len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] >= width
+    index = torch.from_numpy(indices).to(mask.device)
+    if square and len(shape) == 2:
+        return mask[index, :width]
+    if square and len(shape) == 3 and shape[0] == batch_size:
+        return mask[torch.from_numpy(request).to(mask.device), index, :width]
+    raise ValueError(
+        f"atten_mask: shape {shape}, must be [{len(indices)}, {width}] (new tokens, max(input_lengths)), [M, M] or "
+        f"[{batch_size}, M, M] with M of at least {width}"
+    )
+
+
+def _check(name: str, mask: torch.Tensor, bool_too: bool) -> None:
+    if not isinstance(mask, torch.Tensor):
+        raise ValueError(f"{name}: must be a tensor, got {type(mask).__name__}")
+    if mask.dtype == torch.bool and bool_too:
+        return
+    if not mask.is_floating_point():
+        allowed = "boolean (True = see) or floating point" if bool_too else "floating point (0 = see)"
+        raise ValueError(f"{name}: dtype {mask.dtype}, must be {allowed}")
+    if bool((mask.isnan() | mask.isposinf()).any()):
+        raise ValueError(f"{name}: holds NaN or +inf; 0 = see, a large negative number = hide")
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill(~mask.to(device), -torch.inf)
+    return mask.detach().to(device, dtype)
