@@ -47,19 +47,20 @@ static void pack_keys(const float* keys, long slot_stride, const int32_t* slots,
         }
 }
 
-// packed[key][d] = values[slot of the key][d], COLUMNS dims side by side and STEP keys in each word.
+// packed[key][d] = values[slot of the key][d], STEP keys in each word, COLUMNS dims side by side; 0 where there is no key.
 template <class E>
 static void pack_values(const typename E::T* values, long slot_stride, const int32_t* slots, int count, long dim,
-                        typename E::T* packed) {
-    static const typename E::T zeros[1024] = {};
-    for (int key = 0; key < BLOCK; key += E::STEP)
-        for (long d = 0; d < dim; d += COLUMNS) {
-            typename E::T* to = packed + (d * BLOCK + key * COLUMNS);
-            long width = std::min<long>(COLUMNS, dim - d);
+                        float* packed) {
+    static const typename E::T zeros[COLUMNS] = {};
+    for (int key = 0; key < count; key += E::STEP)
+        for (long d = 0; d < dim; d += LANES) {
+            typename E::T part[E::STEP][LANES] = {};  // a head's last dims, where they are fewer than a vector
+            const typename E::T* rows[E::STEP];
             for (int i = 0; i < E::STEP; i++) {
-                const typename E::T* from = key + i < count ? values + slots[key + i] * slot_stride + d : zeros;
-                for (long c = 0; c < width; c++) to[c * E::STEP + i] = from[c];
+                rows[i] = key + i < count ? values + slots[key + i] * slot_stride + d : zeros;
+                if (dim - d < LANES) rows[i] = (typename E::T*)memcpy(part[i], rows[i], (dim - d) * sizeof *values);
             }
+            store(packed + (d / COLUMNS * BLOCK + key) / E::STEP * COLUMNS + d % COLUMNS, E::words_of(rows, 0));
         }
 }
 
@@ -68,12 +69,12 @@ template <class E>
 struct Work {
     typedef typename E::T T;
     long dim, padded, rows;
-    std::vector<T> query, probs, values;
-    std::vector<float> keys, scores, sums, maximum, total, decay;
+    std::vector<T> query, probs;
+    std::vector<float> keys, values, scores, sums, maximum, total, decay;
 
     Work(long dim, long max_rows)
         : dim(dim), padded((dim + COLUMNS - 1) / COLUMNS * COLUMNS), query(max_rows * dim), probs(max_rows * BLOCK),
-          values(BLOCK * padded), keys(BLOCK * dim / E::STEP), scores(max_rows * BLOCK), sums(max_rows * padded),
+          keys(BLOCK * dim / E::STEP), values(BLOCK * padded / E::STEP), scores(max_rows * BLOCK), sums(max_rows * padded),
           maximum(max_rows), total(max_rows), decay(max_rows) {}
 
     // scores = query x keys
@@ -94,7 +95,7 @@ struct Work {
         for (long row = 0, n; row < rows; row += n) {
             n = share(rows - row);
             for (long d = 0; d < padded; d += COLUMNS) {
-                tile<E>(n, &probs[row * BLOCK], BLOCK, (const float*)&values[d * BLOCK], count, out);
+                tile<E>(n, &probs[row * BLOCK], BLOCK, &values[d * BLOCK / E::STEP], count, out);
                 for (int m = 0; m < n; m++)
                     for (int p = 0; p < PANELS; p++) {
                         float* to = &sums[(row + m) * padded + d + p * LANES];
@@ -106,11 +107,13 @@ struct Work {
 
     // One row's scores of a block -> its probabilities, not yet divided by their total. It sees keys first .. last - 1.
     void soften(long row, int first, int last, float scale) {
-        float *score = &scores[row * BLOCK], highest = maximum[row];
+        float* score = &scores[row * BLOCK];
         T* prob = &probs[row * BLOCK];
-        memset(prob, 0, BLOCK * sizeof(T));
         decay[row] = 1;
-        if (first >= last) return;
+        if (first >= last) {
+            memset(prob, 0, BLOCK * sizeof(T));
+            return;
+        }
         for (int k = 0; k < first; k++) score[k] = -INFINITY;
         for (int k = last; k < BLOCK; k++) score[k] = -INFINITY;
         Floats most = load<Floats>(score);
@@ -118,9 +121,9 @@ struct Work {
             Floats s = load<Floats>(score + k);
             most = s > most ? s : most;
         }
-        highest = std::max(highest, largest(most) * scale);
+        float highest = std::max(maximum[row], largest(most) * scale);
         Floats added = {};
-        for (int k = 0; k < last; k += LANES) {
+        for (int k = 0; k < BLOCK; k += LANES) {
             Floats e = exp_of_negative(load<Floats>(score + k) * scale - highest);
             added += e;
             E::put(prob + k, e);
@@ -178,7 +181,11 @@ static void attention(const typename E::T* q, const typename E::T* keys, const t
             }
             for (long row = 0; row < work.rows; row++) {
                 T* to = out + ((token + row / group) * heads + head * group + row % group) * dim;
-                for (long d = 0; d < dim; d++) to[d] = E::put1(work.sums[row * work.padded + d] / work.total[row]);
+                const float* sums = &work.sums[row * work.padded];
+                float share = 1 / work.total[row];
+                long d = 0;
+                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * share);
+                for (; d < dim; d++) to[d] = E::put1(sums[d] * share);
             }
         }
     }

@@ -38,7 +38,7 @@ inline float sum(Floats v) { float s = 0; for (int i = 0; i < LANES; i++) s += v
 inline float largest(Floats v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m; return m; }
 
 // An element type: how floats are loaded and stored, and the step of a dot product that one vector instruction takes.
-// STEP elements of every column lie together, so a "word" is 4 bytes for both types.
+// STEP elements of every column lie together, so a "word" is 4 bytes for both types; `words_of` makes them from STEP rows.
 struct Float32 {
     typedef float T;
     static constexpr int STEP = 1;
@@ -46,6 +46,7 @@ struct Float32 {
     static void put(T* to, Floats v) { store(to, v); }
     static float get1(T x) { return x; }
     static T put1(float x) { return x; }
+    static Floats words_of(const T* rows[STEP], long i) { return get(rows[0] + i); }
     static Floats multiply_add(Floats sum, Floats words, const T* x) { return sum + words * *x; }
 };
 
@@ -61,6 +62,9 @@ struct BFloat16 {
     static void put(T* to, Floats v) { store(to, _mm512_cvtneps_pbh(v)); }
     static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
     static T put1(float x) { T all[LANES]; put(all, x - Floats{}); return all[0]; }
+    static Floats words_of(const T* rows[STEP], long i) {
+        return (Floats)((Ints)get(rows[0] + i) >> 16 & 0xffff | (Ints)get(rows[1] + i));
+    }
     static Floats multiply_add(Floats sum, Floats words, const T* x) {
         return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
     }
