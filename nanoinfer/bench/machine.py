@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
-READ_BYTES = 2**30
 READS = 9
 
 
@@ -44,7 +43,7 @@ def _cpu_model() -> str:
     return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')}; {', '.join(wide)})"
 
 
-def read_bandwidth(threads: int, size: int = READ_BYTES, reads: int = READS) -> float:
+def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float:
     """GB/s (10**9 bytes) at which `threads` threads read memory: a sum over `size` bytes of float32, median of `reads`."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """Tables of a session's results, in Markdown that is also aligned for a terminal."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from nanoinfer.bench.metrics import advantage, against_best
@@ -60,9 +60,9 @@ def details_table(model: Results) -> str:
             tpot = [_number(_over_rounds(model, workload, name, "tpot_ms", p)) for p in ("p50", "p99")]
             rows.append(
                 [
-                    workload,
+                    f"{workload}, {measure.label}",
                     name,
-                    f"{_cell(model, workload, name, measure.key)} {measure.label}",
+                    _cell(model, workload, name, measure.key),
                     _times(model, workload, ours, name, measure) if name != ours else "",
                     _number(_over_rounds(model, workload, name, "ttft_s"), 1000),
                     *tpot,
@@ -108,16 +108,19 @@ def _title(model: Results) -> str:
 
 def _roofline(model: Results) -> list[str]:
     """Weight bytes read a second in `single`, as a share of what memory gives: decoding one stream cannot be faster."""
-    if "single" not in model["workloads"] or not model["bandwidth_gb_s"]:
-        return []
-    available = sum(model["bandwidth_gb_s"]) / len(model["bandwidth_gb_s"])
-    shares = []
+    shares, bandwidths = [], []
     for engine in model["engines"]:
-        milliseconds = _over_rounds(model, "single", engine["name"], "ms_per_token")
-        if milliseconds:
-            shares.append(f"{engine['name']} {model['decode_bytes'] / milliseconds / 1e6 / available:.2f}")
-    weights = f"{model['decode_bytes'] / 1e9:.3f} GB"
-    return [f"- single, weights read ({weights} a token) / memory bandwidth: {', '.join(shares)}"] if shares else []
+        runs = [run for run in _runs(model, "single", engine["name"]) if run.get("ms_per_token")]
+        if runs:
+            read = [model["decode_bytes"] / run["ms_per_token"] / 1e6 for run in runs]
+            there = [mean(run["bandwidth_gb_s"]) for run in runs]
+            bandwidths += there
+            shares.append(f"{engine['name']} {median(a / b for a, b in zip(read, there, strict=True)):.2f}")
+    if not shares:
+        return []
+    weights = f"{model['decode_bytes'] / 1e9:.3f} GB of weights a token"
+    measured = f"{min(bandwidths):.1f}..{max(bandwidths):.1f} GB/s, measured before and after each run"
+    return [f"- single: {weights}; read speed as a share of the memory's ({measured}): {', '.join(shares)}"]
 
 
 def _agreement(model: Results, name: str) -> str:

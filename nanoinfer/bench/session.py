@@ -4,7 +4,7 @@ import datetime
 import random
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ class Settings:
     seed: int = 0
     gap: float | None = None
     timeout: float = 600.0
-    measure_bandwidth: bool = True
+    bandwidth_bytes: int = 2**30  # read to measure the memory; far more than any cache holds
 
 
 def new_results(settings: Settings) -> dict[str, Any]:
@@ -64,9 +64,12 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
         "runs": [],
     }
     total = len(settings.engines) * (1 + settings.rounds * len(settings.workloads))
+
+    def bandwidth_now() -> float:
+        return read_bandwidth(settings.threads, settings.bandwidth_bytes)
+
     with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
-        if settings.measure_bandwidth:
-            result["bandwidth_gb_s"].append(read_bandwidth(settings.threads))
+        result["bandwidth_gb_s"].append(bandwidth_now())
         workers = {}
         for spec in settings.engines:
             bar.set_postfix_str(f"loading {spec.name}")
@@ -83,9 +86,8 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
                 job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
                 order = list(settings.engines)
                 random.Random(f"{workload.name}/{seed}").shuffle(order)
-                result["runs"] += _one_round(number, workload, job, order, workers, bar)
-        if settings.measure_bandwidth:
-            result["bandwidth_gb_s"].append(read_bandwidth(settings.threads))
+                result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar)
+        result["bandwidth_gb_s"].append(bandwidth_now())
     return result
 
 
@@ -120,6 +122,7 @@ def _one_round(
     job: Job,
     order: Sequence[EngineSpec],
     workers: Mapping[str, Worker],
+    bandwidth_now: Callable[[], float],
     bar: "tqdm[Any]",
 ) -> list[dict[str, Any]]:
     """One workload through all engines: a dictionary a run, in the order they ran."""
@@ -132,9 +135,12 @@ def _one_round(
             run["skipped"] = "has no prefix cache"
         elif worker is not None:
             try:
+                bandwidth = [bandwidth_now()] if workload.bound_by_memory else []
                 answer = worker.ask(job.as_message())
                 tokens[spec.name] = answer["tokens"]
                 run.update(summary(job.requests, answer))
+                if workload.bound_by_memory:  # on a shared machine it is another one from minute to minute
+                    run["bandwidth_gb_s"] = [*bandwidth, bandwidth_now()]
             except EngineFailure as failure:
                 run["error"] = str(failure)
         else:

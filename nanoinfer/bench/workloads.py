@@ -39,7 +39,7 @@ class Workload:
     """`draw` makes the lengths from a generator of its own; `shared` tokens come before every prompt, the same for all.
 
     `primed`: a request with the shared tokens has been served before the clock starts. `staggered`: arrivals have
-    exponential gaps.
+    exponential gaps. `bound_by_memory`: the weights are read for every single token.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Workload:
     shared: int = 0
     primed: bool = False
     staggered: bool = False
+    bound_by_memory: bool = False
 
 
 WORKLOADS = {
@@ -63,7 +64,7 @@ WORKLOADS = {
             shared=SHARED_PROMPT,
             primed=True,
         ),
-        Workload("single", "one stream", lambda rng: [(32, 128)], TOKEN_TIME),
+        Workload("single", "one stream", lambda rng: [(32, 128)], TOKEN_TIME, bound_by_memory=True),
         Workload("prefill", "one long prompt", lambda rng: [(2048, 1)], INPUT_SPEED),
         Workload(
             "staggered",

@@ -1,0 +1,211 @@
+"""Where the time of an engine's steps goes, by functions wrapped from the outside while a profile is taken.
+
+Engine and model carry no clocks of their own. `Profiler` replaces methods of their classes by timed ones and puts the
+originals back. A part's time is its own: what a wrapped function spends inside another wrapped one counts there only, so
+that the parts, with "other", add up to the step.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import isfunction
+from types import ModuleType, TracebackType
+from typing import Any
+
+from torch import nn
+
+from nanoinfer.engine import Engine
+from nanoinfer.input_metadata import InputMetadata
+
+BOOKKEEPING = ("schedule", "process")  # what is called the scheduler's share
+OTHER = "other"  # of the step: what no wrapped function did
+FORWARD = "forward: other"  # of the forward pass: residual sums, views, and what has no name below
+# Last component of a module's name in the model, or the end of its class's name → part of the forward pass.
+MODULES = {
+    "embed_tokens": "forward: embed",
+    "qkv_proj": "forward: qkv",
+    "q_proj": "forward: qkv",
+    "k_proj": "forward: qkv",
+    "v_proj": "forward: qkv",
+    "o_proj": "forward: o",
+    "mlp": "forward: mlp",
+    "gate_up_proj": "forward: mlp",
+    "gate_proj": "forward: mlp",
+    "up_proj": "forward: mlp",
+    "down_proj": "forward: mlp",
+    "lm_head": "forward: lm_head",
+}
+CLASSES = {"Norm": "forward: norm", "MLP": "forward: mlp", "Embedding": "forward: embed"}
+ROTARY = "forward: rotary"
+
+
+@dataclass
+class StepKind:
+    """All steps of one kind (`extend`, `decode`): how many, and seconds by part."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Profiler:
+    """Times every step of `engine` inside a `with` block; `kinds` are the result. One at a time."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.kinds: defaultdict[str, StepKind] = defaultdict(StepKind)
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._inside: list[float] = []  # per open call: seconds spent in wrapped calls below it
+        self._parts: defaultdict[str, float] = defaultdict(float)  # of the step going on
+        self._modes: list[str] = []
+        self._labels: dict[int, str] = {}  # id of a module → part
+
+    def __enter__(self) -> "Profiler":
+        runner = self.engine.model_runner
+        self._wrap_step()
+        for owner, name, part in (
+            (type(self.engine.scheduler), "schedule", "schedule"),
+            (type(self.engine.scheduler), "process_batch_result", "process"),
+            (type(self.engine.sampler), "sample", "sample"),
+            (type(self.engine.sampler), "logprobs", "sample"),
+            (type(runner.token_to_kv_pool), "set_kv_buffer", "forward: K/V store"),
+            (type(runner.attention_backend), "init_forward", "metadata"),
+        ):
+            self._wrap(owner, name, part)
+        for name in _methods(type(runner.attention_backend)):
+            if name.startswith("forward"):
+                self._wrap(type(runner.attention_backend), name, "forward: attention")
+        self._wrap_metadata()
+        self._wrap_rotary()
+        if isinstance(runner.model, nn.Module):
+            self._wrap_modules(runner.model)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for owner, name, original in reversed(self._undo):
+            if original is None:
+                delattr(owner, name)  # it was inherited
+            else:
+                setattr(owner, name, original)
+        self._undo.clear()
+        self._labels.clear()
+
+    # --- what is wrapped -----------------------------------------------------------------------------------------
+
+    def _wrap_step(self) -> None:
+        """The root: a step's kind is known when it is over, so its parts are kept apart until then."""
+        original = type(self.engine).step
+
+        @wraps(original)
+        def step(engine: Engine, *args: Any, **kwargs: Any) -> Any:
+            self._parts.clear()
+            self._modes.clear()
+            start = time.perf_counter()
+            try:
+                with self._timed(OTHER):
+                    return original(engine, *args, **kwargs)
+            finally:
+                seconds = time.perf_counter() - start
+                kind = self.kinds["+".join(sorted(set(self._modes))) or "idle"]
+                kind.steps, kind.seconds = kind.steps + 1, kind.seconds + seconds
+                for part, spent in self._parts.items():
+                    kind.parts[part] += spent
+
+        self._replace(type(self.engine), "step", step)
+
+    def _wrap_metadata(self) -> None:
+        original = InputMetadata.create.__func__  # type: ignore[attr-defined]
+
+        @wraps(original)
+        def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+            with self._timed("metadata"):
+                metadata = original(cls, *args, **kwargs)
+            self._modes.append(metadata.forward_mode.name.lower())
+            return metadata
+
+        self._replace(InputMetadata, "create", classmethod(create))
+
+    def _wrap_modules(self, model: nn.Module) -> None:
+        """Methods of the classes of all modules that have a part, told apart by instance; the model is the rest."""
+        self._labels[id(model)] = FORWARD
+        for name, module in model.named_modules():
+            last, kind = name.rpartition(".")[2], type(module).__name__
+            part = MODULES.get(last) or next((part for end, part in CLASSES.items() if kind.endswith(end)), None)
+            if part is not None:
+                self._labels.setdefault(id(module), part)
+        labelled = {type(module) for module in model.modules() if id(module) in self._labels}
+        for cls in labelled:
+            for name in _methods(cls):
+                self._wrap(cls, name, None)
+            if "forward" not in cls.__dict__:
+                self._wrap(cls, "forward", None)
+
+    def _wrap_rotary(self) -> None:
+        """Functions and methods of the module of rotary embeddings, wherever they have been imported to."""
+        module = sys.modules["nanoinfer.layers.rotary_embedding"]
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                for method in _methods(value):
+                    self._wrap(value, method, ROTARY)
+            elif isfunction(value) and value.__module__ == module.__name__ and "rotat" in name:
+                timed = self._timed_function(value, ROTARY)
+                for place in _nanoinfer_modules():
+                    for alias, known in list(vars(place).items()):
+                        if known is value:
+                            self._replace(place, alias, timed)
+
+    # --- how -----------------------------------------------------------------------------------------------------
+
+    def _wrap(self, owner: type, name: str, part: str | None) -> None:
+        """Time a method; `part=None`: the part of the instance it is called on, untimed where that has none."""
+        if callable(getattr(owner, name, None)):
+            self._replace(owner, name, self._timed_function(getattr(owner, name), part))
+
+    def _timed_function(self, original: Callable[..., Any], part: str | None) -> Callable[..., Any]:
+        @wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            label = part or self._labels.get(id(args[0]))
+            if label is None:
+                return original(*args, **kwargs)
+            with self._timed(label):
+                return original(*args, **kwargs)
+
+        return timed
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        self._inside.append(0.0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self._parts[part] += seconds - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += seconds
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, new)
+
+
+def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:
+    """Steps, seconds and seconds by part, of each kind of step."""
+    return {
+        name: {"steps": kind.steps, "seconds": kind.seconds, "parts": dict(kind.parts)} for name, kind in kinds.items()
+    }
+
+
+def _methods(cls: type) -> list[str]:
+    """Public methods that a class itself defines, properties and static ones aside."""
+    return [name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_")]
+
+
+def _nanoinfer_modules() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("nanoinfer.")]
