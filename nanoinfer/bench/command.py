@@ -5,7 +5,10 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanoinfer.bench.session import Settings
 
 WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "staggered")  # read without torch
 
@@ -25,7 +28,12 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     )
     run.add_argument("--dtype", nargs="+", metavar="DTYPE", help="float32, bfloat16 (default: each checkpoint's own)")
     run.add_argument("--workloads", nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOAD_NAMES)} (default: all)")
-    run.add_argument("--rounds", type=int, default=3, help="every figure is a median of so many (default: 3)")
+    run.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="every figure is a median of so many (default: 3; 0 with --profile: only that)",
+    )
     run.add_argument("--threads", type=int, help="of every engine (default: the cores there are)")
     run.add_argument(
         "--compare",
@@ -108,9 +116,29 @@ def _run(args: argparse.Namespace) -> None:
     results = new_results(settings)
     for path in paths:
         for dtype in args.dtype or [None]:
-            results["models"].append(measure_model(path, dtype, settings))
+            model = measure_model(path, dtype, settings)
+            if args.profile:
+                model["profile"] = _profile(model, path, settings)
+            results["models"].append(model)
             _write(args.json, results)  # what is measured is kept, whatever happens to the next model
     print(format_results(results))
+
+
+def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict[str, Any]:
+    """The workloads once more, under the profiler, for nanoinfer in each of its settings: engine → workload → kinds."""
+    from nanoinfer.bench.profiler import WARM_UP, profile_model
+    from nanoinfer.bench.workloads import make_job, warm_up
+
+    context_len, vocab_size = model["context_len"], model["vocab_size"]
+    jobs = {WARM_UP: [warm_up(context_len, vocab_size)]}
+    for workload in settings.workloads:
+        seed = settings.seed + settings.rounds  # prompts that no round has had
+        jobs[workload.name] = [make_job(workload, seed, context_len, vocab_size, model["gap_s"])]
+    return {
+        engine.name: profile_model(str(path), model["dtype"], settings.threads, jobs, **engine.options)
+        for engine in settings.engines
+        if engine.is_ours
+    }
 
 
 def _decode(args: argparse.Namespace) -> None:

@@ -8,20 +8,24 @@ that the parts, with "other", add up to the step.
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import isfunction
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
 from torch import nn
+from tqdm.auto import tqdm
 
+from nanoinfer.bench.peers.nanoinfer import Peer
+from nanoinfer.bench.peers.worker import serve
+from nanoinfer.bench.workloads import Job
 from nanoinfer.engine import Engine
 from nanoinfer.input_metadata import InputMetadata
 
-BOOKKEEPING = ("schedule", "process")  # what is called the scheduler's share
 OTHER = "other"  # of the step: what no wrapped function did
 FORWARD = "forward: other"  # of the forward pass: residual sums, views, and what has no name below
 # Last component of a module's name in the model, or the end of its class's name → part of the forward pass.
@@ -41,6 +45,7 @@ MODULES = {
 }
 CLASSES = {"Norm": "forward: norm", "MLP": "forward: mlp", "Embedding": "forward: embed"}
 ROTARY = "forward: rotary"
+WARM_UP = "warm up"
 
 
 @dataclass
@@ -106,12 +111,11 @@ class Profiler:
         def step(engine: Engine, *args: Any, **kwargs: Any) -> Any:
             self._parts.clear()
             self._modes.clear()
-            start = time.perf_counter()
+            start = self._enter()
             try:
-                with self._timed(OTHER):
-                    return original(engine, *args, **kwargs)
+                return original(engine, *args, **kwargs)
             finally:
-                seconds = time.perf_counter() - start
+                seconds = self._leave(OTHER, start)
                 kind = self.kinds["+".join(sorted(set(self._modes))) or "idle"]
                 kind.steps, kind.seconds = kind.steps + 1, kind.seconds + seconds
                 for part, spent in self._parts.items():
@@ -124,8 +128,11 @@ class Profiler:
 
         @wraps(original)
         def create(cls: type, *args: Any, **kwargs: Any) -> Any:
-            with self._timed("metadata"):
+            start = self._enter()
+            try:
                 metadata = original(cls, *args, **kwargs)
+            finally:
+                self._leave("metadata", start)
             self._modes.append(metadata.forward_mode.name.lower())
             return metadata
 
@@ -173,26 +180,53 @@ class Profiler:
             label = part or self._labels.get(id(args[0]))
             if label is None:
                 return original(*args, **kwargs)
-            with self._timed(label):
+            start = self._enter()
+            try:
                 return original(*args, **kwargs)
+            finally:
+                self._leave(label, start)
 
         return timed
 
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
+    def _enter(self) -> float:
         self._inside.append(0.0)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            seconds = time.perf_counter() - start
-            self._parts[part] += seconds - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += seconds
+        return time.perf_counter()
+
+    def _leave(self, part: str, start: float) -> float:
+        """Seconds since `start`; those of the call itself, without wrapped ones below it, are added to its part."""
+        seconds = time.perf_counter() - start
+        self._parts[part] += seconds - self._inside.pop()
+        if self._inside:
+            self._inside[-1] += seconds
+        return seconds
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._undo.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, new)
+
+
+def profile_model(
+    path: str, dtype: str, threads: int, jobs: Mapping[str, Sequence[Job]], **options: Any
+) -> dict[str, Any]:
+    """Serve jobs here, in this process: per workload, and in all, `{kind: {"steps", "seconds", "parts"}}`.
+
+    `jobs`: by workload, those of each round; one named `warm up` is served first and not profiled. `options` are LLM's.
+    """
+    before = torch.get_num_threads()
+    peer = Peer(path, dtype, threads, **options)
+    try:
+        profiles = {}
+        for name, several in jobs.items():
+            with Profiler(peer.engine) if name != WARM_UP else nullcontext() as profiler:
+                for job in tqdm(several, desc=f"profile {name}", unit="run"):
+                    message = job.as_message()
+                    serve(peer, message["prime"])
+                    serve(peer, message["requests"])
+            if profiler is not None:
+                profiles[name] = as_json(profiler.kinds)
+        return profiles
+    finally:
+        torch.set_num_threads(before)
 
 
 def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
+from nanoinfer.bench.markdown import table
 from nanoinfer.bench.metrics import advantage, against_best
+from nanoinfer.bench.profile_report import format_profile
 from nanoinfer.bench.workloads import WORKLOADS, Measure
 
 Results = Mapping[str, Any]
@@ -27,10 +29,13 @@ def format_results(results: Results, details: bool = True) -> str:
     ]
     parts = ["\n".join(line for line in head if line)]
     for model in results["models"]:
-        parts += [_title(model), main_table(model), remarks(model)]
+        parts += [_title(model), main_table(model) if model["runs"] else "", remarks(model)]
         if details and model["runs"]:
             parts.append(details_table(model))
-    return "\n\n".join(part for part in [*parts, LEGEND] if part)
+        for engine, profiles in model.get("profile", {}).items():
+            parts += [f"Profile: {engine}, {name}\n\n{format_profile(kinds)}" for name, kinds in profiles.items()]
+    legend = LEGEND if results["rounds"] else ""
+    return "\n\n".join(part for part in [*parts, legend] if part)
 
 
 def main_table(model: Results) -> str:
@@ -199,15 +204,3 @@ def _versions(models: Sequence[Results]) -> str:
 
 def _one_line(text: str) -> str:
     return " | ".join(text.splitlines())
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first are right-aligned."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        return f"| {' | '.join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)])} |"
-
-    rule = "|".join("-" * (width + 2) if not i else "-" * (width + 1) + ":" for i, width in enumerate(widths))
-    return "\n".join([line(head), f"|{rule}|", *(line(row) for row in rows)])

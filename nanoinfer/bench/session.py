@@ -63,7 +63,8 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
         "engines": [],
         "runs": [],
     }
-    total = len(settings.engines) * (1 + settings.rounds * len(settings.workloads))
+    engines = settings.engines if settings.rounds else ()  # without rounds there is nothing to load them for
+    total = len(engines) * (1 + settings.rounds * len(settings.workloads))
 
     def bandwidth_now() -> float:
         return read_bandwidth(settings.threads, settings.bandwidth_bytes)
@@ -71,7 +72,7 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
     with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
         result["bandwidth_gb_s"].append(bandwidth_now())
         workers = {}
-        for spec in settings.engines:
+        for spec in engines:
             bar.set_postfix_str(f"loading {spec.name}")
             about, worker = _start(
                 spec, str(path), dtype, settings, warm_up(checkpoint.context_len, checkpoint.vocab_size)
@@ -84,7 +85,7 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
             for workload in settings.workloads:
                 seed = settings.seed + number
                 job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
-                order = list(settings.engines)
+                order = list(engines)
                 random.Random(f"{workload.name}/{seed}").shuffle(order)
                 result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar)
         result["bandwidth_gb_s"].append(bandwidth_now())
