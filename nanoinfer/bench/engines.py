@@ -23,17 +23,16 @@ LAST_LINES = 5
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine to measure: `file` defines its Peer, `python` runs it, `options` are the Peer's keyword arguments."""
+    """An engine to measure: `file` defines its Peer, `python` runs it, `options` are the Peer's keyword arguments.
+
+    `is_ours`: nanoinfer itself, in whatever setting, and not one that it is compared with.
+    """
 
     name: str
     file: Path
     python: str = sys.executable
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_ours(self) -> bool:
-        """nanoinfer itself, in whatever setting."""
-        return self.file == PEERS / "nanoinfer.py"
+    is_ours: bool = False
 
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
         """What starts its worker."""
@@ -65,12 +64,14 @@ def parse_engine(text: str) -> EngineSpec:
             if not equals or not key.isidentifier():
                 raise ValueError(f"--compare {text}: {setting!r} must be option=value")
             options[key] = _value(value)
-        return EngineSpec(text, _peer_file(name, text), options=options)
+        return EngineSpec(text, _peer_file(name, text), options=options, is_ours=name == "nanoinfer")
     name, equals, python = text.partition("=")
     if equals and not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise ValueError(f"--compare {text}: {python!r} must be a Python executable")
     file = _peer_file(name, text)
-    return EngineSpec(file.stem, file, os.path.abspath(python) if equals else sys.executable)
+    return EngineSpec(
+        file.stem, file, os.path.abspath(python) if equals else sys.executable, is_ours=name == "nanoinfer"
+    )
 
 
 def _peer_file(name: str, text: str) -> Path:
@@ -100,9 +101,8 @@ class Worker:
     with the block.
     """
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
-        self.name, self.timeout = name, timeout
-        self.alive = True
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
+        self.timeout, self.alive = timeout, True
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
         self._unread = b""
         self._process = subprocess.Popen(
@@ -114,8 +114,9 @@ class Worker:
             start_new_session=True,  # a group of its own: its children are stopped and ended with it
             bufsize=0,
         )
+        self.pid = self._process.pid
         try:
-            self.about = self._answer()
+            self.about = self._answer()  # which packages, how long it took to load; see peers/worker.py
         except BaseException:
             self.close()
             raise
@@ -187,7 +188,7 @@ class Worker:
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
 
 
 def _write_all(stream: IO[bytes], data: bytes) -> None:

@@ -161,9 +161,7 @@ def make_gguf(checkpoint: Path) -> Path:
         else:
             part, new_name = stem, f"{GGUF_NAMES[stem]}.weight"
         if part in ("self_attn.q_proj", "self_attn.k_proj"):
-            # Rotary pairs are (i, i + D/2) in Hugging Face's rows, neighbours in GGUF's.
-            count = heads if part == "self_attn.q_proj" else kv_heads
-            weights = weights.reshape(count, 2, -1, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
+            weights = pairs_as_neighbours(weights, heads if part == "self_attn.q_proj" else kv_heads)
         array = weights.contiguous().numpy()
         if array.ndim == 1:
             writer.add_tensor(new_name, array)
@@ -174,6 +172,12 @@ def make_gguf(checkpoint: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def pairs_as_neighbours(weights: Any, heads: int) -> Any:
+    """Reorder the rows of a query or key projection `[heads * D, hidden]`, head by head: rotary pairs are rows
+    (i, i + D/2) in Hugging Face's checkpoints and neighbours in GGUF."""
+    return weights.reshape(heads, 2, -1, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:

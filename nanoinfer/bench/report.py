@@ -88,7 +88,7 @@ def remarks(model: Results) -> str:
     for engine in model["engines"]:
         messages = {run["error"] for run in model["runs"] if run["engine"] == engine["name"] and "error" in run}
         if "error" in engine:
-            lines.append(f"- FAILED: {engine['name']} {_one_line(engine['error'])}")
+            lines.append(f"- FAILED: {engine['name']} while loading: {_one_line(engine['error'])}")
             continue
         for message in sorted(messages):
             where = [

@@ -31,7 +31,6 @@ def _bookkeeping(axes: Any, steps: list[dict[str, Any]]) -> None:
         label = f"{slots:,} slots, {seq_len} tokens each"
         axes.plot(x, y, color=color, marker=marker, linestyle=dashes, label=label, markersize=7)
     ticks = sorted({step["requests"] for step in steps})
-    axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_ylim(bottom=0)
     axes.set(xlabel="running requests", ylabel="ms a decode step, model left out")

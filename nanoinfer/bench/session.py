@@ -106,11 +106,11 @@ def _start(
     worker = None
     try:
         command, env = spec.command(model, dtype, settings.threads), spec.environment(settings.threads)
-        worker = Worker(spec.name, command, env, settings.timeout)
+        worker = Worker(command, env, settings.timeout)
         about.update(worker.about)
         worker.ask(warm.as_message())
     except EngineFailure as failure:
-        about["error"] = f"while loading: {failure}"
+        about["error"] = str(failure)
         if worker is not None:
             worker.close()
         return about, None
@@ -145,7 +145,7 @@ def _one_round(
             except EngineFailure as failure:
                 run["error"] = str(failure)
         else:
-            run["error"] = "did not load"
+            run["error"] = "not loaded"
         runs.append(run)
         bar.update(1)
     ours = next((spec.name for spec in _listed_first(order) if spec.name in tokens), None)
