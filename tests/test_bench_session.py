@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.bench.engines import EngineSpec
+from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
 from nanoinfer.bench.report import format_results, main_table, remarks
@@ -143,12 +143,10 @@ def test_first_difference_names_request_and_position() -> None:
 def test_the_share_of_memory_bandwidth_is_weights_read_a_second_over_bytes_read_a_second() -> None:
     run = {"round": 0, "workload": "single", "engine": "nanoinfer", "ms_per_token": 20.0, "bandwidth_gb_s": [30, 50]}
     model = {
-        "workloads": {"single": {"description": "one"}},
         "decode_bytes": 600_000_000,
         "engines": [{"name": "nanoinfer", "ours": True}],
         "runs": [run],
     }
-    assert "(30.0..50.0" not in remarks(model)
     assert "nanoinfer 0.75" in remarks(model)  # 0.6 GB / 20 ms = 30 GB/s of 40
 
 
@@ -192,6 +190,34 @@ def test_nanoinfer_and_transformers_measured_for_real(
     short = capsys.readouterr().out
     assert main_table(results["models"][0]) in short
     assert len(short) < len(printed)
+
+
+def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..., Path]) -> None:
+    settings = Settings([WORKLOADS["single"]], [parse_engine("llamacpp")], 1, bandwidth_bytes=2**20)
+    (engine,) = measure_model(checkpoint(), "bfloat16", settings)["engines"]
+    assert engine["error"] == "dtype bfloat16: it reads a converted file, which holds float32"
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "openvino"])
+def test_a_missing_converted_file_names_the_command_that_makes_it(name: str, checkpoint: Callable[..., Path]) -> None:
+    settings = Settings([WORKLOADS["single"]], [parse_engine(name)], 1, bandwidth_bytes=2**20)
+    (engine,) = measure_model(checkpoint(), None, settings)["engines"]
+    assert "not there; make it: python -m nanoinfer.bench.make_models" in engine["error"]
+
+
+def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = [
+        "nanoinfer",
+        "bench",
+        "--model",
+        "/data/models/small-float32",
+        "models/mid",
+        "--compare",
+        "vllm=/x/bin/python",
+    ]
+    monkeypatch.setattr("sys.argv", argv)
+    command = new_results(Settings([], []))["command"]
+    assert command == "python -m nanoinfer bench --model small-float32 models/mid --compare vllm=python"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,7 @@ def with_default_command(argv: Sequence[str]) -> list[str]:
 
 def _run(args: argparse.Namespace) -> None:
     from nanoinfer.bench.engines import parse_engine
-    from nanoinfer.bench.machine import DTYPES
+    from nanoinfer.bench.machine import DTYPES, describe_machine
     from nanoinfer.bench.report import format_results
     from nanoinfer.bench.session import Settings, measure_model, new_results
     from nanoinfer.bench.workloads import WORKLOADS
@@ -89,7 +88,7 @@ def _run(args: argparse.Namespace) -> None:
         for value in values:
             if value not in allowed:
                 raise ValueError(f"{name} {value}: must be one of {', '.join(allowed)}")
-    threads = args.threads or len(os.sched_getaffinity(0))
+    threads = describe_machine()["cores"] if args.threads is None else args.threads
     for name, number, least in (("--rounds", args.rounds, 0 if args.profile else 1), ("--threads", threads, 1)):
         if number < least:
             raise ValueError(f"{name} {number}: must be at least {least}")

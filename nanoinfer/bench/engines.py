@@ -34,6 +34,11 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_ours: bool = False
 
+    @property
+    def converts(self) -> bool:
+        """Does it read a file of its own, made of the checkpoint?"""
+        return self.file.stem in ("llamacpp", "openvino")
+
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
         """What starts its worker."""
         arguments = json.dumps({"model": model, "dtype": dtype, "threads": threads, **self.options})

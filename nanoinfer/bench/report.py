@@ -28,8 +28,12 @@ def format_results(results: Results, details: bool = True) -> str:
         _versions(results["models"]),
     ]
     parts = ["\n".join(line for line in head if line)]
+    told: set[str] = set()
     for model in results["models"]:
-        parts += [_title(model), main_table(model) if model["runs"] else "", remarks(model)]
+        lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
+        new = "\n".join(line for line in lengths if line not in told)
+        told.update(lengths)
+        parts += [_title(model), main_table(model) if model["runs"] else "", new, remarks(model)]
         if details and model["runs"]:
             parts.append(details_table(model))
         for engine, profiles in model.get("profile", {}).items():
@@ -81,9 +85,8 @@ def details_table(model: Results) -> str:
 
 
 def remarks(model: Results) -> str:
-    """What the table cannot say: lengths, failures, whether our settings agree, and how close decoding is to memory."""
-    lines = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
-    lines += _roofline(model)
+    """What the table cannot say: failures, whether our settings agree, and how close decoding is to memory."""
+    lines = _roofline(model)
     lines += [_agreement(model, engine["name"]) for engine in model["engines"][1:] if engine["ours"]]
     for engine in model["engines"]:
         messages = {run["error"] for run in model["runs"] if run["engine"] == engine["name"] and "error" in run}

@@ -2,6 +2,7 @@
 
 import datetime
 import random
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +40,18 @@ def new_results(settings: Settings) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "nanoinfer", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "nanoinfer", *map(_without_folders, sys.argv[1:])]),
         "machine": describe_machine(),
         "threads": settings.threads,
         "rounds": settings.rounds,
         "seed": settings.seed,
         "models": [],
     }
+
+
+def _without_folders(argument: str) -> str:
+    """Absolute paths cut down to their last part: where things lay on this machine says nothing elsewhere."""
+    return re.sub(r"(?<![\w.~])/[^=,]*/([^/=,]+)", r"\1", argument)
 
 
 def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str, Any]:
@@ -74,9 +80,7 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
         workers = {}
         for spec in engines:
             bar.set_postfix_str(f"loading {spec.name}")
-            about, worker = _start(
-                spec, str(path), dtype, settings, warm_up(checkpoint.context_len, checkpoint.vocab_size)
-            )
+            about, worker = _start(spec, checkpoint, dtype, settings)
             if worker is not None:
                 workers[spec.name] = stack.enter_context(worker)
             result["engines"].append(about)
@@ -99,16 +103,18 @@ def _workload_facts(workload: Workload, context_len: int, gap: float) -> dict[st
 
 
 def _start(
-    spec: EngineSpec, model: str, dtype: str, settings: Settings, warm: Job
+    spec: EngineSpec, checkpoint: Checkpoint, dtype: str, settings: Settings
 ) -> tuple[dict[str, Any], Worker | None]:
     """Load an engine and let it serve something. What is known of it, and its worker; None when it failed."""
     about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
     worker = None
     try:
-        command, env = spec.command(model, dtype, settings.threads), spec.environment(settings.threads)
+        if spec.converts and dtype != checkpoint.dtype:
+            raise EngineFailure(f"dtype {dtype}: it reads a converted file, which holds {checkpoint.dtype}")
+        command, env = spec.command(checkpoint.path, dtype, settings.threads), spec.environment(settings.threads)
         worker = Worker(command, env, settings.timeout)
         about.update(worker.about)
-        worker.ask(warm.as_message())
+        worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
     except EngineFailure as failure:
         about["error"] = str(failure)
         if worker is not None:
