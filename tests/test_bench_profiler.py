@@ -29,10 +29,8 @@ def patchable(llm: LLM) -> Iterator[tuple[object, str, Any]]:
     owners = [engine, engine.scheduler, engine.sampler, runner.attention_backend, runner.token_to_kv_pool]
     classes = {cls for owner in owners for cls in type(owner).__mro__} | {InputMetadata, nn.Embedding}
     classes |= {cls for module in llm.model.model.modules() for cls in type(module).__mro__}
-    import nanoinfer.layers.rotary_embedding as rotary
-    import nanoinfer.models.llama as llama
-
-    for place in (*classes, rotary, rotary.RotaryEmbedding, llama):
+    classes |= {c for m in llm.model.model.modules() if hasattr(m, "kernels") for c in type(m.kernels).__mro__}
+    for place in classes:
         for name, value in vars(place).items():
             if not name.startswith("_abc") and name != "__dict__":
                 yield place, name, value

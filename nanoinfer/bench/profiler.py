@@ -5,7 +5,6 @@ originals back. A part's time is its own: what a wrapped function spends inside 
 that the parts, with "other", add up to the step.
 """
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import isfunction
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -85,7 +84,6 @@ class Profiler:
             if name.startswith("forward"):
                 self._wrap(type(runner.attention_backend), name, "forward: attention")
         self._wrap_metadata()
-        self._wrap_rotary()
         if isinstance(runner.model, nn.Module):
             self._wrap_modules(runner.model)
         return self
@@ -152,20 +150,8 @@ class Profiler:
                 self._wrap(cls, name, None)
             if "forward" not in cls.__dict__:
                 self._wrap(cls, "forward", None)
-
-    def _wrap_rotary(self) -> None:
-        """Functions and methods of the module of rotary embeddings, wherever they have been imported to."""
-        module = sys.modules["nanoinfer.layers.rotary_embedding"]
-        for name, value in list(vars(module).items()):
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                for method in _methods(value):
-                    self._wrap(value, method, ROTARY)
-            elif isfunction(value) and value.__module__ == module.__name__ and "rotat" in name:
-                timed = self._timed_function(value, ROTARY)
-                for place in _nanoinfer_modules():
-                    for alias, known in list(vars(place).items()):
-                        if known is value:
-                            self._replace(place, alias, timed)
+        for kernels in {type(module.kernels) for module in model.modules() if hasattr(module, "kernels")}:
+            self._wrap(kernels, "rotate", ROTARY)
 
     # --- how -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +225,3 @@ def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:
 def _methods(cls: type) -> list[str]:
     """Public methods that a class itself defines, properties and static ones aside."""
     return [name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_")]
-
-
-def _nanoinfer_modules() -> list[ModuleType]:
-    return [module for name, module in list(sys.modules.items()) if name.startswith("nanoinfer.")]
