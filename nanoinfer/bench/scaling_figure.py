@@ -32,7 +32,7 @@ def _bookkeeping(axes: Any, steps: list[dict[str, Any]]) -> None:
         axes.plot(x, y, color=color, marker=marker, linestyle=dashes, label=label, markersize=7)
     ticks = sorted({step["requests"] for step in steps})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.4 * max(step["ms"] for step in steps))  # room for the legend
     axes.set(xlabel="running requests", ylabel="ms a decode step, model left out")
     axes.set_title("Bookkeeping follows the requests,\nnot the pool")
     axes.legend(frameon=False, fontsize=10)
