@@ -1,15 +1,15 @@
 """The command line: demo, generate, chat, bench, info. Errors are one line on standard error, exit code 2."""
 
 import argparse
-import json
 import os
 import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nanoinfer.bench.command import add_commands as add_bench_commands
+from nanoinfer.bench.command import with_default_command
 from nanoinfer.terminal import styled
 
 if TYPE_CHECKING:
@@ -73,15 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_options(chat, "sampling", SAMPLING_OPTIONS)
     _add_options(chat, "engine", ENGINE_OPTIONS)
 
-    bench = commands.add_parser(
-        "bench", help="decode session by session, as a padded batch, and from pools, side by side"
-    )
-    bench.add_argument("--requests", type=int, default=16, help="requests decoded at a time (default: 16)")
-    bench.add_argument("--new-tokens", type=int, default=64, help="tokens of each (default: 64)")
-    bench.add_argument("--rounds", type=int, default=5, help="times are medians of so many (default: 5)")
-    bench.add_argument("--json", metavar="FILE", help="write the figures there, too")
-    bench.set_defaults(run=_bench)
-    _add_options(bench, "engine", ENGINE_OPTIONS)
+    bench = commands.add_parser("bench", help="measure workloads, beside other engines and other settings")
+    add_bench_commands(bench, lambda parser: _add_options(parser, "engine", ENGINE_OPTIONS))
 
     info = commands.add_parser("info", help="what a model is and what serving it takes")
     info.set_defaults(run=_info)
@@ -91,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_args(with_default_command(sys.argv[1:] if argv is None else argv))
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -206,17 +199,6 @@ def _read_turn(interactive: bool) -> str | None:
         return input(styled("> ", "bold") if interactive else "").strip() or None
     except EOFError:
         return None
-
-
-def _bench(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.decode import as_json, bench_decode, format_decode
-
-    if args.json:
-        Path(args.json).touch()  # a place that cannot be written to is told before the work, not after
-    results = bench_decode(_load(args), args.requests, args.new_tokens, args.rounds)
-    print(format_decode(results))
-    if args.json:
-        Path(args.json).write_text(json.dumps(as_json(results), indent=2) + "\n")
 
 
 def _info(args: argparse.Namespace) -> None:

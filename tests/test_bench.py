@@ -48,7 +48,7 @@ def test_an_engine_at_work_is_left_alone() -> None:
 
 def test_the_command_prints_the_table_and_writes_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "decode.json"
-    argv = ["bench", "--requests", "2", "--new-tokens", "3", "--rounds", "1", "--json", str(file)]
+    argv = ["bench", "decode", "--requests", "2", "--new-tokens", "3", "--rounds", "1", "--json", str(file)]
     assert main(argv) == 0
     out = capsys.readouterr().out
     for text in ("sessions, one by one", "sessions, padded batch", "pooled", "KiB", "ratio"):

@@ -1,0 +1,203 @@
+"""Engines under test, each in a process of its own that is stopped while another one is measured."""
+
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+PEERS = Path(__file__).parent / "peers"
+PEER_NAMES = ("nanoinfer", "transformers", "vllm", "openvino", "llamacpp")
+LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine to measure: `file` defines its Peer, `python` runs it, `options` are the Peer's keyword arguments.
+
+    `is_ours`: nanoinfer itself, in whatever setting, and not one that it is compared with.
+    """
+
+    name: str
+    file: Path
+    python: str = sys.executable
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_ours: bool = False
+
+    @property
+    def converts(self) -> bool:
+        """Does it read a file of its own, made of the checkpoint?"""
+        return self.file.stem in ("llamacpp", "openvino")
+
+    def command(self, model: str, dtype: str, threads: int) -> list[str]:
+        """What starts its worker."""
+        arguments = json.dumps({"model": model, "dtype": dtype, "threads": threads, **self.options})
+        return [self.python, str(PEERS / "worker.py"), str(self.file), arguments]
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """This process's, with the number of threads. Our packages are kept out of other Pythons, except nanoinfer."""
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        env["TOKENIZERS_PARALLELISM"] = "false"
+        inherited = env.pop("PYTHONPATH", None)
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        paths = [root] if self.is_ours else []
+        if inherited and self.python == sys.executable:
+            paths.append(inherited)
+        return {**env, "PYTHONPATH": os.pathsep.join(paths)} if paths else env
+
+
+def parse_engine(text: str) -> EngineSpec:
+    """`vllm`, `vllm=PATH/TO/python`, `nanoinfer:option=value,option=value`, or `path/to/peer.py[=PYTHON]`.
+
+    ValueError naming what is wrong.
+    """
+    if match := re.fullmatch(r"(\w+):(.+)", text):
+        name, settings = match.groups()
+        options = {}
+        for setting in settings.split(","):
+            key, equals, value = setting.partition("=")
+            if not equals or not key.isidentifier():
+                raise ValueError(f"--compare {text}: {setting!r} must be option=value")
+            options[key] = _value(value)
+        return EngineSpec(text, _peer_file(name, text), options=options, is_ours=name == "nanoinfer")
+    name, equals, python = text.partition("=")
+    if equals and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+        raise ValueError(f"--compare {text}: {python!r} must be a Python executable")
+    file = _peer_file(name, text)
+    return EngineSpec(
+        file.stem, file, os.path.abspath(python) if equals else sys.executable, is_ours=name == "nanoinfer"
+    )
+
+
+def _peer_file(name: str, text: str) -> Path:
+    if name in PEER_NAMES:
+        return PEERS / f"{name}.py"
+    if name.endswith(".py") and Path(name).is_file():
+        return Path(name).resolve()
+    raise ValueError(f"--compare {text}: {name!r} must be one of {', '.join(PEER_NAMES)}, or a file PEER.py")
+
+
+def _value(text: str) -> Any:
+    """Numbers, true, false and null as JSON has them; anything else is a string."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+class EngineFailure(Exception):
+    """An engine could not load, could not serve a workload, or died."""
+
+
+class Worker:
+    """A worker process: `ask` wakes it, waits for its answer and stops it again (SIGSTOP), spinning threads and all.
+
+    Raises EngineFailure, with the last lines of its standard error, when it does not load. As a context manager it ends
+    with the block.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
+        self.timeout, self.alive = timeout, True
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
+        self._unread = b""
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=env,
+            start_new_session=True,  # a group of its own: its children are stopped and ended with it
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        try:
+            self.about = self._answer()  # which packages, how long it took to load; see peers/worker.py
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a job, return its result. EngineFailure when it failed; `alive` tells whether it can be asked again."""
+        if not self.alive:
+            raise EngineFailure("ended before this run")
+        self._signal(signal.SIGCONT)
+        try:
+            assert self._process.stdin is not None
+            try:
+                _write_all(self._process.stdin, json.dumps(message).encode() + b"\n")
+            except BrokenPipeError:
+                self._died()
+            return self._answer()
+        finally:
+            if self.alive:
+                self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        """End it and its children, whatever they are doing."""
+        if self.alive:
+            self.alive = False
+            self._signal(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            assert stream is not None
+            stream.close()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._read_line())
+        if "error" in answer:
+            raise EngineFailure(answer["error"])
+        return answer
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + self.timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self._died(f"no answer for {self.timeout:g} s")
+                chunk = os.read(self._process.stdout.fileno(), 2**20)
+                if not chunk:
+                    self._died()
+                self._unread += chunk
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line
+
+    def _died(self, reason: str | None = None) -> None:
+        """End what is left of it and say why."""
+        self.alive = False
+        self._signal(signal.SIGKILL)
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        raise EngineFailure("\n".join([reason or f"ended with exit code {code}", *lines[-LAST_LINES:]]))
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def _write_all(stream: IO[bytes], data: bytes) -> None:
+    """Unbuffered pipes may take less than all at once."""
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]

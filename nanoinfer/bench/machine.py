@@ -1,0 +1,118 @@
+"""What a measurement ran on: processor, memory and how fast it can be read; and what a checkpoint weighs."""
+
+import json
+import os
+import platform
+import struct
+import time
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+READS = 9
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores this process may use, memory in GiB, operating system, Python."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    """The name in /proc/cpuinfo, with the family and model numbers that tell generations apart where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in fields:
+        return platform.machine()
+    wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in fields.get("flags", "").split()]
+    return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')}; {', '.join(wide)})"
+
+
+def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float:
+    """GB/s (10**9 bytes) at which `threads` threads read memory: a sum over `size` bytes of float32, median of `reads`."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        block = torch.ones(size // 4)
+        block.sum()
+        seconds = []
+        for _ in range(reads):
+            start = time.perf_counter()
+            block.sum()
+            seconds.append(time.perf_counter() - start)
+        return size / median(seconds) / 1e9
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face checkpoint as far as a benchmark must know it, read from its headers.
+
+    `decode_parameters`: those that one decode step of one request reads: all, but of an embedding table that is not the
+    head too, which is read one row a token.
+    """
+
+    path: str
+    name: str
+    dtype: str
+    parameters: int
+    decode_parameters: int
+    vocab_size: int
+    context_len: int
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """ValueError or OSError naming what is missing."""
+        config = json.loads((path / "config.json").read_text())
+        sizes: dict[str, int] = {}
+        kinds = set()
+        for file in sorted(path.glob("*.safetensors")):
+            for name, (kind, size) in _tensors(file).items():
+                sizes[name] = size
+                kinds.add(kind)
+        if not sizes:
+            raise ValueError(f"{path}: no *.safetensors there")
+        table = sizes.get("model.embed_tokens.weight", 0)
+        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in sizes
+        names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+        dtype = config.get("dtype") or config.get("torch_dtype") or names.get(min(kinds), "float32")
+        return cls(
+            str(path),
+            path.name,
+            dtype,
+            sum(sizes.values()),
+            sum(sizes.values()) - (0 if tied else table),
+            config["vocab_size"],
+            config["max_position_embeddings"],
+        )
+
+    def decode_bytes(self, dtype: str) -> int:
+        """Bytes of weights that one decode step of one request reads."""
+        return self.decode_parameters * (4 if dtype == "float32" else 2)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "path"}
+
+
+def _tensors(file: Path) -> dict[str, tuple[str, int]]:
+    """Name → (dtype, elements) from a safetensors header: eight bytes of length, then JSON."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return {name: (entry["dtype"], prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__"}

@@ -1,0 +1,228 @@
+"""Checkpoints to measure on: Llama shapes with random weights, and the same weights in the formats of other engines.
+
+    python -m nanoinfer.bench.make_models checkpoint models/small-float32 models/small-bfloat16 models/mid-bfloat16
+    python -m nanoinfer.bench.make_models gguf models/small-bfloat16                   (needs the package gguf)
+    python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --optimum-cli PATH/TO/optimum-cli
+
+A checkpoint's folder name says what it is: SIZE-DTYPE. The converted one lies beside it, with `.gguf` or `.ov` added to
+its name. Also runs as a plain script where nanoinfer is not installed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {  # 57 M parameters, more than half of them embedding and head
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+    "mid": {  # 386 M parameters: Qwen2.5-0.5B's shape with a vocabulary of 32,000
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+}
+DTYPES = ("float32", "bfloat16")
+VOCAB_SIZE, CONTEXT_LEN, ROPE_THETA = 32000, 4096, 10000.0
+
+
+def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
+    """Write config, weights and tokenizer. Every dtype of a size holds the same numbers, all of which bfloat16 can hold.
+
+    `changes`: other values for fields of the config. ValueError when the folder's name is not SIZE-DTYPE.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size, _, dtype = folder.name.partition("-")
+    if size not in SIZES or dtype not in DTYPES:
+        raise ValueError(
+            f"{folder}: its name must be SIZE-DTYPE, of sizes {', '.join(SIZES)} and dtypes {', '.join(DTYPES)}"
+        )
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": CONTEXT_LEN,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        **SIZES[size],
+        **changes,
+    }
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**fields))
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    model.tie_weights()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weights in sorted(model.named_parameters()):
+            noise = torch.randn(weights.shape, generator=generator)
+            if "norm" in name:
+                weights.copy_(1 + 0.1 * noise)
+            elif "embed_tokens" in name or "lm_head" in name:
+                weights.copy_(0.05 * noise)
+            else:  # keeps the size of what passes through, and so the logits apart
+                weights.copy_(noise / weights.shape[1] ** 0.5)
+    model = model.to(getattr(torch, dtype))
+    model.config.dtype = model.dtype
+    model.save_pretrained(folder)
+    _make_tokenizer(folder, fields["vocab_size"])
+
+
+def _make_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Byte-level BPE of exactly `vocab_size` tokens: three special ones, all bytes, and words made up of letters."""
+    from itertools import product
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges: list[tuple[str, str]] = []
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ("".join(word) for length in range(2, 5) for word in product(letters, repeat=length))
+    for word in words:
+        if len(tokens) >= vocab_size:
+            break
+        tokens.append(word)
+        merges.append((word[:-1], word[-1]))
+    vocab = {token: i for i, token in enumerate(tokens[:vocab_size])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def make_gguf(checkpoint: Path) -> Path:
+    """Write `CHECKPOINT.gguf` for llama.cpp: Llama's tensors in the checkpoint's dtype, no vocabulary; returns its path.
+
+    ValueError for anything but a Llama with plain rotary positions.
+    """
+    import gguf
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    rope = config.get("rope_parameters") or {}
+    if config.get("architectures") != ["LlamaForCausalLM"] or rope.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"{checkpoint}: must be a LlamaForCausalLM with default rotary positions; use llama.cpp's converter"
+        )
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    kinds = {"float32": gguf.GGMLQuantizationType.F32, "bfloat16": gguf.GGMLQuantizationType.BF16}
+    kind = kinds[config["dtype"]]
+    target = Path(f"{checkpoint}.gguf")
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
+    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for name, weights in _tensors(checkpoint):
+        stem = name.removesuffix(".weight")
+        if stem.startswith("model.layers."):
+            _, _, layer, part = stem.split(".", 3)
+            new_name = f"blk.{layer}.{GGUF_NAMES[part]}.weight"
+        else:
+            part, new_name = stem, f"{GGUF_NAMES[stem]}.weight"
+        if part in ("self_attn.q_proj", "self_attn.k_proj"):
+            weights = pairs_as_neighbours(weights, heads if part == "self_attn.q_proj" else kv_heads)
+        array = weights.contiguous().numpy()
+        if array.ndim == 1:
+            writer.add_tensor(new_name, array)
+        else:
+            writer.add_tensor(new_name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def pairs_as_neighbours(weights: Any, heads: int) -> Any:
+    """Reorder the rows of a query or key projection `[heads * D, hidden]`, head by head: rotary pairs are rows
+    (i, i + D/2) in Hugging Face's checkpoints and neighbours in GGUF."""
+    return weights.reshape(heads, 2, -1, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
+
+
+def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
+    """Every tensor of a checkpoint by name, in float32."""
+    from safetensors import safe_open
+
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no dictionary
+                yield name, tensors.get_tensor(name).float()
+
+
+def make_openvino(checkpoint: Path, optimum_cli: str) -> Path:
+    """Write `CHECKPOINT.ov` for OpenVINO, by optimum-intel's exporter; returns its path.
+
+    Weights of a bfloat16 checkpoint are stored as float16; the peer computes in bfloat16. CalledProcessError when the
+    exporter fails.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    weights = "fp32" if config["dtype"] == "float32" else "fp16"
+    target = Path(f"{checkpoint}.ov")
+    command = [optimum_cli, "export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
+    subprocess.run(
+        [*command, "--weight-format", weights, str(target)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    return target
+
+
+def main() -> None:
+    """The command line of the module's docstring."""
+    parser = argparse.ArgumentParser(description="Make checkpoints to measure on, and convert them.")
+    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
+    parser.add_argument(
+        "folder", nargs="+", type=Path, help="checkpoint folders, named SIZE-DTYPE if they are to be made"
+    )
+    parser.add_argument("--optimum-cli", default="optimum-cli", help="openvino: optimum-intel's program")
+    args = parser.parse_args()
+    for folder in args.folder:
+        if args.what == "checkpoint":
+            make_checkpoint(folder)
+            made = folder
+        else:
+            made = make_gguf(folder) if args.what == "gguf" else make_openvino(folder, args.optimum_cli)
+        print(made, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""From what a worker answered to figures: one run's summary, and comparisons over rounds."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.bench.workloads import Measure, Request
+
+
+def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """One run in figures.
+
+    `ttft_s`: seconds from arrival to the first token, median over requests. `tpot_ms`: milliseconds between two tokens
+    of a request, percentiles over all such gaps of all requests. `ms_per_token`: the mean gap of a request, median over
+    requests. The last two are None when nobody generates a second token.
+    """
+    times, wall = [np.array(values) for values in answer["times"]], answer["wall_s"]
+    gaps = np.concatenate([np.diff(values) for values in times]) * 1000
+    means = [(values[-1] - values[0]) / (len(values) - 1) * 1000 for values in times if len(values) > 1]
+    cached = answer["cached_tokens"]
+    return {
+        "wall_s": wall,
+        "output_tok_s": sum(request.new_tokens for request in requests) / wall,
+        "input_tok_s": sum(len(request.prompt) for request in requests) / wall,
+        "ttft_s": median(values[0] - request.arrival for request, values in zip(requests, times, strict=True)),
+        "ttft_each_s": [round(values[0] - r.arrival, 6) for r, values in zip(requests, times, strict=True)],
+        "ms_per_token": median(means) if means else None,
+        "tpot_ms": {f"p{p}": float(np.percentile(gaps, p)) for p in (50, 99)} if gaps.size else None,
+        "peak_memory_mb": answer["peak_memory_mb"],
+        "cached_tokens": None if None in cached else sum(cached),
+        "cores_elsewhere": answer["cores_elsewhere"],
+        "digest": hashlib.sha256(json.dumps(answer["tokens"]).encode()).hexdigest()[:16],
+    }
+
+
+def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """`(request, position)` of the first token that is not the same; None when all are."""
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        for j, (x, y) in enumerate(zip(a, b, strict=True)):
+            if x != y:
+                return i, j
+    return None
+
+
+def same_requests(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> int:
+    """Requests whose tokens are all the same."""
+    return sum(list(a) == list(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def advantage(ours: float, theirs: float, measure: Measure) -> float:
+    """How many times better `ours` is: above 1 is better, whichever way the measure points."""
+    return ours / theirs if measure.more_is_better else theirs / ours
+
+
+def against_best(
+    ours: Mapping[int, float], peers: Mapping[str, Mapping[int, float]], measure: Measure
+) -> tuple[list[float], str] | None:
+    """Round by round, how many times better than the best peer of that round; and who was best most often.
+
+    All arguments by round. None when there is no round that both have.
+    """
+    ratios, winners = [], []
+    for number, own in sorted(ours.items()):
+        rivals = {name: values[number] for name, values in peers.items() if number in values}
+        if rivals:
+            winner = min(rivals, key=lambda name: advantage(own, rivals[name], measure))
+            ratios.append(advantage(own, rivals[winner], measure))
+            winners.append(winner)
+    if not ratios:
+        return None
+    return ratios, max(sorted(set(winners)), key=winners.count)

@@ -1,0 +1,168 @@
+"""llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`.
+
+llama.cpp leaves batching to its caller, so the loop of a small server is here: one decode token of every request that
+runs, and what room is left in the batch for the prompts of those that do not yet.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Emit = Callable[[int, list[int]], None]
+
+
+@dataclass
+class Running:
+    """A request in a slot: `done` of its tokens are in the K/V cache; `token` is the newest, once there is one."""
+
+    index: int
+    prompt: list[int]
+    left: int
+    done: int
+    token: int | None = None
+
+
+class Peer:
+    """16 slots. Unshared prompts have a strip of K/V each (faster); shared ones lie in one pool, copied by reference."""
+
+    prefix_cache = True
+
+    def __init__(self, model: str, dtype: str, threads: int, slots: int = 16, batch_tokens: int = 512):
+        path = f"{model}.gguf"
+        if not os.path.isfile(path):
+            raise FileNotFoundError(
+                f"{path}: not there; make it: python -m nanoinfer.bench.make_models gguf {model} (needs the package gguf)"
+            )
+        import ctypes
+
+        import llama_cpp
+
+        self.lib, self.slots, self.batch_tokens, self.threads = llama_cpp, slots, batch_tokens, threads
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C calls it as long as we live
+        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"{path}: llama.cpp could not load it")
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.max_len = llama_cpp.llama_model_n_ctx_train(self.model)
+        self.batch = llama_cpp.llama_batch_init(batch_tokens, 0, slots)
+        self.context: Any = None
+        self.shared = False
+        self.prepare(False)
+        self.versions = {"llama-cpp-python": llama_cpp.__version__}
+
+    def prepare(self, shared: bool) -> None:
+        """A context of the right kind with nothing in it."""
+        lib = self.lib
+        if self.context is None or shared != self.shared:
+            if self.context is not None:
+                lib.llama_free(self.context)
+            params = lib.llama_context_default_params()
+            strip = min(self.max_len, 2304)  # the longest request of any workload, rounded up
+            params.n_ctx = 16384 if shared else strip * self.slots
+            params.n_batch = params.n_ubatch = self.batch_tokens
+            params.n_seq_max = self.slots
+            params.n_threads = params.n_threads_batch = self.threads
+            params.kv_unified = shared
+            self.context, self.shared = lib.llama_init_from_model(self.model, params), shared
+            if not self.context:
+                raise RuntimeError("llama.cpp could not make a context")
+            self.memory = lib.llama_get_memory(self.context)
+        lib.llama_memory_clear(self.memory, True)
+        self._waiting: deque[tuple[int, list[int], int]] = deque()
+        self._running: dict[int, Running] = {}  # by slot
+        self._stored: dict[int, tuple[list[int], int]] = {}  # slot → prompt in it, how much of it is computed
+        self._cached: dict[int, int] = {}
+
+    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+        self._waiting.append((index, prompt, new_tokens))
+
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def cached_tokens(self, index: int) -> int:
+        return self._cached[index]
+
+    def step(self, emit: Emit) -> None:
+        self._admit()
+        wanted = self._fill_batch()
+        if code := self.lib.llama_decode(self.context, self.batch):
+            raise RuntimeError(f"llama_decode returned {code}")
+        for row, slot in wanted:
+            token = self._greedy(row)
+            request = self._running[slot]
+            request.token, request.left = token, request.left - 1
+            emit(request.index, [token])
+            if not request.left:
+                del self._running[slot]
+
+    def _greedy(self, row: int) -> int:
+        import numpy as np
+
+        logits = self.lib.llama_get_logits_ith(self.context, row)
+        return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
+
+    def _admit(self) -> None:
+        """Waiting requests into free slots, each with the longest beginning that a slot has computed already.
+
+        One that shares more with a prompt being computed right now waits for it, and those behind it too.
+        """
+        while self._waiting and len(self._running) < self.slots:
+            index, prompt, new_tokens = self._waiting[0]
+            source, start = None, 0
+            if self.shared:
+                overlaps = {slot: self._overlap(slot, prompt) for slot in self._stored}
+                source = max(overlaps, key=lambda slot: overlaps[slot][1], default=None)
+                start = 0 if source is None else overlaps[source][1]
+                if any(slot in self._running and common > start for slot, (common, _) in overlaps.items()):
+                    return
+            self._waiting.popleft()
+            free = [slot for slot in range(self.slots) if slot not in self._running]
+            slot = next((slot for slot in free if slot != source), free[0])
+            if slot != source:
+                self.lib.llama_memory_seq_rm(self.memory, slot, -1, -1)
+                if start:
+                    self.lib.llama_memory_seq_cp(self.memory, source, slot, -1, -1)
+            self.lib.llama_memory_seq_rm(self.memory, slot, start, -1)
+            self._stored[slot], self._cached[index] = (prompt, start), start
+            self._running[slot] = Running(index, prompt, new_tokens, start)
+
+    def _overlap(self, slot: int, prompt: list[int]) -> tuple[int, int]:
+        """Tokens that `prompt` has in common with the one in `slot`, its last not counted, and those computed already."""
+        stored, done = self._stored[slot]
+        common = 0
+        for ours, theirs in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
+            if ours != theirs:
+                break
+            common += 1
+        return common, min(common, done)
+
+    def _fill_batch(self) -> list[tuple[int, int]]:
+        """Decode tokens first, then prompts; returns the rows whose logits are wanted, each with its slot."""
+        wanted: list[tuple[int, int]] = []
+        batch, size = self.batch, 0
+
+        def push(token: int, position: int, slot: int, want: bool) -> None:
+            nonlocal size
+            batch.token[size], batch.pos[size], batch.logits[size] = token, position, want
+            batch.n_seq_id[size], batch.seq_id[size][0] = 1, slot
+            if want:
+                wanted.append((size, slot))
+            size += 1
+
+        for slot, request in self._running.items():
+            if request.token is not None:
+                push(request.token, request.done, slot, True)
+                request.done += 1
+        for slot, request in self._running.items():
+            if request.token is None:
+                end = min(len(request.prompt), request.done + self.batch_tokens - size)
+                for position in range(request.done, end):
+                    push(request.prompt[position], position, slot, position == len(request.prompt) - 1)
+                request.done = end
+                self._stored[slot] = (request.prompt, end)
+        batch.n_tokens = size
+        return wanted

@@ -1,0 +1,58 @@
+"""nanoinfer, through its ordinary engine: add_request and step."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Peer:
+    """`options` are LLM's. Token ids in and out, as for every engine measured: no tokenizer is loaded."""
+
+    prefix_cache = True
+
+    def __init__(self, model: str, dtype: str, threads: int, **options: Any):
+        import torch
+
+        import nanoinfer
+        from nanoinfer import LLM
+
+        torch.set_num_threads(threads)
+        with tempfile.TemporaryDirectory() as folder:
+            self.llm = LLM(without_tokenizer(Path(model), Path(folder)), dtype=dtype, **options)
+        self.engine = self.llm.engine
+        self.prefix_cache = not self.llm.config.disable_radix_cache
+        self.versions = {"nanoinfer": nanoinfer.__version__, "torch": torch.__version__}
+        self._index: dict[int, int] = {}  # request id → index
+        self._told: dict[int, int] = {}  # index → tokens emitted
+        self._cached: dict[int, int] = {}
+
+    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+        from nanoinfer import SamplingParams
+
+        params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        self._index[self.engine.add_request(prompt, params)] = index
+        self._told[index] = 0
+
+    def busy(self) -> bool:
+        return self.engine.has_unfinished()
+
+    def step(self, emit: Callable[[int, list[int]], None]) -> None:
+        for output in self.engine.step():
+            index = self._index[output.request_id]
+            tokens = output.token_ids
+            emit(index, tokens[self._told[index] :])
+            self._told[index], self._cached[index] = len(tokens), output.cached_tokens
+            if output.finished:
+                del self._index[output.request_id]
+
+    def cached_tokens(self, index: int) -> int:
+        return self._cached[index]
+
+
+def without_tokenizer(model: Path, folder: Path) -> Path:
+    """A checkpoint's config and weights, linked into an empty folder."""
+    for pattern in ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"):
+        for file in model.glob(pattern):
+            (folder / file.name).symlink_to(file.resolve())
+    return folder

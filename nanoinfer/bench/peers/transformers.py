@@ -1,0 +1,61 @@
+"""Hugging Face transformers: `generate` on left-padded batches. No continuous batching, no prefix shared."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class Peer:
+    """Waiting requests go into one batch of at most `max_batch`, which runs until its longest output is done."""
+
+    prefix_cache = False
+
+    def __init__(self, model: str, dtype: str, threads: int, max_batch: int = 16):
+        import torch
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        torch.set_num_threads(threads)
+        self.max_batch = max_batch
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        ).eval()
+        self.model.generation_config.eos_token_id = None
+        self.model.generation_config.pad_token_id = 0
+        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        self._waiting: deque[tuple[int, list[int], int]] = deque()
+
+    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+        self._waiting.append((index, prompt, new_tokens))
+
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def step(self, emit: Callable[[int, list[int]], None]) -> None:
+        import torch
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        batch = [self._waiting.popleft() for _ in range(min(self.max_batch, len(self._waiting)))]
+        width = max(len(prompt) for _, prompt, _ in batch)
+        padding = [width - len(prompt) for _, prompt, _ in batch]
+        ids = torch.tensor([[0] * pad + prompt for pad, (_, prompt, _) in zip(padding, batch, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+
+        class Watch(StoppingCriteria):
+            """Called after every token: the way to see them at the time they appear."""
+
+            def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+                newest = input_ids[:, -1].tolist()
+                for token, (index, _prompt, new_tokens) in zip(newest, batch, strict=True):
+                    if input_ids.shape[1] - width <= new_tokens:
+                        emit(index, [token])
+                return torch.zeros(len(batch), dtype=torch.bool)
+
+        with torch.inference_mode():
+            self.model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=max(new_tokens for _, _, new_tokens in batch),
+                do_sample=False,
+                stopping_criteria=StoppingCriteriaList([Watch()]),
+            )

@@ -1,0 +1,57 @@
+"""vLLM, its CPU build, in this process: continuous batching, chunked prefill, prefix cache."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+class Peer:
+    """`options` are those of vLLM's LLM. Compiled, as it is by default."""
+
+    prefix_cache = True
+
+    def __init__(self, model: str, dtype: str, threads: int, **options: Any):
+        os.environ.update(
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_CPU_KVCACHE_SPACE="2",  # GiB
+            VLLM_CPU_OMP_THREADS_BIND=f"0-{threads - 1}" if threads > 1 else "0",
+            VLLM_LOGGING_LEVEL="ERROR",
+            VLLM_NO_USAGE_STATS="1",
+            DO_NOT_TRACK="1",
+            HF_HUB_OFFLINE="1",
+        )
+        import torch
+        import vllm
+
+        settings = {"max_num_batched_tokens": 512, "max_num_seqs": 32, "enable_prefix_caching": True, **options}
+        self.engine = vllm.LLM(
+            model=model, dtype=dtype, skip_tokenizer_init=True, disable_log_stats=True, **settings
+        ).llm_engine
+        self.prefix_cache = settings["enable_prefix_caching"]
+        self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
+        self._serial = 0
+        self._index: dict[str, int] = {}
+        self._told: dict[int, int] = {}
+        self._cached: dict[int, int | None] = {}
+
+    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+        from vllm import SamplingParams, TokensPrompt
+
+        self._serial += 1
+        request_id = str(self._serial)
+        self._index[request_id], self._told[index] = index, 0
+        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt), params)
+
+    def busy(self) -> bool:
+        return self.engine.has_unfinished_requests()
+
+    def step(self, emit: Callable[[int, list[int]], None]) -> None:
+        for output in self.engine.step():
+            index = self._index[output.request_id]
+            tokens = output.outputs[0].token_ids
+            emit(index, list(tokens[self._told[index] :]))
+            self._told[index], self._cached[index] = len(tokens), output.num_cached_tokens
+
+    def cached_tokens(self, index: int) -> int | None:
+        return self._cached[index]

@@ -1,0 +1,180 @@
+"""The process an engine is measured in: it loads the engine once, then serves one workload a line.
+
+    python worker.py PEER.py '{"model": "...", "dtype": "bfloat16", "threads": 2}'
+
+A peer file defines `class Peer`, all that has to be written to measure one more engine:
+
+    Peer(model, dtype, threads, **options)   load; nothing slow may be left for the first request
+    versions: dict[str, str]                 packages that matter, for the report
+    prefix_cache: bool                       does it reuse K/V of earlier requests?
+    prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
+    add(index, prompt, new_tokens)           queue a request: token ids, exactly so many tokens, greedy, no end token
+    busy() -> bool                           is anything left to do?
+    step(emit)                               go on, and call emit(index, token_ids) as soon as there are new tokens
+    cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V it had
+
+The clock is here, so it is the same for all. Runs wherever Python 3.10 does, on the standard library alone.
+"""
+
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import platform
+import resource
+import sys
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Load the peer, say so, then answer `{"prime": [...], "requests": [...], "shared": bool}` line by line."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # engines print, from C++ too; standard output is for answers alone
+    _die_with_parent()
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [
+        entry for entry in sys.path if Path(entry).resolve() != here
+    ]  # peers are named like what they import
+
+    def tell(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    try:
+        start = time.perf_counter()
+        peer = load_peer(Path(sys.argv[1]), json.loads(sys.argv[2]))
+        seconds = time.perf_counter() - start
+        versions = {"python": platform.python_version(), **peer.versions}
+        tell({"versions": versions, "prefix_cache": peer.prefix_cache, "load_s": seconds})
+        for line in sys.stdin:
+            tell(_attempt(peer, json.loads(line)))
+    except Exception as error:
+        traceback.print_exc()
+        tell({"error": f"{type(error).__name__}: {error}"})
+    os._exit(0)  # some engines hang or crash in their destructors
+
+
+def load_peer(file: Path, arguments: dict[str, Any]) -> Any:
+    """The `Peer` of a file, made."""
+    spec = importlib.util.spec_from_file_location(f"peer_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Peer(**arguments)
+
+
+def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Serve a job's requests, after those of `prime`: tokens, seconds since the start at which each was there, memory."""
+    if hasattr(peer, "prepare"):
+        peer.prepare(job.get("shared", False))
+    if job.get("prime"):
+        serve(peer, job["prime"])
+    gc.collect()
+    _forget_peak_memory()
+    elsewhere = _cpu_seconds_elsewhere()
+    tokens, times, wall = serve(peer, job["requests"])
+    elsewhere = _cpu_seconds_elsewhere() - elsewhere
+    cached = getattr(peer, "cached_tokens", lambda index: None)
+    return {
+        "tokens": tokens,
+        "times": times,
+        "wall_s": wall,
+        "cached_tokens": [cached(i) for i in range(len(tokens))],
+        "peak_memory_mb": peak_memory_mb(),
+        "cores_elsewhere": elsewhere / wall,
+    }
+
+
+def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[float]], float]:
+    """Hand requests to the peer as they arrive and step it until all are done: tokens, times, seconds in all.
+
+    RuntimeError when a request did not get exactly the tokens it asked for.
+    """
+    tokens: list[list[int]] = [[] for _ in requests]
+    times: list[list[float]] = [[] for _ in requests]
+    start = time.perf_counter()
+
+    def emit(index: int, new: list[int]) -> None:
+        tokens[index] += [int(token) for token in new]
+        times[index] += [time.perf_counter() - start] * len(new)
+
+    to_come = deque(enumerate(requests))
+    while to_come or peer.busy():
+        now = time.perf_counter() - start
+        while to_come and to_come[0][1]["arrival"] <= now:
+            index, request = to_come.popleft()
+            peer.add(index, request["prompt"], request["new_tokens"])
+        if peer.busy():
+            peer.step(emit)
+        elif to_come:
+            time.sleep(max(0.0, to_come[0][1]["arrival"] - now))
+    wall = time.perf_counter() - start
+    for i, request in enumerate(requests):
+        if len(tokens[i]) != request["new_tokens"]:
+            raise RuntimeError(f"request {i}: {len(tokens[i])} tokens, {request['new_tokens']} were asked for")
+    return tokens, times, wall
+
+
+def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return run(peer, job)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _die_with_parent() -> None:
+    """A worker is stopped most of the time and would not notice that nobody is left to wake it. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+def _forget_peak_memory() -> None:
+    for pid in _family():
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory_mb() -> float:
+    """Peak resident memory of this process and its children since it was last forgotten, in MB (2**20 bytes)."""
+    if not Path("/proc/self/status").exists():
+        unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    kilobytes = 0
+    for pid in _family():
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:  # gone meanwhile
+            continue
+        kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return kilobytes / 1024
+
+
+def _family() -> list[int]:
+    """This process and all below it."""
+    family = [os.getpid()]
+    for pid in family:  # grows as it goes
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                family += [int(child) for child in children.read_text().split()]
+    return family
+
+
+def _cpu_seconds_elsewhere() -> float:
+    """Processor time used by the rest of the machine so far, the hypervisor's other guests included. 0 where unknown."""
+    try:
+        user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return 0.0
+    ticks = user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Where the time of an engine's steps goes, by functions wrapped from the outside while a profile is taken.
+
+Engine and model carry no clocks of their own. `Profiler` replaces methods of their classes by timed ones and puts the
+originals back. A part's time is its own: what a wrapped function spends inside another wrapped one counts there only, so
+that the parts, with "other", add up to the step.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import isfunction
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from nanoinfer.bench.peers.nanoinfer import Peer
+from nanoinfer.bench.peers.worker import serve
+from nanoinfer.bench.workloads import Job
+from nanoinfer.engine import Engine
+from nanoinfer.input_metadata import InputMetadata
+
+OTHER = "other"  # of the step: what no wrapped function did
+FORWARD = "forward: other"  # of the forward pass: residual sums, views, and what has no name below
+# Last component of a module's name in the model, or the end of its class's name → part of the forward pass.
+MODULES = {
+    "embed_tokens": "forward: embed",
+    "qkv_proj": "forward: qkv",
+    "q_proj": "forward: qkv",
+    "k_proj": "forward: qkv",
+    "v_proj": "forward: qkv",
+    "o_proj": "forward: o",
+    "mlp": "forward: mlp",
+    "gate_up_proj": "forward: mlp",
+    "gate_proj": "forward: mlp",
+    "up_proj": "forward: mlp",
+    "down_proj": "forward: mlp",
+    "lm_head": "forward: lm_head",
+}
+CLASSES = {"Norm": "forward: norm", "MLP": "forward: mlp", "Embedding": "forward: embed"}
+ROTARY = "forward: rotary"
+WARM_UP = "warm up"
+
+
+@dataclass
+class StepKind:
+    """All steps of one kind (`extend`, `decode`): how many, and seconds by part."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Profiler:
+    """Times every step of `engine` inside a `with` block; `kinds` are the result. One at a time."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.kinds: defaultdict[str, StepKind] = defaultdict(StepKind)
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._inside: list[float] = []  # per open call: seconds spent in wrapped calls below it
+        self._parts: defaultdict[str, float] = defaultdict(float)  # of the step going on
+        self._modes: list[str] = []
+        self._labels: dict[int, str] = {}  # id of a module → part
+
+    def __enter__(self) -> "Profiler":
+        runner = self.engine.model_runner
+        self._wrap_step()
+        for owner, name, part in (
+            (type(self.engine.scheduler), "schedule", "schedule"),
+            (type(self.engine.scheduler), "process_batch_result", "process"),
+            (type(self.engine.sampler), "sample", "sample"),
+            (type(self.engine.sampler), "logprobs", "sample"),
+            (type(runner.token_to_kv_pool), "set_kv_buffer", "forward: K/V store"),
+            (type(runner.attention_backend), "init_forward", "metadata"),
+        ):
+            self._wrap(owner, name, part)
+        for name in _methods(type(runner.attention_backend)):
+            if name.startswith("forward"):
+                self._wrap(type(runner.attention_backend), name, "forward: attention")
+        self._wrap_metadata()
+        if isinstance(runner.model, nn.Module):
+            self._wrap_modules(runner.model)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for owner, name, original in reversed(self._undo):
+            if original is None:
+                delattr(owner, name)  # it was inherited
+            else:
+                setattr(owner, name, original)
+        self._undo.clear()
+        self._labels.clear()
+
+    # --- what is wrapped -----------------------------------------------------------------------------------------
+
+    def _wrap_step(self) -> None:
+        """The root: a step's kind is known when it is over, so its parts are kept apart until then."""
+        original = type(self.engine).step
+
+        @wraps(original)
+        def step(engine: Engine, *args: Any, **kwargs: Any) -> Any:
+            self._parts.clear()
+            self._modes.clear()
+            start = self._enter()
+            try:
+                return original(engine, *args, **kwargs)
+            finally:
+                seconds = self._leave(OTHER, start)
+                kind = self.kinds["+".join(sorted(set(self._modes))) or "idle"]
+                kind.steps, kind.seconds = kind.steps + 1, kind.seconds + seconds
+                for part, spent in self._parts.items():
+                    kind.parts[part] += spent
+
+        self._replace(type(self.engine), "step", step)
+
+    def _wrap_metadata(self) -> None:
+        original = InputMetadata.create.__func__  # type: ignore[attr-defined]
+
+        @wraps(original)
+        def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+            start = self._enter()
+            try:
+                metadata = original(cls, *args, **kwargs)
+            finally:
+                self._leave("metadata", start)
+            self._modes.append(metadata.forward_mode.name.lower())
+            return metadata
+
+        self._replace(InputMetadata, "create", classmethod(create))
+
+    def _wrap_modules(self, model: nn.Module) -> None:
+        """Methods of the classes of all modules that have a part, told apart by instance; the model is the rest."""
+        self._labels[id(model)] = FORWARD
+        for name, module in model.named_modules():
+            last, kind = name.rpartition(".")[2], type(module).__name__
+            part = MODULES.get(last) or next((part for end, part in CLASSES.items() if kind.endswith(end)), None)
+            if part is not None:
+                self._labels.setdefault(id(module), part)
+        labelled = {type(module) for module in model.modules() if id(module) in self._labels}
+        for cls in labelled:
+            for name in _methods(cls):
+                self._wrap(cls, name, None)
+            if "forward" not in cls.__dict__:
+                self._wrap(cls, "forward", None)
+        for kernels in {type(module.kernels) for module in model.modules() if hasattr(module, "kernels")}:
+            self._wrap(kernels, "rotate", ROTARY)
+
+    # --- how -----------------------------------------------------------------------------------------------------
+
+    def _wrap(self, owner: type, name: str, part: str | None) -> None:
+        """Time a method; `part=None`: the part of the instance it is called on, untimed where that has none."""
+        if callable(getattr(owner, name, None)):
+            self._replace(owner, name, self._timed_function(getattr(owner, name), part))
+
+    def _timed_function(self, original: Callable[..., Any], part: str | None) -> Callable[..., Any]:
+        @wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            label = part or self._labels.get(id(args[0]))
+            if label is None:
+                return original(*args, **kwargs)
+            start = self._enter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave(label, start)
+
+        return timed
+
+    def _enter(self) -> float:
+        self._inside.append(0.0)
+        return time.perf_counter()
+
+    def _leave(self, part: str, start: float) -> float:
+        """Seconds since `start`; those of the call itself, without wrapped ones below it, are added to its part."""
+        seconds = time.perf_counter() - start
+        self._parts[part] += seconds - self._inside.pop()
+        if self._inside:
+            self._inside[-1] += seconds
+        return seconds
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, new)
+
+
+def profile_model(
+    path: str, dtype: str, threads: int, jobs: Mapping[str, Sequence[Job]], **options: Any
+) -> dict[str, Any]:
+    """Serve jobs here, in this process: per workload, and in all, `{kind: {"steps", "seconds", "parts"}}`.
+
+    `jobs`: by workload, those of each round; one named `warm up` is served first and not profiled. `options` are LLM's.
+    """
+    before = torch.get_num_threads()
+    peer = Peer(path, dtype, threads, **options)
+    try:
+        profiles = {}
+        for name, several in jobs.items():
+            with Profiler(peer.engine) if name != WARM_UP else nullcontext() as profiler:
+                for job in tqdm(several, desc=f"profile {name}", unit="run"):
+                    message = job.as_message()
+                    serve(peer, message["prime"])
+                    serve(peer, message["requests"])
+            if profiler is not None:
+                profiles[name] = as_json(profiler.kinds)
+        return profiles
+    finally:
+        torch.set_num_threads(before)
+
+
+def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:
+    """Steps, seconds and seconds by part, of each kind of step."""
+    return {
+        name: {"steps": kind.steps, "seconds": kind.seconds, "parts": dict(kind.parts)} for name, kind in kinds.items()
+    }
+
+
+def _methods(cls: type) -> list[str]:
+    """Public methods that a class itself defines, properties and static ones aside."""
+    return [name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_")]

@@ -1,0 +1,153 @@
+"""The workloads: the same lengths and arrivals for every engine, every round and every seed; token ids differ by seed."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+Lengths = list[tuple[int, int]]  # prompt tokens of its own, tokens to generate: a request each
+
+NUM_REQUESTS = 16
+SHARED_PROMPT = 512
+
+
+@dataclass(frozen=True)
+class Request:
+    """`prompt`: token ids; exactly `new_tokens` are to be generated; it arrives `arrival` seconds after the start."""
+
+    prompt: list[int]
+    new_tokens: int
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A workload's main figure: a key of `metrics.summary`, its name in tables, and whether more is better."""
+
+    key: str
+    label: str
+    more_is_better: bool = True
+
+
+OUTPUT_SPEED = Measure("output_tok_s", "output tok/s")
+INPUT_SPEED = Measure("input_tok_s", "input tok/s")
+TOKEN_TIME = Measure("ms_per_token", "ms a token", more_is_better=False)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`draw` makes the lengths from a generator of its own; `shared` tokens come before every prompt, the same for all.
+
+    `primed`: a request with the shared tokens has been served before the clock starts. `staggered`: arrivals have
+    exponential gaps. `bound_by_memory`: the weights are read for every single token.
+    """
+
+    name: str
+    question: str
+    draw: Callable[[Random], Lengths]
+    measure: Measure = OUTPUT_SPEED
+    shared: int = 0
+    primed: bool = False
+    staggered: bool = False
+    bound_by_memory: bool = False
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("offline", "all at once", lambda rng: [(rng.randint(64, 256), 64) for _ in range(NUM_REQUESTS)]),
+        Workload("shared", "one long beginning for all", lambda rng: [(32, 32)] * NUM_REQUESTS, shared=SHARED_PROMPT),
+        Workload(
+            "shared-cached",
+            "the same, served before",
+            lambda rng: [(32, 32)] * NUM_REQUESTS,
+            shared=SHARED_PROMPT,
+            primed=True,
+        ),
+        Workload("single", "one stream", lambda rng: [(32, 128)], TOKEN_TIME, bound_by_memory=True),
+        Workload("prefill", "one long prompt", lambda rng: [(2048, 1)], INPUT_SPEED),
+        Workload(
+            "staggered",
+            "arriving one by one",
+            lambda rng: [(rng.randint(32, 256), rng.randint(16, 128)) for _ in range(2 * NUM_REQUESTS)],
+            staggered=True,
+        ),
+    )
+}
+WARM_UP = [(64, 8), (100, 8), (300, 8)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload for one model, ready to be sent to a worker: `prime` is served before the clock starts."""
+
+    requests: list[Request]
+    prime: list[Request]
+    shared: bool
+
+    def as_message(self) -> dict[str, Any]:
+        """What `peers/worker.py` reads."""
+        return asdict(self)
+
+
+def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
+    """`(shared, lengths, scaled)`: tokens in every prompt alike, what each request adds, and whether a context of
+    `context_len` tokens was too short for the workload, so that all lengths were reduced in proportion."""
+    lengths, shared = workload.draw(Random(workload.name)), workload.shared
+    longest = max(shared + own + new for own, new in lengths)
+    if longest <= context_len:
+        return shared, lengths, False
+    factor = context_len / longest
+    lengths = [(max(1, int(own * factor)), max(1, int(new * factor))) for own, new in lengths]
+    shared = int(shared * factor)
+    over = max(shared + own + new for own, new in lengths) - context_len  # rounding up to 1 may have overdone it
+    if over > 0:
+        lengths = [(max(1, own - over), new) for own, new in lengths]
+    return shared, lengths, True
+
+
+def describe(workload: Workload, context_len: int, gap: float) -> str:
+    """The lengths in words, as they are with this context."""
+    shared, lengths, scaled = shape(workload, context_len)
+    prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
+    common = f"{shared} shared + " if shared else ""
+    arrivals = f", {gap:g} s between arrivals on average" if workload.staggered else ""
+    cached = ", the shared tokens cached before" if workload.primed else ""
+    scaling = f" (reduced to fit a context of {context_len} tokens)" if scaled else ""
+    return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
+
+
+def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, gap: float) -> Job:
+    """The requests. `seed` decides the token ids and nothing else; `gap`: mean seconds between staggered arrivals."""
+    shared, lengths, _ = shape(workload, context_len)
+    ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.name}/arrivals")
+    beginning = _tokens(ids, shared, vocab_size)
+    requests, at = [], 0.0
+    for own, new in lengths:
+        requests.append(Request(beginning + _tokens(ids, own, vocab_size), new, at))
+        if workload.staggered:
+            at += arrivals.expovariate(1.0) * gap
+    prime = [Request(beginning + _tokens(ids, 8, vocab_size), 2)] if workload.primed else []
+    return Job(requests, prime, shared > 0)
+
+
+def warm_up(context_len: int, vocab_size: int) -> Job:
+    """A few short requests, so that first passes and compilers are nobody's cost."""
+    ids = Random("warm up")
+    lengths = [(min(prompt, max(1, context_len - new)), new) for prompt, new in WARM_UP if new < context_len]
+    return Job([Request(_tokens(ids, prompt, vocab_size), new) for prompt, new in lengths], [], False)
+
+
+def default_gap(parameters: int) -> float:
+    """Seconds between arrivals that keep a small CPU busy: 0.65 a billion parameters, at least 0.01."""
+    return max(0.01, round(0.65e-9 * parameters, 2))
+
+
+def _tokens(rng: Random, count: int, vocab_size: int) -> list[int]:
+    """Any tokens but the first few hundred, where vocabularies keep their special ones."""
+    return [rng.randrange(min(300, vocab_size // 2), vocab_size) for _ in range(count)]
+
+
+def _span(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"

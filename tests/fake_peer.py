@@ -1,0 +1,48 @@
+"""An engine for the benchmark's tests that needs no model: one token a request and step, known in advance."""
+
+import os
+import sys
+import time
+
+
+class Peer:
+    """`fail`, `die`, `hang`: what to do when a prompt has `when` tokens. `noise`: print where answers must not go."""
+
+    versions = {"fake": "1.0"}  # noqa: RUF012
+
+    def __init__(
+        self, model, dtype, threads, when=-1, trouble="", off_by=0, prefix_cache=True, noise=False, refuse=False
+    ):
+        if refuse:
+            raise FileNotFoundError(f"{model}.fake: not there; make it")
+        self.when, self.trouble, self.off_by, self.prefix_cache = when, trouble, off_by, prefix_cache
+        self.live, self.primed = {}, []
+        if noise:
+            print("from Python")
+            os.write(1, b"from C\n")
+
+    def prepare(self, shared):
+        self.live.clear()
+
+    def add(self, index, prompt, new_tokens):
+        if len(prompt) == self.when:
+            if self.trouble == "fail":
+                raise MemoryError("no room")
+            if self.trouble == "die":
+                print("first line\nthe last words", file=sys.stderr)
+                os._exit(7)
+            if self.trouble == "hang":
+                time.sleep(60)
+            if self.trouble == "short":
+                new_tokens -= 1
+        self.live[index] = [sum(prompt) + self.off_by, new_tokens]
+
+    def busy(self):
+        return bool(self.live)
+
+    def step(self, emit):
+        for index, state in list(self.live.items()):
+            state[0], state[1] = state[0] + 1, state[1] - 1
+            emit(index, [state[0] % 1000])
+            if not state[1]:
+                del self.live[index]

@@ -1,0 +1,80 @@
+"""Checkpoints made to measure on, and their conversions."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def test_both_dtypes_hold_the_same_numbers_and_logits_are_apart(tmp_path: Path) -> None:
+    models = {}
+    for dtype in ("float32", "bfloat16"):
+        make_checkpoint(tmp_path / f"small-{dtype}", **TINY)
+        models[dtype] = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"small-{dtype}", dtype="auto")
+        assert models[dtype].dtype == getattr(torch, dtype)
+    wide, narrow = (models[dtype].state_dict() for dtype in ("float32", "bfloat16"))
+    assert all(torch.equal(wide[name], narrow[name].float()) for name in wide)
+    with torch.no_grad():
+        logits = models["float32"](torch.arange(300, 340)[None]).logits[0]
+    best, second = logits.topk(2).values.T
+    assert (best - second).median() > 1e-3
+    assert len(logits.argmax(-1).unique()) > 10
+
+    llm = LLM(tmp_path / "small-float32")
+    assert llm.tokenizer is not None
+    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "small-float32")) == 1000
+    (out,) = llm.generate("the cat", SamplingParams(max_new_tokens=3, temperature=0))
+    assert out.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["small", "huge-float32", "small-int8"])
+def test_a_folder_is_named_after_size_and_dtype(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}: its name must be SIZE-DTYPE, of sizes small, mid"):
+        make_checkpoint(tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_rotary_pairs_become_neighbours() -> None:
+    rows = torch.arange(2 * 8)[:, None].float()  # two heads of size 8; a row's value is its number
+    moved = pairs_as_neighbours(rows, heads=2)[:, 0].tolist()
+    assert moved == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
+
+
+def test_openvino_is_made_by_optimums_exporter(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "small-bfloat16"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    tool = tmp_path / "optimum-cli"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    assert make_openvino(checkpoint, str(tool)) == tmp_path / "small-bfloat16.ov"
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[-1] == f"{checkpoint}.ov"
+    assert arguments[arguments.index("--weight-format") + 1] == "fp16"
+    assert arguments[arguments.index("--model") + 1] == str(checkpoint)
+
+
+def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    make_checkpoint(tmp_path / "small-float32", **TINY)
+    reader = gguf.GGUFReader(make_gguf(tmp_path / "small-float32"))
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"token_embd.weight", "output.weight", "output_norm.weight", "blk.1.attn_q.weight"} <= names
+    assert len(names) == 3 + 2 * 9
+    assert os.path.getsize(tmp_path / "small-float32.gguf") > 1000

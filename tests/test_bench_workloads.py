@@ -1,0 +1,72 @@
+"""The benchmark's workloads: what is the same for everybody, what a seed changes, and what a short context does."""
+
+import pytest
+
+from nanoinfer.bench.workloads import WORKLOADS, default_gap, describe, make_job, shape, warm_up
+
+VOCAB = 32000
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_seeds_change_token_ids_and_nothing_else(name: str) -> None:
+    one, other, again = (make_job(WORKLOADS[name], seed, 4096, VOCAB, 0.1) for seed in (0, 1, 0))
+    assert one == again
+    for a, b in zip(one.requests, other.requests, strict=True):
+        assert (len(a.prompt), a.new_tokens, a.arrival) == (len(b.prompt), b.new_tokens, b.arrival)
+        assert a.prompt != b.prompt
+        assert min(a.prompt) >= 300
+        assert max(a.prompt) < VOCAB
+
+
+def test_the_workloads_are_those_of_the_readme() -> None:
+    def lengths(name: str) -> list[tuple[int, int]]:
+        return [(len(r.prompt), r.new_tokens) for r in make_job(WORKLOADS[name], 0, 4096, VOCAB, 0.1).requests]
+
+    assert len(lengths("offline")) == 16
+    assert all(64 <= prompt <= 256 and new == 64 for prompt, new in lengths("offline"))
+    assert lengths("shared") == lengths("shared-cached") == [(544, 32)] * 16
+    assert lengths("single") == [(32, 128)]
+    assert lengths("prefill") == [(2048, 1)]
+    assert len(lengths("staggered")) == 32
+    assert all(32 <= prompt <= 256 and 16 <= new <= 128 for prompt, new in lengths("staggered"))
+
+
+def test_shared_prompts_begin_alike_and_part() -> None:
+    job = make_job(WORKLOADS["shared-cached"], 0, 4096, VOCAB, 0.1)
+    assert len({tuple(request.prompt[:512]) for request in job.requests}) == 1
+    assert len({request.prompt[512] for request in job.requests}) > 1
+    assert [request.prompt[:512] for request in job.prime] == [job.requests[0].prompt[:512]]
+    assert job.shared
+    other = make_job(WORKLOADS["shared"], 0, 4096, VOCAB, 0.1)
+    assert not other.prime
+    assert other.requests[0].prompt[:32] != job.requests[0].prompt[:32], "or one would find the other's in its cache"
+
+
+def test_staggered_gaps_have_the_given_mean() -> None:
+    for gap in (0.04, 0.25):
+        arrivals = [request.arrival for request in make_job(WORKLOADS["staggered"], 0, 4096, VOCAB, gap).requests]
+        assert arrivals[0] == 0
+        assert arrivals == sorted(arrivals)
+        assert 0.6 * gap < arrivals[-1] / 31 < 1.6 * gap
+    assert (default_gap(386_000_000), default_gap(57_000_000), default_gap(3_000_000)) == (0.25, 0.04, 0.01)
+
+
+@pytest.mark.parametrize("context", [24, 256, 1024])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_short_context_scales_all_lengths_and_says_so(name: str, context: int) -> None:
+    workload = WORKLOADS[name]
+    shared, lengths, scaled = shape(workload, context)
+    full_shared, full, _ = shape(workload, 4096)
+    assert all(0 < shared + own + new <= context and own >= 1 and new >= 1 for own, new in lengths)
+    assert scaled == (max(full_shared + own + new for own, new in full) > context)
+    assert scaled or (shared, lengths) == (full_shared, full)
+    assert (f"reduced to fit a context of {context} tokens" in describe(workload, context, 0.1)) == scaled
+    job = make_job(workload, 0, context, 320, 0.1)
+    assert [(len(r.prompt), r.new_tokens) for r in job.requests] == [(shared + own, new) for own, new in lengths]
+    assert all(len(r.prompt) + r.new_tokens <= context for r in warm_up(context, 320).requests)
+
+
+def test_descriptions_name_the_lengths() -> None:
+    assert describe(WORKLOADS["prefill"], 4096, 0.1) == "1 x 2048 in, 1 out"
+    assert describe(WORKLOADS["shared"], 4096, 0.1) == "16 x 512 shared + 32 in, 32 out"
+    assert "0.25 s between arrivals" in describe(WORKLOADS["staggered"], 4096, 0.25)
