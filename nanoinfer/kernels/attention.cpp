@@ -30,6 +30,13 @@ static inline void transpose(Floats square[LANES]) {
     if constexpr (2 * STEP < LANES) transpose<2 * STEP>(square);
 }
 
+// Ask memory for one head's K or V of a block, so that it has arrived when it is packed: the slots may lie anywhere.
+template <class T>
+static void prefetch(const T* from, long slot_stride, const int32_t* slots, int count, long dim) {
+    for (int i = 0; i < count; i++)
+        for (long d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(from + slots[i] * slot_stride + d, 0, 2);
+}
+
 // packed[word][key] = keys[slot of the key][word] for `count` keys of a block, 0 for the others; COLUMNS keys side by side.
 static void pack_keys(const float* keys, long slot_stride, const int32_t* slots, int count, long words, float* packed) {
     for (int first = 0; first < BLOCK; first += LANES)
@@ -168,9 +175,12 @@ static void attention(const typename E::T* q, const typename E::T* keys, const t
             long start = window ? std::max(0L, position - window + 1) / BLOCK * BLOCK : 0;
             for (long block = start; block < end; block += BLOCK) {
                 int present = (int)std::min<long>(BLOCK, end - block);
+                int following = (int)std::clamp(end - block - BLOCK, 0L, (long)BLOCK);
+                prefetch(values + head * dim, slot_stride, slots + block, present, dim);
                 pack_keys((const float*)(keys + head * dim), slot_stride / E::STEP, slots + block, present, dim / E::STEP,
                           work.keys.data());
                 pack_values<E>(values + head * dim, slot_stride, slots + block, present, dim, work.values.data());
+                prefetch(keys + head * dim, slot_stride, slots + block + BLOCK, following, dim);
                 work.multiply_by_keys();
                 for (long row = 0; row < work.rows; row++) {
                     long at = position + row / group - block;  // the row's own key, counted from the block's first
