@@ -24,7 +24,11 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "page_size": {"type": int, "default": 1, "help": "tokens a page of K/V (default: 1)"},
     "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
     "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
-    "attention_backend": {"default": "torch_native", "help": "default: torch_native"},
+    "attention_backend": {
+        "default": "auto",
+        "help": "cpp, torch_native or auto: the fastest that runs (default: auto)",
+    },
+    "kernels": {"default": "auto", "help": "cpp, onednn, torch or auto: the fastest that run (default: auto)"},
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "tokens to generate at most (default: 128)"},

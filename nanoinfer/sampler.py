@@ -17,10 +17,11 @@ class Sampler:
 
         RuntimeError naming the request whose logits hold NaN or +infinity: no token can be chosen by them.
         """
-        largest, likeliest = logits.max(dim=-1)
-        broken = (~largest.isfinite()).nonzero()
-        if len(broken):
-            raise RuntimeError(f"request {reqs[int(broken[0])].request_id}: the model's logits hold NaN or infinity")
+        likeliest = _likeliest(logits)
+        largest = logits.gather(1, likeliest[:, None])
+        if not largest.isfinite().all():
+            broken = int((~largest.isfinite()).nonzero()[0, 0])
+            raise RuntimeError(f"request {reqs[broken].request_id}: the model's logits hold NaN or infinity")
         if all(req.params.greedy and not _adjusts_logits(req) for req in reqs):
             return likeliest
         scores = logits.to(torch.float32, copy=True)
@@ -56,6 +57,13 @@ class Sampler:
             k = reqs[row].params.logprobs
             result[row] = {token: logprob, **dict(zip(ids[:k], values[:k], strict=True))}
         return result
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Index of the largest logit of each row, the first of equal ones; a NaN counts as larger than all. int64 [B]."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))  # vectorised, which torch's argmax is not
+    return logits.argmax(dim=-1)
 
 
 def _adjusts_logits(req: Req) -> bool:

@@ -141,7 +141,7 @@ class LlamaForCausalLM(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(kernels)
-            elif hasattr(module, "kernels"):
+            elif isinstance(module, RMSNorm | Attention | MLP):
                 module.kernels = kernels
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
