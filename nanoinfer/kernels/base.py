@@ -29,9 +29,7 @@ class Kernels(Protocol):
         """`(rms_norm(residual + x), residual + x)`, all [T, size]. May change `residual` in place."""
         ...
 
-    def rotate(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`x` [T, heads, D], each pair (i, i + D/2) turned by its token's angle → the same shape.
 
         `cos`, `sin` [max_len, D/2], `positions` [T] int64. May change `x` in place.

@@ -76,18 +76,14 @@ class CppKernels:
         x = x.contiguous()
         y = x.new_empty(rows, out_features)
         bias_pointer = None if bias is None else bias.data_ptr()
-        self._linear(
-            x.data_ptr(), packed.data_ptr(), bias_pointer, y.data_ptr(), rows, x.shape[1], out_features
-        )
+        self._linear(x.data_ptr(), packed.data_ptr(), bias_pointer, y.data_ptr(), rows, x.shape[1], out_features)
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The norm of `add_rms_norm`, without the addition."""
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
-        self._add_rms_norm(
-            x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps
-        )
+        self._add_rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps)
         return out
 
     def add_rms_norm(
@@ -100,15 +96,11 @@ class CppKernels:
         )
         return out, residual
 
-    def rotate(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """In place, also where `x` is a part of wider rows."""
         rows, heads, dim = x.shape
         assert x.stride()[1:] == (dim, 1)
-        self._rotate(
-            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), rows, x.stride(0), heads, dim
-        )
+        self._rotate(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), rows, x.stride(0), heads, dim)
         return x
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:

@@ -30,9 +30,7 @@ class TorchKernels:
         residual = residual + x
         return self.rms_norm(residual, weight, eps), residual
 
-    def rotate(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The two halves of every head as the two coordinates of a plane."""
         c, s = cos[positions, None], sin[positions, None]  # [T, 1, D/2], the same for every head
         first, second = x.chunk(2, dim=-1)
