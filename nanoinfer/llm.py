@@ -1,7 +1,8 @@
 """LLM: load a model, then generate, stream or chat."""
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def _is_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 
-def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
+def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Engine:
     """Pools, runner and engine around a loaded model. Rows and slot numbers stay on the host, K/V goes to the device."""
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
@@ -205,7 +206,7 @@ def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
     )
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
-    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer)
+    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 
 
 def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:

@@ -1,6 +1,7 @@
 """Engine: requests in, tokens out. Mostly over a model that counts, so that every token is known beforehand."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,12 +64,13 @@ def make_engine(
     page_size: int = 1,
     eos: Sequence[int] = (),
     tokenizer: Tokenizer | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     **options: Any,
 ) -> Engine:
     config = EngineConfig(rows, slots, CONTEXT, page_size=page_size, **options)
     pools = ReqToTokenPool(rows, CONTEXT), TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size)
     runner = ModelRunner(CountingModel(), *pools, TorchNativeBackend())
-    return Engine(runner, config, V, eos, tokenizer or LetterTokenizer())
+    return Engine(runner, config, V, eos, tokenizer or LetterTokenizer(), clock)
 
 
 def greedy(max_new_tokens: int = 4, **fields: Any) -> SamplingParams:
