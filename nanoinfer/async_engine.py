@@ -41,7 +41,6 @@ class Delivery:
         self.queue: asyncio.Queue[StreamPiece | RequestOutput] = asyncio.Queue()  # its loop's alone
         self.request_id: int | None = None
         self.pieces: PieceReader | None = None
-        self.dropped = False  # the caller has gone
 
 
 class AsyncStream:
@@ -208,7 +207,7 @@ class AsyncEngine:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except Exception as error:
+                except BaseException as error:  # to be raised where it was asked for, not in the thread
                     future.set_exception(error)
 
         with self._closing:
@@ -217,10 +216,9 @@ class AsyncEngine:
         return await asyncio.wrap_future(future)
 
     def _drop(self, delivery: Delivery, keep_reading: bool = False) -> None:
-        """Nobody waits for this request any more: abort it, as soon as it has been added."""
+        """Nobody waits for this request any more: abort it. (If it was to be added at all, that was posted before this.)"""
 
         def command() -> None:
-            delivery.dropped = True
             if delivery.request_id in self._deliveries:
                 self._abort(delivery.request_id, tell=keep_reading)
 
@@ -258,8 +256,6 @@ class AsyncEngine:
             return self._engine.abort_all(error)  # nobody in particular was to blame: it would fail again and again
 
     def _add(self, delivery: Delivery, prepare: Callable[[], RequestGroup]) -> int:
-        if delivery.dropped:
-            raise EngineClosedError("the caller has gone")  # nobody reads this
         group = prepare()
         self._engine.submit(group)
         delivery.request_id, delivery.pieces = group.request_id, PieceReader(group)

@@ -53,7 +53,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "schedule_policy": pick("lpm", "lpm", "fcfs", "random", "dfs-weight"),
         "policy_window": pick(2, 8, 128),
         "max_overtakes": pick(1, 3, 64),
-        "schedule_conservativeness": pick(0.001, 0.001, 0.001, 0.3, 1.0),
+        "schedule_conservativeness": pick(0.001, 0.001, 0.001, 0.1, 1.0),
         "eviction_policy": pick("lru", "lfu", "fifo"),
         "disable_radix_cache": bool(rng.random() < 0.1),
         "max_queue": pick(None, None, 4, 12),
@@ -75,18 +75,18 @@ def random_prompt(rng: np.random.Generator, stems: np.ndarray, world: World) -> 
 
 def run_episode(world: World, rng: np.random.Generator, stems: np.ndarray, steps: int = STEPS_PER_EPISODE) -> None:
     """Random things for about `steps` steps, then to the end."""
-    busy = rng.uniform(0.2, 0.95)
-    faults, gambling = rng.random() < 0.3, rng.random() < 0.6
+    busy, faults = rng.uniform(0.2, 0.95), rng.random() < 0.3
+    gambling = rng.random() < 0.6 and world.config.schedule_conservativeness < 1  # many retractions
     while world.counts["steps"] < steps:
         chance = rng.random()
         if chance < busy:
             seeded = rng.random() < 0.4
             world.add(
                 random_prompt(rng, stems, world),
-                max_new_tokens=int(rng.integers(1, MAX_NEW_TOKENS + 1)),
+                max_new_tokens=int(rng.integers(MAX_NEW_TOKENS // 2 if gambling else 1, MAX_NEW_TOKENS + 1)),
                 seed=int(rng.integers(5)) if seeded else None,
                 n=int(rng.integers(1, 4)) if seeded and rng.random() < 0.3 else 1,
-                stop=[int(rng.integers(VOCAB))] if rng.random() < 0.3 else [],
+                stop=[int(rng.integers(VOCAB))] if rng.random() < 0.3 and not gambling else [],
                 extra_key=[None, None, None, "lora"][int(rng.integers(4))],
                 prompt_logprobs=bool(rng.random() < 0.1),
                 timeout_s=float(rng.integers(1, 40)) if rng.random() < 0.1 else None,
@@ -97,7 +97,7 @@ def run_episode(world: World, rng: np.random.Generator, stems: np.ndarray, steps
             world.flush()
         if faults and rng.random() < 0.02:
             world.fault = ("model", "sampler", "rows", "slots")[int(rng.integers(4))]
-        if gambling and rng.random() < 0.3:
+        if gambling and rng.random() < 0.5:
             world.forget_retractions()
         if rng.random() < 0.9:
             world.step()

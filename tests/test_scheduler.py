@@ -910,3 +910,38 @@ def test_a_batch_does_not_change_when_its_requests_go_on() -> None:
     assert [f[1] for f in fields] == [[3], [4], [5]]
     assert [(b.input_ids.tolist(), b.seq_lens.tolist(), b.out_cache_loc.tolist()) for b in batches if b] == fields
     assert all(isinstance(b, Batch) and torch.is_tensor(b.req_pool_indices) for b in batches)
+
+
+# --- what counts as a use of the cache -------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_hit_when_its_request_is_admitted_not_whenever_it_is_considered() -> None:
+    server = FakeServer(max_total_tokens=40, eviction_policy="lfu")
+    server.serve(A[:6], max_new_tokens=1)
+    (node,) = (node for _, node in server.tree.nodes())
+    assert node.hit_count == 0, "whoever computes it does not hit it"
+    server.add(B[:6], max_new_tokens=20)
+    server.step()
+    blocked = server.add([*A[:6], 1], max_new_tokens=20)
+    for i in range(5):
+        server.add([i], max_new_tokens=20)  # an arrival makes admission look again
+        server.step()
+    assert blocked in server.scheduler.waiting
+    assert node.hit_count == 0
+    server.run()
+    assert node.hit_count == 1
+
+
+def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer(max_total_tokens=40)
+    server.serve(C[:10], max_new_tokens=1)
+    server.add(A[:5], max_new_tokens=34)
+    server.step()
+    server.add(B[:5], max_new_tokens=30)
+    bare_step(server)
+    ranked: list[object] = []
+    monkeypatch.setattr(server.scheduler.waiting, "_policy", lambda *args: ranked.append(args))
+    while server.tree.total_size() > 5:  # until the first's decode has evicted what nobody uses
+        bare_step(server)
+    assert server.cache.evicted_tokens == 10
+    assert not ranked
