@@ -6,13 +6,28 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from nanoinfer.model_loader import LoadedModel
 from tests import soak
 from tests.pressure import VOCAB, Oracle, World, make_model
 
 MAX_NEW_TOKENS = 12
+FAULTS = ["model", "sampler", "rows", "slots"]
+REQUESTS = st.fixed_dictionaries(
+    {
+        "stem": st.integers(0, 1),
+        "length": st.sampled_from([1, 4, 8, 16, 17, 32]),
+        "tail": st.sampled_from([(), (1,), (2,)]),
+        "max_new_tokens": st.integers(1, MAX_NEW_TOKENS) | st.just(MAX_NEW_TOKENS),
+        "seed": st.sampled_from([None, None, 1]),
+        "n": st.sampled_from([1, 1, 2]),
+        "stop": st.sampled_from([(), (), (3, 9)]),
+        "extra_key": st.sampled_from([None, None, "lora"]),
+        "prompt_logprobs": st.sampled_from([False, False, True]),
+        "timeout_s": st.sampled_from([None, None, None, 1, 5, 20]),
+    }
+)
 STEMS = np.random.default_rng(7).integers(0, VOCAB, size=(2, 32))
 
 
@@ -23,25 +38,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Oracle
     return make_model(path), Oracle(path, MAX_NEW_TOKENS)
 
 
-def machine(model: LoadedModel, oracle: Oracle) -> type[RuleBasedStateMachine]:
-    """A state machine over engines of that model."""
+def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[RuleBasedStateMachine]:
+    """A state machine over engines of that model; adds to `counts` what has happened."""
 
     class Pressure(RuleBasedStateMachine):
         requests = Bundle("requests")
 
         @initialize(
             page_size=st.sampled_from([1, 1, 2, 4, 8]),
-            rows=st.integers(1, 8),
-            spare=st.integers(0, 40),
+            rows=st.sampled_from([1, 2, 4, 8, 8, 8]),
+            spare=st.integers(0, 24),
             chunk=st.none() | st.integers(0, 20),
             policy=st.sampled_from(["lpm", "fcfs", "random", "dfs-weight"]),
             eviction=st.sampled_from(["lru", "lfu", "fifo"]),
-            conservativeness=st.sampled_from([0.001, 0.001, 1.0, 11.0]),
+            conservativeness=st.sampled_from([0.001, 0.001, 0.001, 1.0, 11.0]),
             disable=st.sampled_from([False] * 7 + [True]),
             others=st.fixed_dictionaries(
                 {
                     "max_overtakes": st.sampled_from([1, 64]),
-                    "max_queue": st.none() | st.integers(1, 8),
+                    "max_queue": st.sampled_from([None, None, 3, 8]),
                     "max_prefill_tokens": st.sampled_from([6, 4096]),
                     "policy_window": st.sampled_from([2, 128]),
                 }
@@ -76,34 +91,17 @@ def machine(model: LoadedModel, oracle: Oracle) -> type[RuleBasedStateMachine]:
                 **others,
             )
 
-        @rule(
-            target=requests,
-            stem=st.integers(0, 1),
-            length=st.sampled_from([1, 4, 8, 16, 17, 32]),
-            tail=st.sampled_from([(), (1,), (2,)]),
-            max_new_tokens=st.integers(1, MAX_NEW_TOKENS),
-            seed=st.sampled_from([None, None, 1]),
-            n=st.sampled_from([1, 1, 2]),
-            stop=st.sampled_from([(), (3, 9)]),
-            extra_key=st.sampled_from([None, None, "lora"]),
-            prompt_logprobs=st.sampled_from([False, False, True]),
-            timeout_s=st.none() | st.integers(1, 20),
-        )
-        def add(
-            self, stem: int, length: int, tail: tuple[int, ...], n: int, seed: int | None, **fields: Any
-        ) -> int | None:
-            prompt = [*STEMS[stem][:length].tolist(), *tail]
-            return self.world.add(prompt, seed=seed, n=1 if seed is None else n, **fields)
+        @rule(target=requests, several=st.lists(REQUESTS, min_size=1, max_size=4))
+        def add(self, several: list[dict[str, Any]]) -> Any:
+            return multiple(*(self.world.add(**self.with_prompt(**request)) for request in several))
 
-        @rule(count=st.integers(1, 8))
-        def step(self, count: int) -> None:
-            for _ in range(count):
-                self.world.step()
-
-        @rule(fault=st.sampled_from(["model", "sampler", "rows", "slots"]))
-        def step_with_a_fault(self, fault: str) -> None:
+        @rule(count=st.integers(1, 4), gamble=st.booleans(), fault=st.sampled_from([*[None] * 12, *FAULTS]))
+        def step(self, count: int, gamble: bool, fault: str | None) -> None:
             self.world.fault = fault
-            self.world.step()
+            for _ in range(count):
+                if gamble:
+                    self.world.forget_retractions()
+                self.world.step()
 
         @rule(rid=requests)
         def abort(self, rid: int | None) -> None:
@@ -116,10 +114,12 @@ def machine(model: LoadedModel, oracle: Oracle) -> type[RuleBasedStateMachine]:
         def flush(self) -> None:
             self.world.flush()
 
-        @precondition(lambda self: self.world.requests)
-        @rule()
-        def forget_retractions(self) -> None:
-            self.world.forget_retractions()
+        def with_prompt(
+            self, stem: int, length: int, tail: tuple[int, ...], seed: int | None, n: int, **fields: Any
+        ) -> dict[str, Any]:
+            """A request's description with the prompt spelled out."""
+            prompt = [*STEMS[stem][:length].tolist(), *tail]
+            return {"prompt": prompt, "seed": seed, "n": 1 if seed is None else n, **fields}
 
         @invariant()
         def holds(self) -> None:
@@ -129,20 +129,26 @@ def machine(model: LoadedModel, oracle: Oracle) -> type[RuleBasedStateMachine]:
         def teardown(self) -> None:
             if hasattr(self, "world"):
                 self.world.drain()
+                self.world.counts["retractions"] = self.world.engine.stats().retractions
+                for name in counts:
+                    counts[name] += self.world.counts[name]
 
     return Pressure
 
 
 def test_no_order_of_events_changes_a_token_or_loses_a_slot(model: tuple[LoadedModel, Oracle]) -> None:
     settings = hypothesis.settings(
-        max_examples=40,
-        stateful_step_count=40,
+        max_examples=100,
+        stateful_step_count=50,
         derandomize=True,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    hypothesis.stateful.run_state_machine_as_test(lambda: machine(*model)(), settings=settings)
+    counts = dict.fromkeys(("steps", "finished", "aborted", "timed_out", "failed", "refused", "retractions"), 0)
+    hypothesis.stateful.run_state_machine_as_test(machine(*model, counts), settings=settings)
+    assert counts["steps"] > 2000
+    assert all(counts.values()), counts
 
 
 def test_the_soak_forces_what_it_is_meant_to_force(
