@@ -57,6 +57,10 @@ def following(token: int, count: int) -> list[int]:
     return [(token + 1 + i) % V for i in range(count)]
 
 
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(timeout=30)
+
+
 async def idle(engine: AsyncEngine) -> None:
     """Until nothing is left to do. Each `stats` is answered between two steps."""
     while (stats := await engine.stats()).running or stats.waiting:
@@ -135,7 +139,7 @@ def test_completions_of_one_request_come_marked_with_their_index() -> None:
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False, rows=1, max_queue=1)
+        engine, _ = gated(rows=1, max_queue=1)
         async with AsyncEngine(engine) as front:
             with pytest.raises(InvalidRequestError, match="prompt 7: is empty"):
                 await front.generate("", greedy(), name="prompt 7")
@@ -144,15 +148,15 @@ def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
             stream = front.stream([V], greedy())
             with pytest.raises(InvalidRequestError, match="token id"):
                 await anext(stream)
-            first = await front.add([1], greedy(2))
-            gate.turns.release()
-            assert (await anext(first)).token_ids == [2]
-            second = await front.add([10], greedy(2))
+            between_steps = threading.Event()
+            front._post(lambda: assert_set(between_steps))  # what is posted meanwhile arrives together
+            tasks = [asyncio.create_task(front.generate([base], greedy(2))) for base in (10, 20)]
+            await asyncio.sleep(0)
+            between_steps.set()
+            assert (await tasks[0]).token_ids == [11, 12]
             with pytest.raises(QueueFullError):
-                await front.add([20], greedy(2))
-            gate.turns.release(100)
-            assert (await first.output()).token_ids == [2, 3]
-            assert (await second.output()).token_ids == [11, 12]
+                await tasks[1]
+            assert (await front.generate([30], greedy(2))).token_ids == [31, 32]
         assert_all_free(engine)
 
     run(test)
