@@ -19,6 +19,9 @@ class Batch:
     `out_cache_loc` int32 [T]; `out_cache_cont_start`/`_end` where those slots are neighbours. After an EXTEND with
     `return_normalized_logprob`, `prompt_logprobs` holds the log-probability of each new token under the token before it,
     float32 [T] (NaN for the first of each request, whose predecessor is not in this pass).
+
+    `cut_req` is the last of `reqs` if its prompt goes on after this pass: it gets no token yet. `boundary_logprob` is the
+    log-probability of the first token of what follows, which only this pass's logits tell.
     """
 
     reqs: Sequence[Req]
@@ -31,33 +34,41 @@ class Batch:
     out_cache_cont_start: int | None = None
     out_cache_cont_end: int | None = None
     return_normalized_logprob: bool = False
+    cut_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
+    boundary_logprob: float | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
-        """The pass that computes what is new in `reqs`, each with its prefix locked and no row yet.
+        """The pass that computes `reqs` up to their `chunk_end`: newly admitted ones, with their prefix locked and no row
+        yet, and one that is half prefilled.
 
-        Gives every request a row and the slots for its new tokens, and writes them into the row.
+        Gives those that have none a row, and all of them the slots for their new tokens. When an allocation raises,
+        what each request has by then is its own (`CacheManager.release` takes it back).
         """
-        rows = cache.req_to_token_pool.alloc(len(reqs))
+        admitted = [req for req in reqs if req.req_pool_idx is None]
+        rows = cache.req_to_token_pool.alloc(len(admitted))
         assert rows is not None, "admission counts rows"
-        need = [cache.whole_pages(req.num_tokens) - req.prefix_len for req in reqs]
-        slots = np.split(cache.alloc_slots(sum(need)), np.cumsum(need)[:-1])
-        for req, row, own in zip(reqs, rows.tolist(), slots, strict=True):
+        for req, row in zip(admitted, rows.tolist(), strict=True):
             req.req_pool_idx = row
-            req.allocated_len, req.kv_len = req.prefix_len + len(own), req.prefix_len
+            req.allocated_len = req.kv_len = req.prefix_len
             cache.rows[row, : req.prefix_len] = req.prefix_indices.numpy()
-            cache.rows[row, req.prefix_len : req.allocated_len] = own
-        new = [(req, slice(req.prefix_len, req.num_tokens)) for req in reqs]
+        need = [cache.whole_pages(req.chunk_end) - req.allocated_len for req in reqs]
+        slots = np.split(cache.alloc_slots(sum(need)), np.cumsum(need)[:-1])
+        for req, own in zip(reqs, slots, strict=True):
+            cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + len(own)] = own
+            req.allocated_len += len(own)
+        new = [(req, slice(req.kv_len, req.chunk_end)) for req in reqs]
         return cls._of(
             reqs,
             ForwardMode.EXTEND,
             input_ids=np.concatenate([req.token_ids[span] for req, span in new]),
-            rows=rows.numpy(),
-            seq_lens=np.array([req.num_tokens for req in reqs], dtype=np.int32),
-            prefix_lens=np.array([req.prefix_len for req in reqs], dtype=np.int32),
+            rows=np.array([req.req_pool_idx for req in reqs], dtype=np.int32),
+            seq_lens=np.array([req.chunk_end for req in reqs], dtype=np.int32),
+            prefix_lens=np.array([req.kv_len for req in reqs], dtype=np.int32),
             out_cache_loc=np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in new]),
-            return_normalized_logprob=any(req.params.prompt_logprobs for req in reqs),
+            return_normalized_logprob=any(req.wants_prompt_logprobs for req in reqs),
+            cut_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
         )
 
     @classmethod
@@ -80,6 +91,38 @@ class Batch:
             out_cache_loc=cache.rows[rows, seq_lens - 1],
         )
 
+    @property
+    def sampled_reqs(self) -> Sequence[Req]:
+        """Those of `reqs` that get a token from this pass, in the same order: all but `cut_req`."""
+        return self.reqs if self.cut_req is None else self.reqs[:-1]
+
+    def take_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """`logits` [B, V] → those of `sampled_reqs`; keeps what those of a cut prompt tell about its next token."""
+        cut = self.cut_req
+        if cut is None:
+            return logits
+        if cut.wants_prompt_logprobs and cut.chunk_end < cut.prompt_len:
+            following = int(cut.token_ids[cut.chunk_end])
+            self.boundary_logprob = float(logits[-1].float().log_softmax(-1)[following])
+        return logits[:-1]
+
+    def hand_out_prompt_logprobs(self) -> None:
+        """Give the requests that want them the log-probabilities of the prompt tokens that this pass has computed."""
+        if self.prompt_logprobs is None or self.prefix_lens is None:
+            return
+        ends = np.cumsum((self.seq_lens - self.prefix_lens).numpy())[:-1]
+        values = np.split(self.prompt_logprobs.float().cpu().numpy(), ends)
+        for req, start, own in zip(self.reqs, self.prefix_lens.tolist(), values, strict=True):
+            if not req.wants_prompt_logprobs:
+                continue
+            told: list[float | None] = [
+                None,
+                *own[1:].tolist(),
+            ]  # of the first the pass before knew, or nobody can know
+            if req is self.cut_req and self.boundary_logprob is not None:
+                told.append(self.boundary_logprob)
+            req.add_prompt_logprobs(start, told)
+
     @classmethod
     def _of(
         cls,
@@ -91,6 +134,7 @@ class Batch:
         prefix_lens: np.ndarray | None,
         out_cache_loc: np.ndarray,
         return_normalized_logprob: bool = False,
+        cut_req: Req | None = None,
     ) -> "Batch":
         first = int(out_cache_loc[0])
         end = first + len(out_cache_loc)
@@ -106,4 +150,5 @@ class Batch:
             out_cache_cont_start=first if contiguous else None,
             out_cache_cont_end=end if contiguous else None,
             return_normalized_logprob=return_normalized_logprob,
+            cut_req=cut_req,
         )

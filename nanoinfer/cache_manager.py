@@ -5,9 +5,12 @@ A slot belongs to exactly one of: the free list, the radix tree, or one running 
 
     free list ──alloc_slots──► request ──cache_computed──► tree ──evict──► free list
                                   └─────────release──────► tree (computed tokens) and free list (the rest)
+
+`release` is for requests that end and for those that are retracted: the tree does not care which.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import ceil
 
 import numpy as np
 import torch
@@ -25,6 +28,7 @@ class CacheManager:
             raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
+        self.evicted_tokens = 0  # since the start, to make room
         self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory, for numpy bookkeeping on the host
 
     def whole_pages(self, num_tokens: int) -> int:
@@ -35,16 +39,29 @@ class CacheManager:
         """Slots that can be had now: free ones and those that eviction would free."""
         return self.token_to_kv_pool.available_size() + self.radix_cache.evictable_size()
 
-    def outstanding_size(self, req: Req) -> int:
-        """Slots that `req` may still ask for until its last token."""
-        return self.whole_pages(req.max_kv_len) - max(req.allocated_len, req.prefix_len)
+    def outstanding_size(self, req: Req, ratio: float = 1.0) -> int:
+        """Slots that `req` will still ask for, if it produces the share `ratio` of the tokens it may still produce.
+
+        Always enough for the tokens it has now. 1.0: the most it can ask for until its last token.
+        """
+        expected_len = req.num_tokens + ceil(ratio * (req.max_kv_len - req.num_tokens))
+        return self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len)
+
+    def decode_size(self, reqs: Sequence[Req]) -> int:
+        """Slots that a DECODE pass of `reqs` needs: a new page for each whose last one is full."""
+        return self.page_size * sum(req.allocated_len < req.num_tokens for req in reqs)
 
     def lock_prefix(self, req: Req) -> None:
         """Find the part of `req` that the tree holds and lock it, so that it stays until `release` (or `unlock_prefix`)."""
-        match = self.radix_cache.match_prefix(req.reusable_tokens, req.extra_key)
+        match = self.radix_cache.match_prefix(req.reusable_tokens, req.extra_key, count_hit=False)
         self.radix_cache.inc_lock_ref(match.last_node)
         req.prefix_indices, req.last_node = match.indices, match.last_node
         req.prefix_len = req.tree_len = len(match.indices)
+
+    def count_hit(self, req: Req) -> None:
+        """`req` is admitted: its locked prefix has been a hit, once, however often it was considered before."""
+        assert req.last_node is not None
+        self.radix_cache.count_hit(req.last_node)
 
     def unlock_prefix(self, req: Req) -> None:
         """Undo `lock_prefix` for a request that is not admitted after all."""
@@ -56,11 +73,11 @@ class CacheManager:
     def alloc_slots(self, need_size: int) -> np.ndarray:
         """`need_size` slots, int32, evicting cached tokens where the free list is short.
 
-        Admission has made sure that they can be had: running short here is a bug, not a state.
+        The scheduler has made sure that they can be had: running short here is a bug, not a state.
         """
         missing = need_size - self.token_to_kv_pool.available_size()
         if missing > 0:
-            self.radix_cache.evict(missing)
+            self.evicted_tokens += self.radix_cache.evict(missing)
         slots = self.token_to_kv_pool.alloc(need_size)
         assert slots is not None, f"{need_size} slots promised, {self.obtainable_size()} obtainable"
         return slots.numpy()
@@ -77,7 +94,7 @@ class CacheManager:
         tokens = req.token_ids[: req.kv_len - req.kv_len % self.page_size]
         known = self.radix_cache.insert(tokens, row[: len(tokens)], req.extra_key)
         duplicates = row[req.tree_len : known].copy()
-        match = self.radix_cache.match_prefix(tokens, req.extra_key)
+        match = self.radix_cache.match_prefix(tokens, req.extra_key, count_hit=False)
         row[: len(tokens)] = match.indices.numpy()
         self.token_to_kv_pool.free(duplicates)
         self.radix_cache.inc_lock_ref(match.last_node)
@@ -85,12 +102,15 @@ class CacheManager:
         req.last_node, req.tree_len = match.last_node, len(tokens)
 
     def release(self, req: Req) -> None:
-        """Take everything back from a request that ends: its row, its lock and its slots.
+        """Take everything back from a request that ends or is retracted: its row, its lock and its slots.
 
         Slots with computed K/V go to the tree, in whole pages, so that later requests find them; duplicates of what the
-        tree has already, an incomplete last page and slots never filled go to the free list.
+        tree has already, an incomplete last page and slots never filled go to the free list. One that was admitted but
+        has no row yet, because making its pass failed, gives back its lock.
         """
-        assert req.req_pool_idx is not None
+        if req.req_pool_idx is None:
+            self.unlock_prefix(req)
+            return
         row, tree = self.rows[req.req_pool_idx], self.radix_cache
         if tree.disable:
             unused = row[: req.allocated_len].copy()
@@ -103,7 +123,7 @@ class CacheManager:
         self.token_to_kv_pool.free(unused)
         self.req_to_token_pool.free([req.req_pool_idx])
         req.req_pool_idx, req.last_node, req.prefix_indices = None, None, req.prefix_indices[:0]
-        req.tree_len = req.allocated_len = req.kv_len = 0
+        req.prefix_len = req.tree_len = req.allocated_len = req.kv_len = 0
 
     def check_integrity(self, running: Iterable[Req]) -> None:
         """RuntimeError unless every slot and every row has exactly one owner and every lock has a holder.

@@ -1,5 +1,6 @@
 """ModelConfig (what a checkpoint is) and EngineConfig (how it is served): validated and frozen."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,16 @@ class EngineConfig:
     - `max_running_requests`: rows of the ReqToTokenPool: requests that hold K/V at a time.
     - `max_total_tokens`: slots of the TokenToKVPool.
     - `max_context_len`: prompt and output tokens of one request together.
-    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt has a pass to itself.
+    - `chunked_prefill_size`: prompt tokens computed between two decode passes; longer prompts are computed in pieces, so
+      that they don't hold up the others (see `prefill_budget.py`). None: prompts are never cut. The default is SGLang's
+      for its smallest devices; a CPU reaches its full speed far below it, so 256 costs little and gives steadier streams.
+    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt, or piece of one, has a pass to itself.
     - `schedule_policy`: which waiting request goes first (see `schedule_policy.py`); `policy_window`: among how many
-      of the longest waiting.
+      of the longest waiting; `max_overtakes`: how many that came later may go before it (see `waiting_queue.py`).
+    - `schedule_conservativeness`: how much admission sets aside for tokens yet to come (see `retraction.py`): more of it,
+      and fewer requests run side by side, and fewer are retracted; none from 10.3 on.
+    - `max_queue`: requests that may wait, each of `n` completions counted; one more is refused with QueueFullError.
+      None: no limit.
     - `eviction_policy`: which cached tokens go first (see `eviction.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None draws from the system.
     """
@@ -140,9 +148,13 @@ class EngineConfig:
     max_total_tokens: int
     max_context_len: int
     page_size: int = 1
+    chunked_prefill_size: int | None = 2048
     max_prefill_tokens: int = 4096
     schedule_policy: str = "lpm"
     policy_window: int = 128
+    max_overtakes: int = 64
+    schedule_conservativeness: float = 1.0
+    max_queue: int | None = None
     eviction_policy: str = "lru"
     disable_radix_cache: bool = False
     attention_backend: str = "auto"
@@ -156,10 +168,22 @@ class EngineConfig:
             "max_context_len",
             "max_prefill_tokens",
             "policy_window",
+            "max_overtakes",
+            "chunked_prefill_size",
+            "max_queue",
         ):
-            value = getattr(self, name)
+            value, optional = getattr(self, name), name in ("chunked_prefill_size", "max_queue")
+            if optional and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+                raise ValueError(f"{name}={value!r}: must be {'None or ' * optional}an integer of at least 1")
+        if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:
+            raise ValueError(
+                f"chunked_prefill_size={self.chunked_prefill_size}: must be None or at least page_size={self.page_size}"
+            )
+        factor = self.schedule_conservativeness
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
+            raise ValueError(f"schedule_conservativeness={factor!r}: must be a number above 0")
         seed = self.random_seed
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"random_seed={seed!r}: must be None or an integer of at least 0")

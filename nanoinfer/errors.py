@@ -1,4 +1,4 @@
-"""Named exceptions. Each is a ValueError, so `except ValueError` catches whatever was wrong with an input."""
+"""Named exceptions. What was wrong with an input is a ValueError; what is the engine's own state, a RuntimeError."""
 
 
 class UnsupportedModelError(ValueError):
@@ -23,3 +23,15 @@ class ShapeMismatchError(ValueError):
 
 class UnknownArgumentError(TypeError, ValueError):
     """A keyword that a function does not have. Both what Python raises for it and, as all refusals here, a ValueError."""
+
+
+class QueueFullError(RuntimeError):
+    """A request was refused because `max_queue` others wait. Nothing was changed: it may be tried again later."""
+
+
+class EngineClosedError(RuntimeError):
+    """A request was refused because the engine has been shut down."""
+
+
+class StepFailedError(RuntimeError):
+    """The step that a request was in raised, and the request ended with it. `__cause__` is what was raised."""

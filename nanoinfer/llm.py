@@ -1,7 +1,8 @@
 """LLM: load a model, then generate, stream or chat."""
 
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from nanoinfer.errors import InvalidRequestError
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model_loader import LoadedModel, load_model
 from nanoinfer.model_runner import ModelRunner
-from nanoinfer.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -76,11 +77,16 @@ class LLM:
         self._own: set[int] = set()  # requests whose callers read them here, not from the engine's steps
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        use_tqdm: bool = True,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of them, each text or token ids; one output a prompt, in order.
 
         `params`: one SamplingParams for all, or one each. A list of prompts shows a progress bar unless `use_tqdm=False`.
+        `timeout_s`: seconds from now after which each that has not ended does (FinishReason.TIMEOUT).
         Raises InvalidRequestError naming the prompt; then none of them has been started and the engine goes on serving.
         """
         single = _is_prompt(prompts)
@@ -91,13 +97,17 @@ class LLM:
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
         groups = [
-            self.engine.prepare(prompt, own, name=f"prompt {i}")
+            self.engine.prepare(prompt, own, name=f"prompt {i}", timeout_s=timeout_s)
             for i, (prompt, own) in enumerate(zip(several, each, strict=True))
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 
     def chat(
-        self, messages: Messages | Sequence[Messages], params: Params = None, use_tqdm: bool = True
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params = None,
+        use_tqdm: bool = True,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """The assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or in a list of them.
 
@@ -113,7 +123,7 @@ class LLM:
                 prompts.append(self.chat_prompt(conversation))
             except ValueError as error:
                 raise ValueError(f"conversation {i}: {error}") from error
-        return self.generate(prompts, params, use_tqdm=use_tqdm and not single)
+        return self.generate(prompts, params, use_tqdm and not single, timeout_s)
 
     def chat_prompt(self, messages: Messages) -> list[int]:
         """Token ids of a conversation up to the assistant's next turn, for `generate` and `stream`."""
@@ -121,33 +131,25 @@ class LLM:
             raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
         return self.tokenizer.encode_chat(messages)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamPiece]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, timeout_s: float | None = None
+    ) -> Iterator[StreamPiece]:
         """Complete one prompt, yielding text as soon as it is certain. Closing the iterator aborts the request.
 
         The request is checked at once and queued at the first `next()`. Several streams may be read in turns.
         """
-        return self._stream(self.engine.prepare(prompt, params))
+        return self._stream(self.engine.prepare(prompt, params, timeout_s=timeout_s))
+
+    def shutdown(self) -> list[RequestOutput]:
+        """End all requests and take no more (see `Engine.shutdown`). Streams that are being read end, and say `abort`."""
+        return self.engine.shutdown()
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
-        told = [(0, 0)] * len(group.reqs)  # characters and tokens yielded, per completion
-        ended = [False] * len(group.reqs)
+        pieces = PieceReader(group)
         self._own.add(self.engine.submit(group))
         try:
-            while not all(ended):
-                for i, req in enumerate(group.reqs):
-                    chars, tokens = told[i]
-                    if ended[i] or (req.num_output_tokens == tokens and not req.finished):
-                        continue
-                    told[i], ended[i] = (len(req.text), req.num_output_tokens), req.finished
-                    yield StreamPiece(
-                        group.request_id,
-                        i,
-                        req.text[chars:],
-                        req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
-                        req.finish_reason,
-                        req.prompt_len,
-                        req.cached_tokens,
-                    )
+            while not pieces.done:
+                yield from pieces.read()
                 if not group.finished:
                     self._step()
         finally:
@@ -155,7 +157,7 @@ class LLM:
             self._own.discard(group.request_id)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        self._own.update(self.engine.submit(group) for group in groups)
+        self._own.update(self.engine.submit_all(groups))
         try:
             ids = {group.request_id for group in groups}
             left = deque(groups)  # the front is looked at, not the whole queue: a step costs what is in it
@@ -188,7 +190,7 @@ def _is_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 
-def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
+def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Engine:
     """Pools, runner and engine around a loaded model. Rows and slot numbers stay on the host, K/V goes to the device."""
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
@@ -204,7 +206,7 @@ def make_engine(model: LoadedModel, config: EngineConfig) -> Engine:
     )
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
-    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer)
+    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 
 
 def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:

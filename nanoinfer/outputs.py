@@ -1,5 +1,6 @@
 """What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (one increment of text)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +14,7 @@ class CompletionOutput:
     """One completion as it stood when this was made; later steps do not change it.
 
     - `text`: all text so far; `token_ids`: all sampled tokens so far, an end token included.
-    - `finish_reason`: None while running, else `stop`, `length` or `abort`.
+    - `finish_reason`: None while running, else `stop`, `length`, `abort` or `timeout`.
     - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless asked for.
     """
 
@@ -41,7 +42,8 @@ class RequestOutput:
 
     - `prompt_tokens`: length of the prompt; `cached_tokens`: how many of them had their K/V in the radix cache.
     - `prompt_logprobs`: per prompt token its log-probability under the tokens before it, None for the first.
-    - `ttft`: seconds from arrival to the first token; `latency`: to the last. None as long as there is none.
+    - `ttft`: seconds from arrival to the first token; `latency`: to the end. None as long as there is none.
+    - `error`: what was raised in the step that the request was in, and ended with; None when nothing went wrong.
     """
 
     request_id: int
@@ -50,6 +52,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     ttft: float | None
     latency: float | None
+    error: BaseException | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -100,8 +103,8 @@ class StreamPiece:
 class RequestGroup:
     """A request as its caller sees it: one prompt and `params.n` completions, each a Req of its own."""
 
-    def __init__(self, request_id: int, reqs: list[Req]):
-        self.request_id, self.reqs = request_id, reqs
+    def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None):
+        self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
         self._prompt_token_ids = reqs[0].token_ids[: reqs[0].prompt_len].tolist()
 
     @property
@@ -119,7 +122,39 @@ class RequestGroup:
             outputs=[_completion(i, req) for i, req in enumerate(self.reqs)],
             ttft=None if first is None else first - arrival,
             latency=max(req.finish_time for req in self.reqs) - arrival if self.finished else None,
+            error=next((req.error for req in self.reqs if req.error is not None), None),
         )
+
+
+class PieceReader:
+    """Reads what is new of a request since it was last read."""
+
+    def __init__(self, group: RequestGroup):
+        self._group = group
+        self._told = [(0, 0)] * len(group.reqs)  # characters and tokens, per completion
+        self._ended = [False] * len(group.reqs)
+
+    @property
+    def done(self) -> bool:
+        """Everything has been read: each completion has ended and its last piece was given."""
+        return all(self._ended)
+
+    def read(self) -> Iterator[StreamPiece]:
+        """A piece for each completion with a new token or a new end."""
+        for i, req in enumerate(self._group.reqs):
+            chars, tokens = self._told[i]
+            if self._ended[i] or (req.num_output_tokens == tokens and not req.finished):
+                continue
+            self._told[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
+            yield StreamPiece(
+                self._group.request_id,
+                i,
+                req.text[chars:],
+                req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
+                req.finish_reason,
+                req.prompt_len,
+                req.cached_tokens,
+            )
 
 
 def _completion(index: int, req: Req) -> CompletionOutput:

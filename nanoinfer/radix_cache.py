@@ -92,25 +92,32 @@ class RadixCache:
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.page_size, self.policy, self.disable = page_size, policy, disable
         self.version = 0  # counts the changes of what the tree holds
+        self.insertions = 0  # those of them that made it hold more
         self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
 
     # --- what users of the tree call -----------------------------------------------------------------------------
 
-    def match_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> MatchResult:
+    def match_prefix(self, token_ids: TokenIds, extra_key: Hashable = None, count_hit: bool = True) -> MatchResult:
         """The longest prefix of `token_ids`, in whole pages, whose K/V the tree holds.
 
-        Marks the path as used. May split a node in two; the sizes stay as they are. Lock `last_node` before anything
-        can evict it. Costs O(matched tokens).
+        Marks the path as used, and as hit unless `count_hit=False` (for those who only consider using it; see
+        `count_hit`). May split a node in two; the sizes stay as they are. Lock `last_node` before anything can evict it.
+        Costs O(matched tokens).
         """
         tokens = self._whole_pages(token_ids)
         if self.disable:
             tokens = tokens[:0]
         path = self._walk(tokens, extra_key)
-        for node in path:
-            node.hit_count += 1
+        if count_hit and path:
+            self.count_hit(path[-1])
         slots = np.concatenate([node.value for node in path]) if path else np.empty(0, dtype=np.int32)
         return MatchResult(torch.from_numpy(slots), path[-1] if path else self.root)
+
+    def count_hit(self, node: TreeNode) -> None:
+        """Count a use of `node` and everything above it, for `lfu`."""
+        for ancestor in self._up_to_root(node):
+            ancestor.hit_count += 1
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
         """`(k, node)`: how many leading tokens would match and the node where the match ends. Changes nothing at all."""
@@ -145,6 +152,7 @@ class RadixCache:
             self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
             self._evictable_size += len(tokens) - known
             self.version += 1
+            self.insertions += 1
         return known
 
     def evict(self, num_tokens: int) -> int:

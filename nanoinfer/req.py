@@ -1,6 +1,6 @@
 """Req: the state of one request, from its arrival to its last token."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # a stop token, an end token or a stop string
     LENGTH = "length"  # max_new_tokens reached
-    ABORT = "abort"  # taken back by the caller
+    ABORT = "abort"  # taken back by the caller, or by an error in a step
+    TIMEOUT = "timeout"  # timeout_s passed
 
 
 class Req:
@@ -30,7 +31,8 @@ class Req:
 
     Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to the
     radix tree (the request holds a lock on `last_node`), the rest to the request. `kv_len` of them are filled: every
-    token but the newest, whose K/V is computed by the pass that reads it.
+    token but the newest, whose K/V is computed by the pass that reads it; fewer while it is half prefilled. A request that
+    waits, for the first time or retracted, has no row and no slots, but all its tokens, and everything else below.
     """
 
     def __init__(
@@ -54,13 +56,18 @@ class Req:
         self.prefix_indices = torch.empty(0, dtype=torch.int32)  # slots found in the tree at admission
         self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
         self.last_node: TreeNode | None = None
+        self.chunk_end = 0  # where the EXTEND pass that is being made stops computing
+        self.ticket = 0  # its number, in order of arrival
+        self.num_retractions = 0
 
         self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None  # what made it end, if something went wrong
         self.cached_tokens = 0
         self.text = ""
         self.output_logprobs: list[dict[int, float]] = []
-        self.prompt_logprobs: list[float | None] | None = None
-        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, time.perf_counter()
+        self.prompt_logprobs: list[float | None] | None = None  # None until all are known
+        self._known_prompt_logprobs: list[float | None] = []  # chunk by chunk
+        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, the engine's clock
 
     @property
     def num_output_tokens(self) -> int:
@@ -76,9 +83,18 @@ class Req:
 
     @property
     def reusable_tokens(self) -> np.ndarray:
-        """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits; none at all
-        with `prompt_logprobs`, which needs the logits of every prompt token."""
-        return self.token_ids[: 0 if self.params.prompt_logprobs else self.num_tokens - 1]
+        """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
+
+        With `prompt_logprobs`, which needs the logits of every prompt token, none but those that have been computed for it.
+        """
+        if not self.wants_prompt_logprobs:
+            return self.token_ids[: self.num_tokens - 1]
+        return self.token_ids[: max(len(self._known_prompt_logprobs) - 1, 0)]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """`prompt_logprobs` are asked for and not all there yet."""
+        return self.params.prompt_logprobs and self.prompt_logprobs is None
 
     @property
     def max_kv_len(self) -> int:
@@ -101,6 +117,21 @@ class Req:
             self.finish(FinishReason.STOP)
         elif self.num_output_tokens == self.params.max_new_tokens:
             self.finish(FinishReason.LENGTH)
+
+    def add_prompt_logprobs(self, start: int, values: Sequence[float | None]) -> None:
+        """Take log-probabilities of the tokens from position `start` on. Those known already stay: what a retracted request
+        computes again is not told again."""
+        self._known_prompt_logprobs += values[len(self._known_prompt_logprobs) - start :]
+        if len(self._known_prompt_logprobs) == self.prompt_len:
+            self.prompt_logprobs = self._known_prompt_logprobs
+
+    def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
+        """End the request from outside. `error`: what made it end; or what came up while the last text was released."""
+        self.error = error
+        try:
+            self.finish(reason)
+        except Exception as flush_error:
+            self.error = error or flush_error
 
     def finish(self, reason: FinishReason) -> None:
         """End the request. Text held back for what might have followed is released: nothing follows any more."""

@@ -1,7 +1,9 @@
 """RequestBuilder: checks what callers hand in and makes Reqs of it."""
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 
@@ -82,6 +84,13 @@ class RequestBuilder:
             raise InvalidRequestError(
                 f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
             )
+
+    def check_timeout(self, timeout_s: float | None, name: str = "prompt") -> None:
+        """InvalidRequestError unless `timeout_s` is None or a number of seconds above 0."""
+        if timeout_s is None:
+            return
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s < math.inf:
+            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a number above 0")
 
     def check_context(
         self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"

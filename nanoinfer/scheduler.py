@@ -1,78 +1,92 @@
 """Scheduler: which requests make up the next forward pass, and what its result means for them."""
 
 import time
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from itertools import islice
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from nanoinfer.batch import Batch
 from nanoinfer.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.input_metadata import ForwardMode
-from nanoinfer.radix_cache import TreeNode, common_prefix_len
+from nanoinfer.prefill_budget import PrefillBudget
+from nanoinfer.prefix_sharing import PassPrefixes
 from nanoinfer.req import FinishReason, Req
-from nanoinfer.schedule_policy import SCHEDULE_POLICIES
+from nanoinfer.retraction import NewTokenRatio, first_to_retract
+from nanoinfer.waiting_queue import WaitingQueue
 
-# A waiting request that would compute at least so many tokens which another one computes in this very pass waits one
-# step and finds them in the tree. For fewer, a pass with more requests in it is worth more than the tokens saved.
-WORTH_WAITING_FOR = 32
+
+class Blocked(NamedTuple):
+    """Whom admission last ended at, for want of slots, and when: no use looking again before something changes."""
+
+    req: Req
+    when: tuple[int, int, int]
+    covered: int  # tokens of its prefix that others keep locked: they take no room
 
 
 class Scheduler:
-    """Continuous batching: requests join by an EXTEND pass and leave with their last token; in between all DECODE.
+    """Continuous batching: requests join by EXTEND passes, then all DECODE together, and leave with their last token.
 
-    A waiting request is admitted when the slots it may need until its end can be had for certain, beside those that the
-    running requests may still need: free slots plus cached tokens that nobody is using. So a running request never finds
-    the pool empty. Requests are considered in the policy's order; at the first one that does not fit, admission ends.
+    - **Which pass.** EXTEND goes first, as long as somebody can be admitted and the PrefillBudget lasts; then a DECODE of
+      all that run. A prompt that the budget cuts is *half prefilled* (at most one is, `prefilling`): it is the last in its
+      pass, gets no token yet, and is the first to go on after the next DECODE.
+    - **Who is admitted.** Requests are considered in the WaitingQueue's order. One fits when its new tokens, and of the
+      tokens that it and all running ones may still produce the NewTokenRatio's share, can be had: free slots plus cached
+      tokens that nobody is using. At the first one that does not fit, admission ends.
+    - **When memory runs short all the same.** Before a DECODE whose slots cannot be had, requests are retracted until they
+      can (retraction.py: who, in which order, and why nobody is stuck).
     """
 
-    def __init__(self, config: EngineConfig, cache: CacheManager):
-        self.config, self.cache = config, cache
-        self.waiting: OrderedDict[Req, None] = OrderedDict()  # in order of arrival
-        self.running: list[Req] = []
-        self._policy = SCHEDULE_POLICIES[config.schedule_policy]
-        self._rng = np.random.default_rng(config.random_seed)
-        self._arrivals = 0
-        self._order: list[Req] = []
-        self._order_made_for: tuple[int, int] | None = None
+    def __init__(self, config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter):
+        self.config, self.cache, self._clock = config, cache, clock
+        self.waiting = WaitingQueue(config, cache.radix_cache)
+        self.running: list[Req] = []  # all that hold slots, in order of admission
+        self.prefilling: Req | None = None  # the one of them that is half prefilled
+        self.planned: list[Req] = []  # who is in the pass being made: whom it concerns, should it fail
+        self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.retractions = self.prompt_tokens = self.cached_tokens = 0  # since the start, for statistics
+        self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
-        self._blocked_at: tuple[int, int, int] | None = None
+        self._blocked: Blocked | None = None
 
     def add(self, req: Req) -> None:
         """Queue a request. The caller has checked that it fits the context and the pool."""
-        self.waiting[req] = None
-        self._arrivals += 1
+        self.waiting.add(req)
 
     def schedule(self) -> Batch | None:
-        """The next pass: EXTEND of what can be admitted, else DECODE of all that run, else None. Allocates its slots.
+        """The next pass, its slots allocated; None when there is nothing to do.
 
-        RuntimeError when requests wait, none runs, and none fits: then slots or rows are held by nobody known here.
+        When it raises, the requests in `planned` must be ended; the others are as before. RuntimeError when requests
+        wait, none runs, and none fits: then slots or rows are held by nobody known here.
         """
-        admitted = self._admit()
-        if admitted:
-            self.running += admitted
-            return Batch.extend(admitted, self.cache)
-        if self.running:
-            return Batch.decode(self.running, self.cache)
-        if self.waiting:
+        self.planned = []
+        decoding = [req for req in self.running if req is not self.prefilling]
+        if not decoding:
+            self._budget.refill()
+        self._plan_extend()
+        if self.planned:
+            return Batch.extend(self.planned, self.cache)
+        if decoding:
+            self.planned = self._make_room_for(decoding)
+            self._budget.refill()
+            return Batch.decode(self.planned, self.cache)
+        if self.waiting or self.prefilling:
             raise RuntimeError(
                 f"{len(self.waiting)} requests wait, none runs and none fits: {self.cache.obtainable_size()} of "
                 f"{self.cache.token_to_kv_pool.size} slots and {self.cache.req_to_token_pool.available_size()} of "
                 f"{self.cache.req_to_token_pool.size} rows can be had; something outside the engine holds the others"
             )
+        self.new_token_ratio.reset()
         return None
 
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> None:
-        """Append each request's token; hand K/V to the radix cache after an EXTEND and at the end of a request."""
-        now = time.perf_counter()
-        if batch.prompt_logprobs is not None:
-            self._keep_prompt_logprobs(batch)
-        for req, token_id, entry in zip(batch.reqs, token_ids, logprobs, strict=True):
-            req.kv_len = req.num_tokens
+        """Append the tokens of `batch.sampled_reqs`; hand K/V to the radix cache after an EXTEND and at a request's end."""
+        now = self._clock()
+        for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
+            req.kv_len = seq_len
+        batch.hand_out_prompt_logprobs()
+        for req, token_id, entry in zip(batch.sampled_reqs, token_ids, logprobs, strict=True):
             if not req.num_output_tokens:
                 req.first_token_time = now
             if entry is not None:
@@ -82,94 +96,143 @@ class Scheduler:
                 req.finish_time = now
                 self._ended += 1
                 self.cache.release(req)
-            elif batch.forward_mode is ForwardMode.EXTEND:
-                self.cache.cache_computed(req)
+        if batch.forward_mode is ForwardMode.EXTEND:
+            for req in batch.reqs:
+                if not req.finished:
+                    self.cache.cache_computed(req)
+            self.prefilling = batch.cut_req
+        self._forget_finished()
+
+    def end(self, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
+        """End requests now, wherever they are; K/V they have computed goes to the tree, their other slots are freed.
+
+        `error`: what made them end. Those that have ended already stay as they are.
+        """
+        ending = [req for req in reqs if not req.finished]
+        for req in ending:
+            self._ended += 1
+            if req in self.waiting:
+                self.waiting.remove(req)
+            else:
+                self.cache.release(req)
+            req.finish_time = self._clock()
+            req.end(reason, error)
         self._forget_finished()
 
     def abort(self, reqs: Sequence[Req]) -> None:
-        """End requests now, wherever they are; K/V they have computed goes to the tree, their other slots are freed."""
-        for req in reqs:
-            if req.finished:
-                continue
-            self._ended += 1
-            if req in self.waiting:
-                del self.waiting[req]
-            else:
-                self.cache.release(req)
-            req.finish(FinishReason.ABORT)
-            req.finish_time = time.perf_counter()
-        self._forget_finished()
+        """`end` them, because their caller no longer wants them."""
+        self.end(reqs, FinishReason.ABORT)
 
-    def _admit(self) -> list[Req]:
-        """Take requests off the queue, each with its prefix locked, as long as they fit (see the class).
+    # --- EXTEND: who goes on, who is admitted ------------------------------------------------------------------------
 
-        Once the first in order did not fit, only an arrival, an end or a change in the tree can help: until then the
-        question is not asked again.
-        """
-        admitted: list[Req] = []
+    def _plan_extend(self) -> None:
+        """Put into `planned` who is extended now, each with its prefix locked and its `chunk_end` set."""
+        req = self.prefilling
+        if req is not None:
+            req.chunk_end = self._budget.chunk_end(req.kv_len, req.num_tokens)
+            need = self.cache.whole_pages(req.chunk_end) - req.allocated_len
+            if req.chunk_end == req.kv_len or need > self.cache.obtainable_size():
+                return
+            self._budget.spend(req.chunk_end - req.kv_len)
+            self.planned.append(req)
+            if req.chunk_end < req.num_tokens:
+                return
+        self._admit()
+
+    def _admit(self) -> None:
+        """Take requests off the queue, as long as they fit (see the class)."""
         rows = self.cache.req_to_token_pool.available_size()
-        state = (self._arrivals, self._ended, self.cache.radix_cache.version)
-        if not self.waiting or not rows or (self.running and state == self._blocked_at):
-            return admitted
-        budget = self.config.max_prefill_tokens
-        promised = sum(self.cache.outstanding_size(req) for req in self.running)
-        computed_here: dict[tuple[TreeNode | None, Hashable, bytes], Req] = {}
-        for req in self._in_order():
-            if req not in self.waiting:
-                continue
+        if not rows or not self.waiting or self._is_still_blocked():
+            return
+        self._blocked = None
+        ratio, pass_prefixes = self.new_token_ratio.value, PassPrefixes(self.cache)
+        new_tokens_left = self.config.max_prefill_tokens
+        for req in self.planned:
+            new_tokens_left -= req.chunk_end - req.kv_len
+            pass_prefixes.add(req)
+        promised = self._promised()
+        for req in self.waiting.candidates():
+            obtainable = self.cache.obtainable_size()
             self.cache.lock_prefix(req)
-            new_tokens = req.num_tokens - req.prefix_len
-            need = self.cache.outstanding_size(req)
-            if promised + need > self.cache.obtainable_size() or (admitted and new_tokens > budget):
+            need = self.cache.outstanding_size(req, ratio)
+            if promised + need > self.cache.obtainable_size():
+                newly_locked = obtainable - self.cache.obtainable_size()
+                if not self.planned:
+                    self._blocked = Blocked(req, self._moment(), covered=req.prefix_len - newly_locked)
                 self.cache.unlock_prefix(req)
-                self._blocked_at = None if admitted else state
-                break
-            if self._shares_with(req, computed_here):
+                return
+            req.chunk_end = self._budget.chunk_end(req.prefix_len, req.num_tokens)
+            new_tokens = req.chunk_end - req.prefix_len
+            if not new_tokens or (self.planned and new_tokens > new_tokens_left):
+                self.cache.unlock_prefix(req)
+                return
+            if pass_prefixes.worth_waiting_for(req):
                 self.cache.unlock_prefix(req)
                 continue
-            req.cached_tokens = req.prefix_len
-            del self.waiting[req]
-            admitted.append(req)
+            self._take(req)
+            pass_prefixes.add(req)
             promised += need
-            budget -= new_tokens
-            if len(admitted) == rows:
-                break
-        return admitted
+            new_tokens_left -= new_tokens
+            rows -= 1
+            if not rows or req.chunk_end < req.num_tokens:
+                return
 
-    def _shares_with(self, req: Req, computed_here: dict[tuple[TreeNode | None, Hashable, bytes], Req]) -> bool:
-        """True when one of the requests in `computed_here` computes enough of what `req` would compute (else adds it).
+    def _take(self, req: Req) -> None:
+        """`req` is admitted."""
+        self.waiting.remove(req)
+        self.planned.append(req)
+        self.running.append(req)
+        self.cache.count_hit(req)
+        self._budget.spend(req.chunk_end - req.prefix_len)
+        if not req.num_retractions:
+            req.cached_tokens = req.prefix_len
+            self.prompt_tokens += req.prompt_len
+            self.cached_tokens += req.prefix_len
 
-        Candidates have the same place in the tree and the same next page; one look-up finds the first of them.
+    def _promised(self) -> int:
+        """Slots set aside for those that run, beside the ones they have."""
+        return sum(self.cache.outstanding_size(req, self.new_token_ratio.value) for req in self.running)
+
+    def _moment(self) -> tuple[int, int, int]:
+        return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
+
+    def _is_still_blocked(self) -> bool:
+        """True when the first in order did not fit, and nothing has arrived, ended or been cached that could change it.
+
+        That the ratio falls may help as well; that costs no look-up in the tree.
         """
-        page = self.cache.page_size
-        fresh = req.reusable_tokens[req.prefix_len :]
-        if self.cache.radix_cache.disable or len(fresh) < WORTH_WAITING_FOR:
+        if self._blocked is None or not self.running or self._blocked.when != self._moment():
             return False
-        key = (req.last_node, req.extra_key, fresh[:page].tobytes())
-        other = computed_here.setdefault(key, req)
-        shared = common_prefix_len(fresh, other.reusable_tokens[other.prefix_len :])
-        return other is not req and shared - shared % page >= WORTH_WAITING_FOR
+        req, _, covered = self._blocked
+        need = self.cache.outstanding_size(req, self.new_token_ratio.value) - covered
+        return self._promised() + need > self.cache.obtainable_size()
 
-    def _in_order(self) -> list[Req]:
-        """The longest waiting requests (`policy_window` of them) in the policy's order.
+    # --- DECODE: room for everybody, or for those who stay -----------------------------------------------------------
 
-        Made anew only after an arrival or a change in the tree, so a step in which nothing can be admitted costs little
-        however many wait.
-        """
-        made_for = (self._arrivals, self.cache.radix_cache.version)
-        if made_for != self._order_made_for or not any(req in self.waiting for req in self._order):
-            window = list(islice(self.waiting, self.config.policy_window))
-            self._order = self._policy(window, self.cache.radix_cache, self._rng)
-            self._order_made_for = made_for
-        return self._order
+    def _make_room_for(self, decoding: list[Req]) -> list[Req]:
+        """Those of `decoding` whose next slots can be had, after retracting as many requests as it takes."""
+        staying, retracted = decoding, 0
+        while len(self.running) > 1 and self.cache.decode_size(staying) > self.cache.obtainable_size():
+            req = first_to_retract(self.running)
+            self._retract(req)
+            staying = [other for other in staying if other is not req]
+            retracted += 1
+        if retracted:
+            self.new_token_ratio.rise(staying)
+        else:
+            self.new_token_ratio.decay()
+        return staying
+
+    def _retract(self, req: Req) -> None:
+        self.running.remove(req)
+        if req is self.prefilling:
+            self.prefilling = None
+        self.cache.release(req)
+        req.num_retractions += 1
+        self.retractions += 1
+        self.waiting.put_back(req)
 
     def _forget_finished(self) -> None:
         self.running = [req for req in self.running if not req.finished]
-
-    def _keep_prompt_logprobs(self, batch: Batch) -> None:
-        assert batch.prompt_logprobs is not None
-        assert batch.prefix_lens is not None
-        new_lens = (batch.seq_lens - batch.prefix_lens).tolist()
-        for req, values in zip(batch.reqs, batch.prompt_logprobs.split(new_lens), strict=True):
-            if req.params.prompt_logprobs:
-                req.prompt_logprobs = [None, *values[1:].tolist()]
+        if self.prefilling is not None and self.prefilling.finished:
+            self.prefilling = None

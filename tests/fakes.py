@@ -55,7 +55,8 @@ class FakeModel:
             assert indices.dtype == torch.int32
         input_ids, out = iter(batch.input_ids.tolist()), iter(batch.out_cache_loc.tolist())
         for req, seq, prefix in zip(batch.reqs, seq_lens, prefix_lens, strict=True):
-            assert 0 <= prefix < seq == req.num_tokens
+            assert 0 <= prefix < seq <= req.num_tokens
+            assert (seq == req.num_tokens) == (req in batch.sampled_reqs)
             for position in range(prefix, seq):
                 assert next(input_ids) == req.token_ids[position]
                 self.kv[next(out)] = (req.extra_key, tuple(req.token_ids[: position + 1].tolist()))
@@ -70,14 +71,24 @@ class FakeModel:
         expected = (slots[0], slots[0] + len(slots)) if neighbours else (None, None)
         assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == expected
         if batch.return_normalized_logprob:
-            batch.prompt_logprobs = torch.arange(len(slots), dtype=torch.float32)
+            batch.prompt_logprobs = torch.cat(
+                [torch.arange(start, seq).float() for start, seq in zip(prefix_lens, seq_lens, strict=True)]
+            )
+            batch.boundary_logprob = None if batch.cut_req is None else float(seq_lens[-1])
         return [
-            next_token(req.token_ids[: req.num_tokens].tolist(), req.extra_key, self.vocab_size) for req in batch.reqs
+            next_token(req.token_ids[: req.num_tokens].tolist(), req.extra_key, self.vocab_size)
+            for req in batch.sampled_reqs
         ]
 
 
+SET_ALL_ASIDE = 11.0  # schedule_conservativeness from which on nobody is ever retracted
+
+
 class FakeServer:
-    """Pools, tree, scheduler and the fake model, one step at a time; everything is checked after every step."""
+    """Pools, tree, scheduler and the fake model, one step at a time; everything is checked after every step.
+
+    Admission sets aside all that running requests may need, unless `schedule_conservativeness` says otherwise.
+    """
 
     def __init__(
         self,
@@ -87,6 +98,7 @@ class FakeServer:
         vocab_size: int = 1000,
         **fields: Any,
     ):
+        fields = {"schedule_conservativeness": SET_ALL_ASIDE, **fields}
         self.config = EngineConfig(max_running_requests, max_total_tokens, max_context_len, **fields)
         self.rows = ReqToTokenPool(max_running_requests, max_context_len)
         self.pool = TokenToKVPool(max_total_tokens, torch.float32, 1, 1, 1, page_size=self.config.page_size)
@@ -124,7 +136,7 @@ class FakeServer:
         batch = self.scheduler.schedule()
         if batch is not None:
             self.check()
-            self.scheduler.process_batch_result(batch, self.model.forward(batch), [None] * len(batch.reqs))
+            self.scheduler.process_batch_result(batch, self.model.forward(batch), [None] * len(batch.sampled_reqs))
         self.check()
         return batch
 
@@ -156,6 +168,7 @@ class FakeServer:
         own = 0
         for req in running:
             assert req.tree_len <= req.kv_len <= req.allocated_len
+            assert req.num_output_tokens or req is self.scheduler.prefilling or req in self.scheduler.planned
             assert req.tree_len % self.config.page_size == req.allocated_len % self.config.page_size == 0
             path, node = [], req.last_node
             while node is not None:
@@ -164,7 +177,8 @@ class FakeServer:
                 assert self.cache.rows[req.req_pool_idx, : req.tree_len].tolist() == path
             own += req.allocated_len - req.tree_len
         assert self.pool.available_size() + self.tree.total_size() + own == self.pool.size
-        assert sum(map(self.cache.outstanding_size, running)) <= self.cache.obtainable_size()
+        if self.scheduler.new_token_ratio.floor == 1:
+            assert sum(map(self.cache.outstanding_size, running)) <= self.cache.obtainable_size()
         for req in waiting:
             assert (req.req_pool_idx, req.last_node, req.allocated_len, req.finished) == (None, None, 0, False)
 

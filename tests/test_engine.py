@@ -1,7 +1,9 @@
 """Engine: requests in, tokens out. Mostly over a model that counts, so that every token is known beforehand."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,13 @@ def make_engine(
     page_size: int = 1,
     eos: Sequence[int] = (),
     tokenizer: Tokenizer | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     **options: Any,
 ) -> Engine:
     config = EngineConfig(rows, slots, CONTEXT, page_size=page_size, **options)
     pools = ReqToTokenPool(rows, CONTEXT), TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size)
     runner = ModelRunner(CountingModel(), *pools, TorchNativeBackend())
-    return Engine(runner, config, V, eos, tokenizer or LetterTokenizer())
+    return Engine(runner, config, V, eos, tokenizer or LetterTokenizer(), clock)
 
 
 def greedy(max_new_tokens: int = 4, **fields: Any) -> SamplingParams:
@@ -291,22 +294,8 @@ def test_flush_keeps_what_running_requests_rely_on() -> None:
 
 def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
     engine = make_engine(rows=1)
-    assert engine.stats() == {
-        "waiting": 0,
-        "running": 0,
-        "total_slots": 256,
-        "free_slots": 256,
-        "evictable_slots": 0,
-        "protected_slots": 0,
-        "hit_rate": 0.0,
-        "extend_steps": 0,
-        "decode_steps": 0,
-        "finished": 0,
-        "aborted": 0,
-        "prompt_tokens": 0,
-        "cached_tokens": 0,
-        "output_tokens": 0,
-    }
+    start = {"total_slots": 256, "free_slots": 256, "new_token_ratio": 0.7}
+    assert {name: value for name, value in asdict(engine.stats()).items() if value} == start
     engine.add_request([1, 2, 3], greedy(3))
     engine.add_request([1, 2, 3, 4, 9], greedy(2))
     step(engine)
@@ -315,7 +304,10 @@ def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
     finish(engine)
     wanted = {"waiting": 0, "running": 0, "extend_steps": 2, "decode_steps": 3, "finished": 2, "prompt_tokens": 8}
     wanted |= {"cached_tokens": 4, "output_tokens": 5, "hit_rate": 0.5, "evictable_slots": 7, "free_slots": 249}
-    assert wanted.items() <= engine.stats().items()
+    assert wanted.items() <= asdict(engine.stats()).items()
+    assert engine.stats()["finished"] == engine.stats().finished == 2
+    with pytest.raises(KeyError, match="no_such_field"):
+        engine.stats()["no_such_field"]
 
 
 # --- several completions ---------------------------------------------------------------------------------------------

@@ -516,9 +516,9 @@ def test_a_pool_that_fits_exactly_one_request_serves_all_in_turn(checkpoint: Che
 def test_a_pool_filled_to_the_last_slot_is_never_promised_twice(
     checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two requests will need all 32 slots in the end: a third, however small, must not be let in on those still free."""
+    """Two requests will need all 32 slots in the end: when all is set aside, a third, however small, must not be let in."""
     path = checkpoint("llama")
-    engine = LLM(path, max_total_tokens=32, schedule_policy="fcfs").engine
+    engine = LLM(path, max_total_tokens=32, schedule_policy="fcfs", schedule_conservativeness=11.0).engine
     free: list[int] = []
     running: list[int] = []
     schedule = engine.scheduler.schedule

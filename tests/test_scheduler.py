@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer import scheduler
+from nanoinfer import prefix_sharing
 from nanoinfer.batch import Batch
 from nanoinfer.cache_manager import CacheManager
 from nanoinfer.input_metadata import ForwardMode
@@ -136,8 +136,7 @@ def test_log_probabilities_reach_the_requests_that_want_them() -> None:
     server.scheduler.process_batch_result(batch, token_ids, [{token_ids[0]: -0.5}, None])
     server.check()
     assert (wanting.cached_tokens, other.cached_tokens) == (0, 3)
-    first = 0 if batch.reqs[0] is wanting else 2  # the fake model numbers the new tokens of the pass
-    assert wanting.prompt_logprobs == [None, *(float(first + i) for i in range(1, 5))]
+    assert wanting.prompt_logprobs == [None, 1.0, 2.0, 3.0, 4.0]  # the fake model's: the position of the token
     assert other.prompt_logprobs is None
     assert (batch.reqs[0].output_logprobs, batch.reqs[1].output_logprobs) == ([{token_ids[0]: -0.5}], [])
     server.run()
@@ -685,14 +684,14 @@ def blocked_server(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> tuple[F
     server.step()
     for i in range(num_waiting):
         server.add([1000 + i] * 5, max_new_tokens=10)
-    server.scheduler.waiting = waiting = CountedDict(server.scheduler.waiting)
+    server.scheduler.waiting._reqs = waiting = CountedDict(server.scheduler.waiting._reqs)
     looked_up: list[Any] = []
     for name in ("peek_prefix", "match_prefix"):
         original = getattr(RadixCache, name)
 
-        def counted(self: RadixCache, *args: Any, original: Any = original) -> Any:
+        def counted(self: RadixCache, *args: Any, original: Any = original, **kwargs: Any) -> Any:
             looked_up.append(args)
-            return original(self, *args)
+            return original(self, *args, **kwargs)
 
         monkeypatch.setattr(RadixCache, name, counted)
     return server, waiting, looked_up
@@ -780,22 +779,30 @@ CONFIGURATIONS = [
     {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
     {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
 ]
+CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
+    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
+    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
+    for pressure in ({}, {"schedule_conservativeness": 0.001})
+]
 
 
-@pytest.mark.parametrize("worth_waiting_for", [scheduler.WORTH_WAITING_FOR, 2])
+@pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
 def test_scheduling_never_changes_tokens_nor_loses_a_slot(
     configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "WORTH_WAITING_FOR", worth_waiting_for)
+    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", worth_waiting_for)
     rng = np.random.default_rng(seed)
-    server = FakeServer(vocab_size=3, max_running_requests=4, random_seed=seed, **configuration)
+    pressed = "schedule_conservativeness" in configuration
+    server = FakeServer(vocab_size=3, max_running_requests=12 if pressed else 4, random_seed=seed, **configuration)
     reqs: list[Req] = []
     evicted = 0
+    retracted: set[Req] = set()
+    half_prefilled: set[Req] = set()
     while len(reqs) < 80 or server.scheduler.waiting or server.scheduler.running:
         if len(reqs) < 80:
-            for _ in range(int(rng.integers(0, 3))):
+            for _ in range(int(rng.integers(0, 5 if pressed else 3))):
                 reqs.append(random_request(server, rng, reqs))
         unfinished = [*server.scheduler.waiting, *server.scheduler.running]
         if unfinished and rng.random() < 0.05:
@@ -803,6 +810,8 @@ def test_scheduling_never_changes_tokens_nor_loses_a_slot(
         before = server.tree.total_size()
         server.step()
         evicted += server.tree.total_size() < before
+        retracted |= {req for req in server.scheduler.waiting if req.num_retractions}
+        half_prefilled |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
     for req in reqs:
         tokens, reason = expected_output(req, server.vocab_size)
         if req.finish_reason is FinishReason.ABORT:
@@ -810,10 +819,12 @@ def test_scheduling_never_changes_tokens_nor_loses_a_slot(
         else:
             assert (req.output_ids, req.finish_reason) == (tokens, reason)
         assert (req.prompt_logprobs is not None) == (req.params.prompt_logprobs and bool(req.num_output_tokens))
-        assert req.prompt_logprobs is None or len(req.prompt_logprobs) == req.prompt_len
+        assert req.prompt_logprobs in (None, [None, *map(float, range(1, req.prompt_len))])
     if not server.tree.disable:  # the run was what it is meant to be
         assert evicted
         assert sum(req.cached_tokens for req in reqs)
+    assert pressed or not retracted
+    assert bool(half_prefilled) == ("chunked_prefill_size" in configuration)
     server.check_all_free()
 
 
@@ -899,3 +910,38 @@ def test_a_batch_does_not_change_when_its_requests_go_on() -> None:
     assert [f[1] for f in fields] == [[3], [4], [5]]
     assert [(b.input_ids.tolist(), b.seq_lens.tolist(), b.out_cache_loc.tolist()) for b in batches if b] == fields
     assert all(isinstance(b, Batch) and torch.is_tensor(b.req_pool_indices) for b in batches)
+
+
+# --- what counts as a use of the cache -------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_hit_when_its_request_is_admitted_not_whenever_it_is_considered() -> None:
+    server = FakeServer(max_total_tokens=40, eviction_policy="lfu")
+    server.serve(A[:6], max_new_tokens=1)
+    (node,) = (node for _, node in server.tree.nodes())
+    assert node.hit_count == 0, "whoever computes it does not hit it"
+    server.add(B[:6], max_new_tokens=20)
+    server.step()
+    blocked = server.add([*A[:6], 1], max_new_tokens=20)
+    for i in range(5):
+        server.add([i], max_new_tokens=20)  # an arrival makes admission look again
+        server.step()
+    assert blocked in server.scheduler.waiting
+    assert node.hit_count == 0
+    server.run()
+    assert node.hit_count == 1
+
+
+def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer(max_total_tokens=40)
+    server.serve(C[:10], max_new_tokens=1)
+    server.add(A[:5], max_new_tokens=34)
+    server.step()
+    server.add(B[:5], max_new_tokens=30)
+    bare_step(server)
+    ranked: list[object] = []
+    monkeypatch.setattr(server.scheduler.waiting, "_policy", lambda *args: ranked.append(args))
+    while server.tree.total_size() > 5:  # until the first's decode has evicted what nobody uses
+        bare_step(server)
+    assert server.cache.evicted_tokens == 10
+    assert not ranked

@@ -152,7 +152,7 @@ def _run_pooled(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int) -> Run
 
 def _step_pooled(llm: LLM, groups: Sequence[RequestGroup]) -> Run:
     engine = llm.engine
-    while engine.scheduler.waiting:
+    while engine.scheduler.waiting or engine.scheduler.prefilling:
         engine.step()
     held = padding = 0
     before, start = engine.stats()["decode_steps"], time.perf_counter()

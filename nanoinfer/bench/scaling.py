@@ -73,7 +73,9 @@ class BookkeepingCase:
         self.new_tokens = min(32, seq_len - 1)
         rows = ReqToTokenPool(requests, seq_len + 1)
         pool = TokenToKVPool(slots, torch.float32, 1, 1, 1)
-        config = EngineConfig(requests, slots, seq_len + 1, max_prefill_tokens=requests * seq_len)
+        config = EngineConfig(
+            requests, slots, seq_len + 1, max_prefill_tokens=requests * seq_len, chunked_prefill_size=None
+        )
         self.engine = Engine(ModelRunner(NoModel(requests), rows, pool, NoAttention()), config, VOCAB_SIZE)
         self.times: list[float] = []
 

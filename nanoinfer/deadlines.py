@@ -1,0 +1,37 @@
+"""Deadlines: which requests have run out of time."""
+
+import heapq
+from collections.abc import Container
+
+
+class Deadlines:
+    """Request ids by the time at which they must have ended. Finding nobody due costs one comparison.
+
+    Requests that end in time are not taken out (they are no longer known to whoever asks), but when they have come to be
+    most of what is kept, it is cleared of them: memory follows the number of live requests.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._tidy_at = 64
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, deadline: float, request_id: int) -> None:
+        """`request_id` must have ended by `deadline`, on the engine's clock."""
+        heapq.heappush(self._heap, (deadline, request_id))
+
+    def pop_due(self, now: float) -> list[int]:
+        """Take out all whose deadline has come, earliest first."""
+        due = []
+        while self._heap and self._heap[0][0] <= now:
+            due.append(heapq.heappop(self._heap)[1])
+        return due
+
+    def tidy(self, live: Container[int]) -> None:
+        """Drop those that are not `live`, if there may be many of them."""
+        if len(self._heap) >= self._tidy_at:
+            self._heap = [entry for entry in self._heap if entry[1] in live]
+            heapq.heapify(self._heap)
+            self._tidy_at = max(2 * len(self._heap), 64)

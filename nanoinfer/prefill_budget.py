@@ -1,0 +1,36 @@
+"""PrefillBudget: how much of a prompt is computed before running requests have their turn again."""
+
+
+class PrefillBudget:
+    """Prompt tokens that EXTEND passes may compute until the next DECODE pass: `chunked_prefill_size`, or no limit (None).
+
+    EXTEND passes spend it, a DECODE pass refills it, and so does a time with nobody to decode. So between two tokens of
+    a running request at most `chunked_prefill_size` prompt tokens are computed, in one pass or in several. A prompt
+    that does not fit into what is left is cut there and goes on after the refill (Sarathi's chunked prefill, Agrawal et
+    al., 2023, without mixing the two kinds of pass).
+
+    A cut lies on a page border: the tree takes whole pages, so all that has been computed can be shared at once, and
+    nothing of it is lost to a retraction.
+    """
+
+    def __init__(self, chunked_prefill_size: int | None, page_size: int):
+        self._size, self._page_size = chunked_prefill_size, page_size
+        self._left = chunked_prefill_size
+
+    def refill(self) -> None:
+        """A DECODE pass has been made, or there is nobody to decode."""
+        self._left = self._size
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where computing the tokens `start..end` must stop: `end`, the last page border within reach, or `start`: not now.
+
+        `start` is on a page border.
+        """
+        if self._left is None or end - start <= self._left:
+            return end
+        return start + self._left - self._left % self._page_size
+
+    def spend(self, num_tokens: int) -> None:
+        """Take what `chunk_end` allowed."""
+        if self._left is not None:
+            self._left -= num_tokens

@@ -1,0 +1,102 @@
+"""What an engine tells about itself: EngineStats, and the line it logs for every step.
+
+The log: logger `nanoinfer.engine`, level INFO, one line a step, always these fields in this order:
+
+    step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
+
+`mode`, `reqs` and `tokens` say what the pass computed; `running` and `waiting` are requests after it, `free`, `evictable`
+and `protected` slots; `retracted` are requests that had to give way for this pass. Switch it on with
+`logging.basicConfig(level=logging.INFO)`.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+RECENT_STEPS = 256
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same.
+
+    Requests (each of `n` completions counted): `waiting`, those retracted included; `running`, those half prefilled
+    included. Slots: `total_slots` = `free_slots` + `evictable_slots` (in the tree, used by nobody) + `protected_slots` (in
+    the tree, used by running requests) + `request_slots` (the running requests' own).
+
+    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a step
+    that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens that left the tree to make room.
+    `prompt_tokens`, `cached_tokens`: of admitted requests, and how many of them were in the tree; `hit_rate` is their
+    ratio. `output_tokens`.
+
+    Now: `new_token_ratio`: the share of the tokens to come that admission sets aside (see retraction.py). Of the last 256
+    steps: `tokens_per_second`: output tokens by time spent in steps; `extend_step_seconds`, `decode_step_seconds`: means;
+    `longest_step_seconds`. 0 while there is nothing to tell.
+    """
+
+    waiting: int
+    running: int
+    total_slots: int
+    free_slots: int
+    evictable_slots: int
+    protected_slots: int
+    request_slots: int
+    hit_rate: float
+    extend_steps: int
+    decode_steps: int
+    finished: int
+    aborted: int
+    timed_out: int
+    failed: int
+    retractions: int
+    evicted_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    new_token_ratio: float
+    tokens_per_second: float
+    extend_step_seconds: float
+    decode_step_seconds: float
+    longest_step_seconds: float
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+class RecentSteps(TypedDict):
+    """The timed fields of EngineStats."""
+
+    tokens_per_second: float
+    extend_step_seconds: float
+    decode_step_seconds: float
+    longest_step_seconds: float
+
+
+class StepMeter:
+    """Counts steps and their tokens, and times the recent ones."""
+
+    def __init__(self) -> None:
+        self.extend_steps = self.decode_steps = self.output_tokens = 0
+        self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
+
+    def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
+        """One step has been made."""
+        self.extend_steps += extend
+        self.decode_steps += not extend
+        self.output_tokens += output_tokens
+        self._recent.append((extend, output_tokens, seconds))
+
+    def recent(self) -> RecentSteps:
+        """How fast it has been."""
+        extend = [seconds for is_extend, _, seconds in self._recent if is_extend]
+        decode = [seconds for is_extend, _, seconds in self._recent if not is_extend]
+        total = sum(extend) + sum(decode)
+        return {
+            "tokens_per_second": sum(tokens for _, tokens, _ in self._recent) / total if total else 0.0,
+            "extend_step_seconds": sum(extend) / len(extend) if extend else 0.0,
+            "decode_step_seconds": sum(decode) / len(decode) if decode else 0.0,
+            "longest_step_seconds": max(extend + decode, default=0.0),
+        }

@@ -1,0 +1,326 @@
+"""A plain model of the engine under pressure, and the oracle that knows every token: for test_pressure.py and soak.py.
+
+`Oracle`: what `transformers` continues a prompt with, greedily or with our random numbers, one request alone, no cache.
+A continuation is used only if it is clear: at every token the best logit leads by MARGIN, or the random number is that far
+from where another token begins. Otherwise float32's rounding, which differs from batch to batch, could choose another.
+
+`World`: an engine, and beside it the little that a caller can know: who is unfinished, and what each must come to.
+Whatever is done to the engine is done through it, and after everything it checks both.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
+from nanoinfer.errors import QueueFullError
+from nanoinfer.llm import make_engine
+from nanoinfer.model_loader import LoadedModel, load_model
+from nanoinfer.outputs import RequestOutput
+from nanoinfer.random_numbers import derived_seed, uniform
+from nanoinfer.req import FinishReason
+from nanoinfer.sampling_params import SamplingParams
+from tests.checkpoints import save_checkpoint
+
+MARGIN = 2e-3
+VOCAB = 32
+TINY_MODEL = {  # a few thousand parameters
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,  # logits far apart
+    "eos_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What one prompt comes to: tokens, the log-probability of each, and those of the prompt's tokens."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    prompt_logprobs: list[float | None]
+
+
+class Oracle:
+    """Continuations by `transformers`, remembered (the most recent `capacity` of them)."""
+
+    def __init__(self, path: Path, num_tokens: int, capacity: int = 4000):
+        self.num_tokens, self.capacity = num_tokens, capacity
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+        self._known: OrderedDict[tuple[Any, ...], Continuation | None] = OrderedDict()
+
+    def continuation(self, prompt: Sequence[int], seed: int | None = None) -> Continuation | None:
+        """Greedy without `seed`; None when it is not clear."""
+        key = (*prompt, "seed", seed)
+        if key not in self._known:
+            self._known[key] = self._compute(list(prompt), seed)
+            if len(self._known) > self.capacity:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    @torch.no_grad()
+    def _compute(self, prompt: list[int], seed: int | None) -> Continuation | None:
+        ids = list(prompt)
+        logprobs = []
+        past = None
+        for index in range(self.num_tokens):
+            new = ids if past is None else ids[-1:]
+            output = self._model(torch.tensor([new]), past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            table = output.logits[0].double().log_softmax(-1)
+            if index == 0:
+                of_prompt = table[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+            if seed is None:
+                best = table[-1].topk(2)
+                token, margin = int(best.indices[0]), float(best.values[0] - best.values[1])
+            else:
+                token, margin = _drawn(table[-1].exp().numpy(), float(uniform([seed], [index])[0]))
+            if margin < MARGIN:
+                return None
+            logprobs.append(float(table[-1, token]))
+            ids.append(token)
+        return Continuation(ids[len(prompt) :], logprobs, [None, *of_prompt])
+
+
+def _drawn(probabilities: np.ndarray, number: float) -> tuple[int, float]:
+    """The token whose share of [0, 1) holds `number`, and how far that is from the share's ends."""
+    ends = np.cumsum(probabilities)
+    token = int(np.searchsorted(ends, number, side="right"))
+    return token, float(np.abs(ends - number).min())
+
+
+def make_model(path: Path) -> LoadedModel:
+    """The tiny model, saved to `path` and loaded by the engine's own loader."""
+    return load_model(save_checkpoint(path, "llama", seed=3, **TINY_MODEL), torch.float32)
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class InjectedError(Exception):
+    """Raised on purpose."""
+
+
+@dataclass
+class Expected:
+    """What the plain model knows of one request."""
+
+    prompt: list[int]
+    params: SamplingParams
+    wanted: list[tuple[list[int], FinishReason, Continuation]]  # per completion
+    deadline: float
+    ends: int = 0
+    told: list[int] = field(default_factory=list)  # tokens, per completion
+
+
+class World:
+    """An engine under pressure. Every method that does something checks everything afterwards."""
+
+    def __init__(self, model: LoadedModel, oracle: Oracle, **fields: Any):
+        self.oracle, self.clock = oracle, Clock()
+        self.config = EngineConfig(**fields)
+        self.engine: Engine = make_engine(model, self.config, self.clock)
+        self.requests: dict[int, Expected] = {}  # the unfinished ones
+        self.counts = dict.fromkeys(("steps", "added", "refused", "finished", "aborted", "timed_out", "failed"), 0)
+        self.fault: str | None = None  # where the next step is to fail: model, sampler, rows or slots
+
+    # --- what can happen ---------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        seed: int | None = None,
+        n: int = 1,
+        stop: Sequence[int] = (),
+        extra_key: Hashable = None,
+        prompt_logprobs: bool = False,
+        timeout_s: float | None = None,
+    ) -> int | None:
+        """Add a request; None when it was refused, rightly, or when its continuation is not clear."""
+        prompt = list(prompt)
+        seeds = [None] if seed is None else [derived_seed(seed, i) for i in range(n)]
+        continuations = [self.oracle.continuation(prompt, own) for own in seeds]
+        if None in continuations:
+            return None
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=0.0 if seed is None else 1.0,
+            seed=seed,
+            n=len(seeds),
+            stop_token_ids=stop,
+            logprobs=0,
+            prompt_logprobs=prompt_logprobs,
+        )
+        full = self.config.max_queue is not None and len(self.engine.scheduler.waiting) + len(seeds) > (
+            self.config.max_queue
+        )
+        before = self.engine.stats()
+        try:
+            rid = self.engine.add_request(prompt, params, extra_key, timeout_s=timeout_s)
+        except QueueFullError:
+            assert full
+            assert self.engine.stats() == before
+            self.counts["refused"] += 1
+            return None
+        assert not full
+        wanted = [(*_until_stop(c.tokens[:max_new_tokens], stop), c) for c in continuations if c is not None]
+        deadline = math.inf if timeout_s is None else self.clock.now + timeout_s
+        self.requests[rid] = Expected(prompt, params, wanted, deadline, told=[0] * len(seeds))
+        self.counts["added"] += 1
+        self.check()
+        return rid
+
+    def step(self) -> None:
+        """One step of the engine, with the fault that was asked for."""
+        fault, self.fault = self.fault, None
+        self.clock.now += 1.0
+        engine, failed = self.engine, False
+        with pytest.MonkeyPatch.context() as patch:
+            if fault is not None:
+                owner, name = {
+                    "model": (engine.model_runner, "model"),
+                    "sampler": (engine.sampler, "sample"),
+                    "rows": (engine.model_runner.req_to_token_pool, "alloc"),
+                    "slots": (engine.model_runner.token_to_kv_pool, "alloc"),
+                }[fault]
+                patch.setattr(owner, name, _raise)
+            try:
+                outputs = engine.step()
+            except InjectedError:
+                failed = True
+                outputs = []
+        self.counts["steps"] += 1
+        if failed:  # who was in it is told by the next step; this one must be free of faults
+            assert engine.has_unfinished()
+            ids = {req.request_id for req in engine.scheduler.planned}
+            assert ids
+            late = {rid for rid, request in self.requests.items() if request.deadline <= self.clock.now}
+            self.check(ended=ids | late)
+            outputs = engine.step()
+            self.counts["steps"] += 1
+            assert ids <= {output.request_id for output in outputs}
+            for output in outputs:
+                if output.request_id in ids:
+                    assert isinstance(output.error, InjectedError) or output.finish_reason in ("stop", "length")
+        self._look_at(outputs)
+        self.check()
+
+    def abort(self, rid: int) -> None:
+        """Take a request back, wherever it is."""
+        output = self.engine.abort(rid)
+        assert output is not None
+        self._look_at([output])
+        self.check()
+
+    def flush(self) -> None:
+        """Empty the cache."""
+        before = self.engine.stats()
+        assert self.engine.flush_cache() == before.evictable_slots
+        assert self.engine.stats().free_slots == before.free_slots + before.evictable_slots
+        self.check()
+
+    def forget_retractions(self) -> None:
+        """Let admission gamble again: after a retraction it would set so much aside that there are hardly any more."""
+        ratio = self.engine.scheduler.new_token_ratio
+        ratio.value = ratio.floor
+
+    def drain(self, limit: int = 5000) -> None:
+        """Step until nothing is left, and see that nothing is."""
+        for _ in range(limit):
+            if not self.engine.has_unfinished():
+                break
+            self.step()
+        assert not self.requests, f"{len(self.requests)} requests unfinished after {limit} steps"
+        assert self.engine.step() == []
+        self.flush()
+        stats = self.engine.stats()
+        assert (stats.free_slots, stats.waiting, stats.running) == (stats.total_slots, 0, 0)
+        assert self.engine.model_runner.req_to_token_pool.available_size() == self.config.max_running_requests
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self, ended: Set[int] = frozenset()) -> None:
+        """Every slot has one owner; exactly the requests that are known to be unfinished are. `ended`: but not yet told."""
+        engine = self.engine
+        engine.check_integrity()
+        assert {rid for rid in self.requests if engine.is_unfinished(rid)} == self.requests.keys() - ended
+        assert engine.has_unfinished() == bool(self.requests)
+        stats = engine.stats()
+        slots = stats.free_slots + stats.evictable_slots + stats.protected_slots + stats.request_slots
+        assert slots == stats.total_slots
+        assert stats.running <= self.config.max_running_requests
+        assert not set(engine.scheduler.running) & set(engine.scheduler.waiting)
+
+    def _look_at(self, outputs: Sequence[RequestOutput]) -> None:
+        assert len({output.request_id for output in outputs}) == len(outputs)
+        for output in outputs:
+            request = self.requests[output.request_id]
+            for i, ((tokens, reason, continuation), got) in enumerate(zip(request.wanted, output.outputs, strict=True)):
+                assert got.token_ids == tokens[: len(got.token_ids)], "a token has changed"
+                assert len(got.token_ids) >= request.told[i], "a token has been lost"
+                request.told[i] = len(got.token_ids)
+                assert got.logprobs is not None
+                assert [list(entry) for entry in got.logprobs] == [[token] for token in got.token_ids]
+                values = [value for entry in got.logprobs for value in entry.values()]
+                assert values == pytest.approx(continuation.logprobs[: len(values)], abs=1e-3)
+                early = got.finish_reason in (FinishReason.ABORT, FinishReason.TIMEOUT)
+                if got.finish_reason is not None and not early:
+                    assert (got.token_ids, got.finish_reason) == (tokens, reason)
+                assert got.finish_reason != "timeout" or self.clock.now >= request.deadline
+            if request.params.prompt_logprobs and output.prompt_logprobs is not None:
+                wanted = request.wanted[0][2].prompt_logprobs
+                assert output.prompt_logprobs[0] is None
+                assert output.prompt_logprobs[1:] == pytest.approx(wanted[1:], abs=1e-3)
+            elif request.params.prompt_logprobs:
+                assert not output.outputs[0].token_ids
+            else:
+                assert output.prompt_logprobs is None
+            if output.finished:
+                self._count_end(output)
+                del self.requests[output.request_id]  # a second end would not find it
+        assert all(request.deadline > self.clock.now for request in self.requests.values()), "a deadline has passed"
+
+    def _count_end(self, output: RequestOutput) -> None:
+        reasons = {completion.finish_reason for completion in output.outputs}
+        if output.error is not None:
+            self.counts["failed"] += 1
+        elif FinishReason.TIMEOUT in reasons:
+            self.counts["timed_out"] += 1
+        elif FinishReason.ABORT in reasons:
+            self.counts["aborted"] += 1
+        else:
+            self.counts["finished"] += 1
+
+
+def _raise(*args: object) -> None:
+    raise InjectedError("on purpose")
+
+
+def _until_stop(tokens: list[int], stop: Sequence[int]) -> tuple[list[int], FinishReason]:
+    for i, token in enumerate(tokens):
+        if token in stop:
+            return tokens[: i + 1], FinishReason.STOP
+    return tokens, FinishReason.LENGTH
