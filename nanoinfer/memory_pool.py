@@ -5,6 +5,9 @@
 Where a request's K/V lies is therefore two look-ups away, and two requests share K/V by naming the same slot.
 """
 
+import math
+
+import numpy as np
 import torch
 
 from nanoinfer.slot_allocator import Indices, SlotAllocator
@@ -68,8 +71,8 @@ class TokenToKVPool:
         self._slots = SlotAllocator(size, page_size)
         self.size, self.page_size, self.dtype, self.device = size, page_size, dtype, torch.device(device)
         shape = (size, head_num, head_dim)
-        self._key_buffers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_num)]
-        self._value_buffers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layer_num)]
+        self._key_buffers = [_zeros(shape, dtype, self.device) for _ in range(layer_num)]
+        self._value_buffers = [_zeros(shape, dtype, self.device) for _ in range(layer_num)]
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Keys of one layer, `[N, Hk, D]`: the buffer itself, not a copy."""
@@ -125,3 +128,17 @@ class TokenToKVPool:
     def check_integrity(self) -> None:
         """RuntimeError when the free list contradicts itself. Costs the pool's size."""
         self._slots.check_integrity()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.zeros`; on the host with memory that the system hands out page by page when it is first written to.
+
+    A pool that is never filled so never takes its full size.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    cache_line = 64
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + cache_line, dtype=np.uint8)
+    start = -memory.ctypes.data % cache_line
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)

@@ -17,11 +17,10 @@ class Sampler:
 
         RuntimeError naming the request whose logits hold NaN or +infinity: no token can be chosen by them.
         """
-        likeliest = _likeliest(logits)
-        largest = logits.gather(1, likeliest[:, None])
-        if not largest.isfinite().all():
-            broken = int((~largest.isfinite()).nonzero()[0, 0])
-            raise RuntimeError(f"request {reqs[broken].request_id}: the model's logits hold NaN or infinity")
+        likeliest, largest = _likeliest(logits)
+        broken = np.flatnonzero(~np.isfinite(largest))
+        if broken.size:
+            raise RuntimeError(f"request {reqs[broken[0]].request_id}: the model's logits hold NaN or infinity")
         if all(req.params.greedy and not _adjusts_logits(req) for req in reqs):
             return likeliest
         scores = logits.to(torch.float32, copy=True)
@@ -59,11 +58,14 @@ class Sampler:
         return result
 
 
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Index of the largest logit of each row, the first of equal ones; a NaN counts as larger than all. int64 [B]."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))  # vectorised, which torch's argmax is not
-    return logits.argmax(dim=-1)
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+    """The largest logit of each row [B], and where it is: int64 [B]. The first of equal ones; a NaN counts as larger."""
+    if logits.device.type != "cpu":
+        likeliest = logits.argmax(dim=-1)
+        return likeliest, logits.gather(1, likeliest[:, None])[:, 0].float().cpu().numpy()
+    scores = logits.float().numpy()  # numpy's argmax is vectorised, which torch's on a CPU is not
+    where = scores.argmax(axis=-1)
+    return torch.from_numpy(where), scores[np.arange(len(scores)), where]
 
 
 def _adjusts_logits(req: Req) -> bool:

@@ -202,7 +202,7 @@ def test_leftovers_in_slots_of_nobody_do_not_reach_a_result():
 def test_logprobs_are_the_same_bits_alone_and_in_company_cold_and_cached(checkpoint, dtype: str):
     fast_kernels("cpp", getattr(torch, dtype))
     llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=2048, kernels="cpp", attention_backend="cpp")
-    prompts = [list(range(3, 3 + n)) + [n] for n in (5, 40, 90, 90, 131)]
+    prompts = [[*range(3, 3 + n), n] for n in (5, 40, 90, 90, 131)]
     params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, logprobs=2)
     alone = []
     for prompt in prompts:
@@ -252,7 +252,7 @@ def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
             select_kernels(name, torch.float16, CPU)
         with pytest.raises(KernelsUnavailableError, match=f"kernels='{name}': device meta"):
             select_kernels(name, torch.float32, torch.device("meta"))
-    with pytest.raises(KernelsUnavailableError, match="attention_backend='cpp'.*float16"):
+    with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*float16"):
         select_attention_backend("cpp", torch.float16, CPU)
 
 

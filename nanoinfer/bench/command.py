@@ -42,6 +42,9 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         help="another engine: transformers, vllm, openvino or llamacpp, in another environment where PYTHON says so; or "
         "nanoinfer:option=value,... for another setting of ours. May be given several times",
     )
+    run.add_argument(
+        "--once", action="append", default=[], metavar="NAME", help="this engine takes part in the first round only"
+    )
     run.add_argument("--seed", type=int, default=0, help="decides the token ids (default: 0)")
     run.add_argument(
         "--gap", type=float, help="staggered: mean seconds between arrivals (default: by the model's size)"
@@ -100,10 +103,14 @@ def _run(args: argparse.Namespace) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"--compare {twice[0]}: given twice (nanoinfer itself is always there)")
+    for name in args.once:
+        if name not in names:
+            raise ValueError(f"--once {name}: must be one of {', '.join(names)}")
     settings = Settings(
         workloads=[WORKLOADS[name] for name in args.workloads or WORKLOADS],
         engines=engines,
         rounds=args.rounds,
+        once=args.once,
         threads=threads,
         seed=args.seed,
         gap=args.gap,

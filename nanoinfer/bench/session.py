@@ -5,7 +5,7 @@ import random
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,15 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` of each workload; `gap`: mean seconds between staggered arrivals, None: by the model's size."""
+    """`rounds` of each workload, of which the engines named in `once` take only the first.
+
+    `gap`: mean seconds between staggered arrivals, None: by the model's size.
+    """
 
     workloads: Sequence[Workload]
     engines: Sequence[EngineSpec]
     rounds: int = 3
+    once: Collection[str] = ()
     threads: int = 1
     seed: int = 0
     gap: float | None = None
@@ -70,7 +74,8 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
         "runs": [],
     }
     engines = settings.engines if settings.rounds else ()  # without rounds there is nothing to load them for
-    total = len(engines) * (1 + settings.rounds * len(settings.workloads))
+    rounds = [[e for e in engines if n == 0 or e.name not in settings.once] for n in range(settings.rounds)]
+    total = len(engines) + sum(map(len, rounds)) * len(settings.workloads)
 
     def bandwidth_now() -> float:
         return read_bandwidth(settings.threads, settings.bandwidth_bytes)
@@ -85,11 +90,11 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
                 workers[spec.name] = stack.enter_context(worker)
             result["engines"].append(about)
             bar.update(1)
-        for number in range(settings.rounds):
+        for number, taking_part in enumerate(rounds):
             for workload in settings.workloads:
                 seed = settings.seed + number
                 job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
-                order = list(engines)
+                order = list(taking_part)
                 random.Random(f"{workload.name}/{seed}").shuffle(order)
                 result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar)
         result["bandwidth_gb_s"].append(bandwidth_now())
