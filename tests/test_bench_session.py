@@ -18,10 +18,13 @@ from nanoinfer.cli import main
 FAKE = Path(__file__).parent / "fake_peer.py"
 
 
-def fake_session(path: Path, workloads: list[str], rounds: int, **engines: dict[str, Any]) -> dict[str, Any]:
+def fake_session(
+    path: Path, workloads: list[str], rounds: int, once: tuple[str, ...] = (), **engines: dict[str, Any]
+) -> dict[str, Any]:
     """A session of fake engines; those called ours* are ours."""
     specs = [EngineSpec(name, FAKE, options=o, is_ours=name.startswith("ours")) for name, o in engines.items()]
-    settings = Settings([WORKLOADS[name] for name in workloads], specs, rounds, gap=0.001, bandwidth_bytes=2**20)
+    chosen = [WORKLOADS[name] for name in workloads]
+    settings = Settings(chosen, specs, rounds, once, gap=0.001, bandwidth_bytes=2**20)
     results = new_results(settings)
     results["models"].append(measure_model(path, None, settings))
     return json.loads(json.dumps(results))  # as a file has it
@@ -39,6 +42,12 @@ def test_every_round_goes_through_all_engines_in_shuffled_order(checkpoint: Call
     assert len(set(orders)) > 2
     assert len({run["digest"] for run in runs if run["round"] == 0 and run["workload"] == "offline"}) == 1
     assert len({run["digest"] for run in runs}) == 8, "other tokens in every round and workload"
+
+
+def test_an_engine_may_take_part_in_the_first_round_only(checkpoint: Callable[..., Path]) -> None:
+    results = fake_session(checkpoint(), ["offline"], 3, once=("slow",), ours={}, slow={})
+    runs = results["models"][0]["runs"]
+    assert sorted((run["round"], run["engine"]) for run in runs) == [(0, "ours"), (0, "slow"), (1, "ours"), (2, "ours")]
 
 
 def test_all_of_a_run_is_kept(checkpoint: Callable[..., Path]) -> None:
@@ -226,6 +235,7 @@ def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pyte
         (["--workloads", "offline", "W2"], "--workloads W2: must be one of offline"),
         (["--dtype", "int8"], "--dtype int8: must be one of float32"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["--once", "vllm"], "--once vllm: must be one of nanoinfer"),
         (["--threads", "-1"], "--threads -1: must be at least 1"),
         (["--gap", "0"], "--gap 0.0: must be above 0"),
         (["--compare", "vllm", "--compare", "vllm"], "--compare vllm: given twice"),

@@ -18,7 +18,6 @@ _ARGUMENTS = {
     "add_rms_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
     "rotate": [_POINTER] * 4 + [_LONG] * 4,
     "silu_and_mul": [_POINTER] * 2 + [_LONG] * 2,
-    "store_kv": [_POINTER] * 5 + [_LONG] * 3,
     "attention": [_POINTER] * 7 + [_LONG] * 5 + [_FLOAT, _LONG],
 }
 

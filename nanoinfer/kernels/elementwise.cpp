@@ -79,13 +79,3 @@ static void silu_and_mul(const typename E::T* x, typename E::T* out, long rows, 
         }
     }
 }
-
-// Copies the new tokens' K and V [rows, size] (rows `stride` elements apart) to their slots of the pool's [N, size].
-template <class E>
-static void store_kv(const typename E::T* k, const typename E::T* v, typename E::T* keys, typename E::T* values,
-                     const int32_t* slots, long rows, long stride, long size) {
-    for (long row = 0; row < rows; row++) {
-        memcpy(keys + slots[row] * size, k + row * stride, size * sizeof *k);
-        memcpy(values + slots[row] * size, v + row * stride, size * sizeof *v);
-    }
-}

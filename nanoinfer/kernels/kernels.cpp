@@ -19,10 +19,6 @@
     extern "C" void silu_and_mul_##name(const E::T* x, E::T* out, long rows, long size) {                              \
         silu_and_mul<E>(x, out, rows, size);                                                                           \
     }                                                                                                                  \
-    extern "C" void store_kv_##name(const E::T* k, const E::T* v, E::T* keys, E::T* values, const int32_t* slots,      \
-                                    long rows, long stride, long size) {                                               \
-        store_kv<E>(k, v, keys, values, slots, rows, stride, size);                                                    \
-    }                                                                                                                  \
     extern "C" void attention_##name(const E::T* q, const E::T* keys, const E::T* values, E::T* out,                   \
                                      const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,    \
                                      long batch, long heads, long kv_heads, long dim, long q_stride, float scale,      \
