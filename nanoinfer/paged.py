@@ -15,9 +15,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from nanoinfer.attention import AttentionBackend, CppAttention
 from nanoinfer.attention.paged import BlockKV, PagedAttention
 from nanoinfer.errors import UnknownArgumentError
 from nanoinfer.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.kernels import CppKernels
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model_loader import LoadedModel, as_loaded_model
 from nanoinfer.paged_checks import KVCache, as_integer, check_kv_cache
@@ -173,7 +175,7 @@ class GeneratorTorch:
 def make_metadata(inputs: PagedInputs, kv_cache: KVCache) -> InputMetadata:
     """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
 
-    Where slots are −1, `out_cache_loc` and `kv_indices` are, too.
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too.
     """
     kv = BlockKV(kv_cache, inputs.slots)
     batch_size, row_len = inputs.rows.shape
@@ -185,6 +187,7 @@ def make_metadata(inputs: PagedInputs, kv_cache: KVCache) -> InputMetadata:
     for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, kv_indptr, strict=False):
         kv_indices[start : start + prefix_len] = row[:prefix_len]
     kv_indices[np.repeat(kv_indptr[:-1], new_lens) + inputs.indices] = inputs.slots
+    kv_indices[kv_indptr[:-1][inputs.padding]] = 0  # padding attends to something, and nobody reads what comes of it
     decode = inputs.one_token_each
 
     def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
@@ -214,8 +217,20 @@ def make_metadata(inputs: PagedInputs, kv_cache: KVCache) -> InputMetadata:
         kv_indptr=tensor(kv_indptr),
         kv_indices=tensor(kv_indices),
         kv_last_page_len=tensor((seq_lens - 1) % kv.page_size + 1),
-        attention_backend=PagedAttention(inputs, kv),
+        attention_backend=_attention_backend(inputs, kv),
     )
+
+
+def _attention_backend(inputs: PagedInputs, kv: BlockKV) -> AttentionBackend:
+    """The engine's own attention for what the engine does, too; PagedAttention for masks and for K/V that is not stored.
+
+    So tokens equal the engine's to the last bit wherever the two can be compared.
+    """
+    unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
+    as_the_engine = inputs.bias is None and not unstored.any() and kv.is_contiguous
+    if as_the_engine and CppKernels.why_not(kv.dtype, kv.device) is None:
+        return CppAttention(kv.dtype)
+    return PagedAttention(inputs, kv)
 
 
 def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:

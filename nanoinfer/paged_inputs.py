@@ -31,6 +31,7 @@ class PagedInputs:
     indices: np.ndarray  # [T]
     new_lens: np.ndarray  # [B]
     prefix_lens: np.ndarray  # [B]: tokens before this pass; 0 for padding
+    padding: np.ndarray  # [B] bool: rows that nobody reads
     rows: np.ndarray  # [B, W * P]: index → slot, −1 where there is no block: the block tables, written out
     lm_head_indices: np.ndarray | None  # [k]
     bias: torch.Tensor | None  # [T, max(input_lengths)] on the device, added to attention scores: the masks
@@ -103,7 +104,9 @@ def read_inputs(
     if bias is not None:
         bias[torch.from_numpy(first[padding]).to(bias.device)] = 0
     one_token_each = not is_prefill and len(ids) == len(lengths)
-    return PagedInputs(one_token_each, ids, positions, slot_ids, indices, new_lens, prefix_lens, rows, head, bias)
+    return PagedInputs(
+        one_token_each, ids, positions, slot_ids, indices, new_lens, prefix_lens, padding, rows, head, bias
+    )
 
 
 def _new_lens(

@@ -247,8 +247,15 @@ class World:
         ratio = self.engine.scheduler.new_token_ratio
         ratio.value = ratio.floor
 
-    def drain(self, limit: int = 5000) -> None:
-        """Step until nothing is left, and see that nothing is."""
+    def drain(self) -> None:
+        """Step until nothing is left, and see that nothing is: in no more steps than there are tokens to compute.
+
+        Times 5, for what is computed again after a retraction or an eviction; a livelock would go on for ever.
+        """
+        limit = 100 + 5 * sum(
+            len(request.wanted) * (len(request.prompt) + request.params.max_new_tokens)
+            for request in self.requests.values()
+        )
         for _ in range(limit):
             if not self.engine.has_unfinished():
                 break

@@ -45,6 +45,19 @@ class BlockKV:
             cache[self.places] = new[self.tokens]
         self.new = (keys, values)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether `get_key_buffer` and `get_value_buffer` can show the blocks of every layer as slots."""
+        return all(cache.is_contiguous() for layer in self.kv_cache for cache in layer)
+
+    def get_key_buffer(self, layer_id: int) -> torch.Tensor:
+        """Keys of one layer by slot, [N, Hk, D]: a view of the caller's blocks."""
+        return self.kv_cache[layer_id][0].flatten(0, 1)
+
+    def get_value_buffer(self, layer_id: int) -> torch.Tensor:
+        """Values of one layer by slot, [N, Hk, D]: a view of the caller's blocks."""
+        return self.kv_cache[layer_id][1].flatten(0, 1)
+
 
 @dataclass
 class Part:

@@ -80,7 +80,7 @@ inline void tile(const typename E::T* x, long x_stride, const float* words, long
 #pragma GCC unroll 4
     for (long k = 0; k < size; k += E::STEP, words += COLUMNS) {
         if (M <= 2)  // few rows: there is little to do but wait for memory, so words are asked for long before
-            for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + 128 * COLUMNS + line, 0, 2);
+            for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + 32 * COLUMNS + line, 0, 2);
         Floats column[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
