@@ -17,6 +17,7 @@ from nanoinfer.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
 from nanoinfer.layers.radix_attention import RadixAttention
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.paged import GeneratorTorch
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -231,6 +232,27 @@ def test_every_setting_gives_the_tokens_of_plain_torch(checkpoint, family: str):
         assert tokens(kernels=kernels, attention_backend="torch_native") == wanted
     assert tokens(kernels="torch", attention_backend="cpp") == wanted
     assert tokens() == wanted
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_forward_tensor_gives_the_engines_logits_to_the_last_bit(checkpoint, dtype: str):
+    fast_kernels("cpp", getattr(torch, dtype))
+    llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=128, page_size=4)
+    runner, generator = llm.engine.model_runner, GeneratorTorch(llm.model)
+    ids, table = torch.arange(3, 73), torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    slots = (table[:, None] * 4 + torch.arange(4)).flatten()[: len(ids)]
+    kv_cache = generator.new_kv_cache(20, 4)
+    paged = generator.forward_tensor(
+        ids, torch.arange(70), True, kv_cache, table[None], slots, torch.tensor([70]), 70, torch.tensor([69])
+    )
+    engines, _ = runner.forward_extend(ids, [0], [70], [0], slots)
+    assert torch.equal(paged, engines)
+    step = torch.tensor([7, 0]), torch.tensor([70, 0])  # and a row of padding
+    tables = torch.stack((table, torch.full_like(table, -1)))
+    place = torch.tensor([int(table[17] * 4 + 2), -1])
+    paged = generator.forward_tensor(*step, False, kv_cache, tables, place, torch.tensor([71, 0]), 71)
+    llm.engine.cache.rows[0, :70] = slots
+    assert torch.equal(paged[:1], runner.forward_decode(step[0][:1], [0], [71], None, place[:1]))
 
 
 # --- choosing and building ------------------------------------------------------------------------------------------
