@@ -170,17 +170,18 @@ class Engine:
         try:
             batch = self.last_batch = self.scheduler.schedule()
             if batch is None:
-                return self._deliver([])
+                return self._deliver()
             logits, _ = self.model_runner.forward(batch, batch.forward_mode, batch.return_normalized_logprob)
             token_ids, logprobs = self._sample(batch.take_logits(logits), batch.sampled_reqs)
             self.scheduler.process_batch_result(batch, token_ids, logprobs)
+            self.deliver_later(self._outputs(batch.sampled_reqs))  # told for sure, even if a log handler raises below
         except BaseException as error:
             failed = dict.fromkeys(req.request_id for req in self.scheduler.planned)
             self.deliver_later(self._end(failed, FinishReason.ABORT, "failed", error))
             raise
         self._meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), self._clock() - started)
         self._log(batch, self.scheduler.retractions - retracted, self._clock() - started)
-        return self._deliver(self._outputs(batch.sampled_reqs))
+        return self._deliver()
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of `step()` that were somebody else's: the next `step()` returns the last of each request."""
@@ -281,7 +282,7 @@ class Engine:
                 self._ends["finished"] += 1
         return [group.output() for group in groups]
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+    def _deliver(self, outputs: Sequence[RequestOutput] = ()) -> list[RequestOutput]:
         """`outputs` and those left for later, the latest of each request."""
         self.deliver_later(outputs)
         delivered, self._undelivered = list(self._undelivered.values()), {}

@@ -1,5 +1,6 @@
 """Deadlines, a bounded queue, shutdown, and steps that raise: how requests end before their time."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -344,3 +345,51 @@ def test_a_failed_step_is_told_with_the_end_of_its_requests(monkeypatch: pytest.
     assert (output.request_id, output.finish_reason, output.error) == (rid, "abort", raised.value)
     stats = engine.stats()
     assert (stats.failed, stats.aborted, stats.finished) == (1, 0, 0)
+
+
+def test_a_tokenizer_that_breaks_on_the_last_token_fails_the_request_and_loses_no_slot() -> None:
+    engine = make_engine()
+    rids = [engine.add_request(prompt, greedy(3)) for prompt in ("a", "m")]
+    step(engine)
+    detokenizer = engine.scheduler.running[0].detokenizer
+    assert detokenizer is not None
+    detokenizer.flush = broken  # type: ignore[method-assign, assignment]
+    step(engine)
+    with pytest.raises(MemoryError):
+        engine.step()
+    ended = step(engine)
+    assert [ended[rid].finish_reason for rid in rids] == ["abort", "abort"]
+    assert isinstance(ended[rids[0]].error, MemoryError)
+    assert engine.stats().failed == 2
+    assert_all_free(engine)
+
+
+def test_an_error_after_the_pass_loses_no_token(caplog: pytest.LogCaptureFixture) -> None:
+    """The line is logged when all has been done; a filter of somebody's that raises must not cost the outputs."""
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(1))
+    other = engine.add_request([50], greedy(3))
+    log = logging.getLogger("nanoinfer.engine")
+    with caplog.at_level(logging.INFO, logger=log.name):
+        log.addFilter(broken)
+        with pytest.raises(MemoryError):
+            engine.step()
+        log.removeFilter(broken)
+    outputs = step(engine)
+    assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("length", [6])
+    assert outputs[other].token_ids == [51, 52]
+    assert finish(engine)[other].token_ids == [51, 52, 53]
+    assert engine.stats().finished == 2
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"extra_key": ("tenant", ["a list"])}, {"timeout_s": 10**400}, {"timeout_s": math.inf}]
+)
+def test_what_would_break_every_later_step_is_refused_on_arrival(fields: dict[str, Any]) -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(2))
+    with pytest.raises(InvalidRequestError, match=next(iter(fields))):
+        engine.add_request([6], greedy(2), **fields)
+    assert finish(engine)[rid].token_ids == [6, 7]
+    assert_all_free(engine)
