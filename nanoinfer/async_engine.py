@@ -29,6 +29,7 @@ from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")
 Command = Callable[[], None]
+Item = StreamPiece | RequestOutput | EngineClosedError  # what a reader is sent; the last two end its stream
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +39,7 @@ class Delivery:
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.loop = loop
-        self.queue: asyncio.Queue[StreamPiece | RequestOutput] = asyncio.Queue()  # its loop's alone
+        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # its loop's alone
         self.request_id: int | None = None
         self.pieces: PieceReader | None = None
 
@@ -52,18 +53,21 @@ class AsyncStream:
 
     def __init__(self, engine: "AsyncEngine", delivery: Delivery, request_id: int):
         self._engine, self._delivery, self.request_id = engine, delivery, request_id
-        self._output: RequestOutput | None = None
+        self._output: RequestOutput | EngineClosedError | None = None
 
     def __aiter__(self) -> "AsyncStream":
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """The next piece. StepFailedError when a step with the request in it has raised."""
+        """The next piece. StepFailedError when a step with the request in it has raised, EngineClosedError when the
+        engine's thread has come to an end that was not planned."""
         if self._output is None:
             item = await self._delivery.queue.get()
             if isinstance(item, StreamPiece):
                 return item
             self._output = item
+        if isinstance(self._output, EngineClosedError):
+            raise self._output
         if self._output.error is not None:
             error = self._output.error
             raise StepFailedError(
@@ -75,7 +79,7 @@ class AsyncStream:
         """Read to the end; the request's last output. Errors as `__anext__`."""
         async for _ in self:
             pass
-        assert self._output is not None
+        assert isinstance(self._output, RequestOutput)
         return self._output
 
     def close(self) -> None:
@@ -227,10 +231,19 @@ class AsyncEngine:
     # --- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closed:
-            self._run_commands()
-            if self._engine.has_unfinished() and not self._closed:
-                self._hand_out(self._step())
+        failure: BaseException | None = None
+        try:
+            while not self._closed:
+                self._run_commands()
+                if self._engine.has_unfinished() and not self._closed:
+                    self._hand_out(self._step())
+        except BaseException as error:  # a bug; still, nobody may be left waiting for a thread that is gone
+            logger.exception("the engine's thread ends before its time")
+            failure = error
+        self._close()
+        self._end_all(failure)
+        while not self._commands.empty():
+            self._commands.get()()  # they find an engine that refuses them
 
     def _run_commands(self) -> None:
         """Run what has been posted; with nothing else to do, wait until something is."""
@@ -272,7 +285,7 @@ class AsyncEngine:
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         """Send each reader what is new, and the last output of requests that have ended: one call an event loop."""
-        mail: dict[asyncio.AbstractEventLoop, list[tuple[Delivery, StreamPiece | RequestOutput]]] = {}
+        mail: dict[asyncio.AbstractEventLoop, list[tuple[Delivery, Item]]] = {}
         for output in outputs:
             delivery = self._deliveries.get(output.request_id)
             if delivery is None or delivery.pieces is None:
@@ -283,21 +296,40 @@ class AsyncEngine:
                 items.append((delivery, output))
                 del self._deliveries[output.request_id]
         for loop, items in mail.items():
-            try:
-                loop.call_soon_threadsafe(_put, items)
-            except RuntimeError:  # that event loop has been closed: its readers have gone
-                for delivery, _ in items:
-                    if delivery.request_id in self._deliveries:
-                        self._abort(delivery.request_id, tell=False)
+            if self._send(loop, items):
+                continue
+            for delivery, _ in items:
+                if delivery.request_id in self._deliveries:
+                    self._abort(delivery.request_id, tell=False)
+
+    def _send(self, loop: asyncio.AbstractEventLoop, items: list[tuple[Delivery, Item]]) -> bool:
+        """False when that event loop has been closed: its readers have gone."""
+        try:
+            loop.call_soon_threadsafe(_put, items)
+        except RuntimeError:
+            return False
+        return True
 
     def _close(self) -> None:
         with self._closing:
             self._closed = True  # no command comes after this
-        self._hand_out(self._engine.shutdown())
-        while not self._commands.empty():
-            self._commands.get()()  # they find an engine that refuses them
+
+    def _end_all(self, failure: BaseException | None) -> None:
+        """End every request and tell its reader, whatever state the engine is in."""
+        try:
+            if failure is not None:
+                self._hand_out(self._engine.abort_all(failure))
+            self._hand_out(self._engine.shutdown())
+        except BaseException as error:
+            logger.exception("the engine could not be shut down")
+            failure = failure or error
+        for delivery in self._deliveries.values():  # the engine had nothing to say to them
+            lost = EngineClosedError(f"request {delivery.request_id} was lost: the engine's thread ended ({failure!r})")
+            lost.__cause__ = failure
+            self._send(delivery.loop, [(delivery, lost)])
+        self._deliveries.clear()
 
 
-def _put(items: list[tuple[Delivery, StreamPiece | RequestOutput]]) -> None:
+def _put(items: list[tuple[Delivery, Item]]) -> None:
     for delivery, item in items:
         delivery.queue.put_nowait(item)

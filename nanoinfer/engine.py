@@ -14,6 +14,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.deadlines import Deadlines
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.input_metadata import ForwardMode
+from nanoinfer.interrupts import uninterrupted
 from nanoinfer.model_runner import ModelRunner
 from nanoinfer.outputs import RequestGroup, RequestOutput
 from nanoinfer.radix_cache import RadixCache
@@ -106,6 +107,7 @@ class Engine:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
         return self.submit_all([group])[0]
 
+    @uninterrupted()
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
         """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none."""
         self._check_queue(sum(len(group.reqs) for group in groups))
@@ -120,6 +122,7 @@ class Engine:
         self._deadlines.tidy(self._groups.keys())
         return [group.request_id for group in groups]
 
+    @uninterrupted()
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now, waiting, half prefilled, running or retracted; returns its last output.
 
@@ -129,6 +132,7 @@ class Engine:
         ended = self._end([request_id], FinishReason.ABORT, "aborted")
         return ended[0] if ended else undelivered
 
+    @uninterrupted()
     def abort_all(self, error: BaseException | None = None) -> list[RequestOutput]:
         """End every request now; returns their last outputs, and those that `step` has yet to deliver.
 
@@ -164,23 +168,32 @@ class Engine:
         When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
         step tells of the aborted ones, and what was raised (`RequestOutput.error`). Requests whose `timeout_s` has passed
         end before the pass; one that is running is not interrupted.
+
+        Ctrl-C interrupts the forward pass, with the same consequences; never the bookkeeping around it.
         """
         started, retracted = self._clock(), self.scheduler.retractions
-        self.deliver_later(self._end(self._deadlines.pop_due(started), FinishReason.TIMEOUT, "timed_out"))
+        with uninterrupted():
+            self.deliver_later(self._end(self._deadlines.pop_due(started), FinishReason.TIMEOUT, "timed_out"))
         try:
-            batch = self.last_batch = self.scheduler.schedule()
+            with uninterrupted():
+                batch = self.last_batch = self.scheduler.schedule()
             if batch is None:
-                return self._deliver([])
+                return self._deliver()
             logits, _ = self.model_runner.forward(batch, batch.forward_mode, batch.return_normalized_logprob)
             token_ids, logprobs = self._sample(batch.take_logits(logits), batch.sampled_reqs)
-            self.scheduler.process_batch_result(batch, token_ids, logprobs)
+            with uninterrupted():
+                self.scheduler.process_batch_result(batch, token_ids, logprobs)
+                self.deliver_later(
+                    self._outputs(batch.sampled_reqs)
+                )  # told for sure, even if a log handler raises below
         except BaseException as error:
-            failed = dict.fromkeys(req.request_id for req in self.scheduler.planned)
-            self.deliver_later(self._end(failed, FinishReason.ABORT, "failed", error))
+            with uninterrupted():
+                failed = dict.fromkeys(req.request_id for req in self.scheduler.planned)
+                self.deliver_later(self._end(failed, FinishReason.ABORT, "failed", error))
             raise
         self._meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), self._clock() - started)
         self._log(batch, self.scheduler.retractions - retracted, self._clock() - started)
-        return self._deliver(self._outputs(batch.sampled_reqs))
+        return self._deliver()
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:
         """Give back outputs of `step()` that were somebody else's: the next `step()` returns the last of each request."""
@@ -216,6 +229,7 @@ class Engine:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
         self.cache.check_integrity(self.scheduler.running)
 
+    @uninterrupted()
     def flush_cache(self) -> int:
         """Free every cached token that no running request relies on; returns how many."""
         return self.radix_cache.evict(self.radix_cache.evictable_size())
@@ -281,7 +295,7 @@ class Engine:
                 self._ends["finished"] += 1
         return [group.output() for group in groups]
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+    def _deliver(self, outputs: Sequence[RequestOutput] = ()) -> list[RequestOutput]:
         """`outputs` and those left for later, the latest of each request."""
         self.deliver_later(outputs)
         delivered, self._undelivered = list(self._undelivered.values()), {}

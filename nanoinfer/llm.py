@@ -146,8 +146,8 @@ class LLM:
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
         pieces = PieceReader(group)
-        self._own.add(self.engine.submit(group))
         try:
+            self._own.add(self.engine.submit(group))
             while not pieces.done:
                 yield from pieces.read()
                 if not group.finished:
@@ -157,8 +157,8 @@ class LLM:
             self._own.discard(group.request_id)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        self._own.update(self.engine.submit_all(groups))
         try:
+            self._own.update(self.engine.submit_all(groups))
             ids = {group.request_id for group in groups}
             left = deque(groups)  # the front is looked at, not the whole queue: a step costs what is in it
             with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:

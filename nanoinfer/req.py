@@ -132,9 +132,14 @@ class Req:
             self.finish(reason)
         except Exception as flush_error:
             self.error = error or flush_error
+        finally:
+            self.finish_reason = reason
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request. Text held back for what might have followed is released: nothing follows any more."""
-        self.finish_reason = reason
+        """End the request. Text held back for what might have followed is released: nothing follows any more.
+
+        Not ended yet when the tokenizer raises: a request that has ended holds no slots, and this one still does.
+        """
         if self.detokenizer is not None:
             self.text += self.detokenizer.flush()
+        self.finish_reason = reason

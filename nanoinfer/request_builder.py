@@ -1,6 +1,6 @@
 """RequestBuilder: checks what callers hand in and makes Reqs of it."""
 
-import math
+import sys
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
@@ -65,8 +65,10 @@ class RequestBuilder:
         """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
-        if not isinstance(extra_key, Hashable):
-            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable")
+        try:
+            hash(extra_key)  # not isinstance(extra_key, Hashable): that is True for a tuple with a list in it
+        except TypeError:
+            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable") from None
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
         if params.logprobs is not None and params.logprobs > self.vocab_size:
@@ -89,8 +91,8 @@ class RequestBuilder:
         """InvalidRequestError unless `timeout_s` is None or a number of seconds above 0."""
         if timeout_s is None:
             return
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s < math.inf:
-            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a number above 0")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s <= sys.float_info.max:
+            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a (finite) number above 0")
 
     def check_context(
         self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"

@@ -168,6 +168,8 @@ class Scheduler:
                 return
             if pass_prefixes.worth_waiting_for(req):
                 self.cache.unlock_prefix(req)
+                if self.config.schedule_policy == "fcfs":
+                    return  # those behind it wait with it: in order is in order
                 continue
             self._take(req)
             pass_prefixes.add(req)

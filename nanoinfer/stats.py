@@ -10,6 +10,7 @@ and `protected` slots; `retracted` are requests that had to give way for this pa
 """
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -17,8 +18,8 @@ RECENT_STEPS = 256
 
 
 @dataclass(frozen=True)
-class EngineStats:
-    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same.
+class EngineStats(Mapping[str, Any]):
+    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same, and `dict(stats)` has them all.
 
     Requests (each of `n` completions counted): `waiting`, those retracted included; `running`, those half prefilled
     included. Slots: `total_slots` = `free_slots` + `evictable_slots` (in the tree, used by nobody) + `protected_slots` (in
@@ -60,10 +61,15 @@ class EngineStats:
     longest_step_seconds: float
 
     def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dataclass_fields__)
+
+    def __len__(self) -> int:
+        return len(self.__dataclass_fields__)
 
 
 class RecentSteps(TypedDict):

@@ -350,6 +350,40 @@ def test_a_failure_that_is_nobodys_ends_all_instead_of_failing_for_ever() -> Non
     run(test)
 
 
+@pytest.mark.parametrize("broken_too", [(), ("abort_all", "shutdown")])
+def test_a_thread_that_dies_leaves_nobody_waiting(broken_too: tuple[str, ...]) -> None:
+    """That takes a bug in the engine; here `has_unfinished` raises."""
+
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        front = AsyncEngine(engine)
+        stream = await front.add([1], greedy(20))
+
+        def broken(*args: object) -> bool:
+            raise ZeroDivisionError("a bug")
+
+        for name in ("has_unfinished", *broken_too):
+            setattr(engine, name, broken)
+        other = asyncio.create_task(front.generate([50], greedy(20)))
+        await asyncio.sleep(0)  # it is posted while the thread is in its first pass
+        gate.turns.release(10**6)
+        with pytest.raises((StepFailedError, EngineClosedError), match="a bug") as raised:
+            await stream.output()
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await anext(stream)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await other
+        with pytest.raises(EngineClosedError):
+            await front.stats()
+        await front.shutdown()
+        if not broken_too:
+            del engine.has_unfinished
+            assert_all_free(engine)
+
+    run(test)
+
+
 # --- starting and stopping -------------------------------------------------------------------------------------------
 
 

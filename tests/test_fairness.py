@@ -77,6 +77,13 @@ def test_under_fcfs_nobody_is_ever_overtaken() -> None:
     assert order == reqs
 
 
+def test_under_fcfs_those_behind_one_that_waits_for_a_shared_prefix_wait_with_it() -> None:
+    server = FakeServer(max_total_tokens=256, schedule_policy="fcfs", max_context_len=128)
+    reqs = [server.add(range(50), max_new_tokens=3) for _ in range(2)] + [server.add([100], max_new_tokens=3)]
+    assert [admissions(server), admissions(server)] == [reqs[:1], reqs[1:]]
+    server.run()
+
+
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "random", "fcfs"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("max_overtakes", [1, 4])

@@ -1,6 +1,8 @@
 """Deadlines, a bounded queue, shutdown, and steps that raise: how requests end before their time."""
 
+import logging
 import math
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from nanoinfer import (
     SamplingParams,
 )
 from nanoinfer.deadlines import Deadlines
+from nanoinfer.interrupts import uninterrupted
 from tests.pressure import Clock
 from tests.test_engine import assert_all_free, greedy, make_engine, step
 
@@ -344,3 +347,116 @@ def test_a_failed_step_is_told_with_the_end_of_its_requests(monkeypatch: pytest.
     assert (output.request_id, output.finish_reason, output.error) == (rid, "abort", raised.value)
     stats = engine.stats()
     assert (stats.failed, stats.aborted, stats.finished) == (1, 0, 0)
+
+
+def test_a_tokenizer_that_breaks_on_the_last_token_fails_the_request_and_loses_no_slot() -> None:
+    engine = make_engine()
+    rids = [engine.add_request(prompt, greedy(3)) for prompt in ("a", "m")]
+    step(engine)
+    detokenizer = engine.scheduler.running[0].detokenizer
+    assert detokenizer is not None
+    detokenizer.flush = broken  # type: ignore[method-assign, assignment]
+    step(engine)
+    with pytest.raises(MemoryError):
+        engine.step()
+    ended = step(engine)
+    assert [ended[rid].finish_reason for rid in rids] == ["abort", "abort"]
+    assert isinstance(ended[rids[0]].error, MemoryError)
+    assert engine.stats().failed == 2
+    assert_all_free(engine)
+
+
+def test_an_error_after_the_pass_loses_no_token(caplog: pytest.LogCaptureFixture) -> None:
+    """The line is logged when all has been done; a filter of somebody's that raises must not cost the outputs."""
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(1))
+    other = engine.add_request([50], greedy(3))
+    log = logging.getLogger("nanoinfer.engine")
+    with caplog.at_level(logging.INFO, logger=log.name):
+        log.addFilter(broken)
+        with pytest.raises(MemoryError):
+            engine.step()
+        log.removeFilter(broken)
+    outputs = step(engine)
+    assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("length", [6])
+    assert outputs[other].token_ids == [51, 52]
+    assert finish(engine)[other].token_ids == [51, 52, 53]
+    assert engine.stats().finished == 2
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"extra_key": ("tenant", ["a list"])}, {"timeout_s": 10**400}, {"timeout_s": math.inf}]
+)
+def test_what_would_break_every_later_step_is_refused_on_arrival(fields: dict[str, Any]) -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(2))
+    with pytest.raises(InvalidRequestError, match=next(iter(fields))):
+        engine.add_request([6], greedy(2), **fields)
+    assert finish(engine)[rid].token_ids == [6, 7]
+    assert_all_free(engine)
+
+
+INTERRUPTED = {
+    "admission": lambda engine: (engine.cache, "unlock_prefix"),
+    "rows": lambda engine: (engine.model_runner.req_to_token_pool._rows, "alloc"),
+    "the tree": lambda engine: (engine.radix_cache, "inc_lock_ref"),
+    "the model": lambda engine: (engine.model_runner, "model"),
+    "the sampler": lambda engine: (engine.sampler, "sample"),
+    "a piece of a prompt": lambda engine: (engine.cache, "cache_computed"),
+    "the end of a request": lambda engine: (engine.cache, "release"),
+    "its slots": lambda engine: (engine.model_runner.token_to_kv_pool, "free"),
+}
+
+
+@pytest.mark.parametrize("where", INTERRUPTED)
+@pytest.mark.parametrize("when", range(1, 4))
+def test_ctrl_c_leaves_slots_and_books_in_order(monkeypatch: pytest.MonkeyPatch, where: str, when: int) -> None:
+    engine = make_engine(rows=3, slots=24, chunked_prefill_size=8, schedule_conservativeness=0.001)
+    rids = [engine.add_request(range(base, base + 10), greedy(8)) for base in (5, 50, 5, 80)]  # type: ignore[arg-type]
+    owner, name = INTERRUPTED[where](engine)
+    original, calls = getattr(owner, name), 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        result = original(*args, **kwargs)  # what it has done is not known yet to whoever called it
+        calls += 1
+        if calls == when:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(engine)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    engine.check_integrity()
+    for _ in range(100):
+        if not engine.has_unfinished():
+            break
+        step(engine)
+    stats = engine.stats()
+    assert stats.finished + stats.failed == len(rids)
+    assert_all_free(engine)
+
+
+def test_an_interrupt_is_held_back_and_not_lost_whatever_the_block_does() -> None:
+    done = []
+
+    @uninterrupted()
+    def inner() -> None:
+        signal.raise_signal(signal.SIGINT)
+        done.append("inner")
+
+    @uninterrupted()
+    def outer() -> None:
+        inner()
+        done.append("outer")
+        raise ZeroDivisionError
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        outer()
+    assert done == ["inner", "outer"]
+    assert isinstance(raised.value.__context__, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError), uninterrupted():
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

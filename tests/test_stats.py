@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
@@ -92,6 +92,20 @@ def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
 def test_the_documentation_names_every_field() -> None:
     assert EngineStats.__doc__ is not None
     assert [field.name for field in fields(EngineStats) if f"`{field.name}`" not in EngineStats.__doc__] == []
+
+
+def test_stats_are_a_mapping_of_their_fields() -> None:
+    stats = make_engine(slots=20).stats()
+    assert dict(stats) == asdict(stats)
+    assert list(stats) == [field.name for field in fields(EngineStats)]
+    assert (len(stats), "running" in stats, stats.get("free_slots"), "keys" in stats) == (
+        len(list(stats)),
+        True,
+        20,
+        False,
+    )
+    with pytest.raises(KeyError):
+        stats["speed"]
 
 
 def test_requests_are_counted_by_how_they_ended() -> None:
