@@ -127,7 +127,7 @@ class ModelRunner:
         )
         return self._run(input_ids, metadata)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
         if input_ids.shape != metadata.positions.shape:
             raise ValueError(f"input_ids: shape {list(input_ids.shape)}, must be {list(metadata.positions.shape)}")
