@@ -282,6 +282,12 @@ def test_every_tensor_is_an_int64_tensor_that_is_not_empty(name: str) -> None:
     refuse(speculative_example(**{name: 3}), f"{name}: must be a tensor, got int")
 
 
+@pytest.mark.parametrize("name", ["input_tokens", "input_positions", "seq_lens", "slot_mapping"])
+def test_a_tensor_whose_rows_share_memory_cannot_be_written_to(name: str) -> None:
+    expanded = example()[name][:1].expand(len(example()[name]))
+    refuse(example(**{name: expanded}), f"{name}: stride 0.*must not be expanded")
+
+
 @pytest.mark.parametrize("make", [example, speculative_example])
 @pytest.mark.parametrize("name", ["num_seqs", "num_queries", "block_size"])
 def test_sizes_are_positive_integers(make: Callable[..., dict[str, Any]], name: str) -> None:

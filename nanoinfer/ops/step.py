@@ -112,6 +112,8 @@ class AdvanceStep:
         tensors = self._tensors()
         for name in ("input_tokens", "input_positions", "seq_lens", "slot_mapping"):
             _check_shape(name, tensors[name], (seqs * width,))
+            if tensors[name].stride(0) == 0 and len(tensors[name]) > 1:
+                raise ValueError(f"{name}: stride 0, its rows share memory; must not be expanded, it is written to")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are given, by name."""
