@@ -125,6 +125,10 @@ def _start(
         if worker is not None:
             worker.close()
         return about, None
+    except BaseException:  # interrupted: nobody else knows of it yet, and stopped it would stay for good
+        if worker is not None:
+            worker.close()
+        raise
     return about, worker
 
 

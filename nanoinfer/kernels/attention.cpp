@@ -129,10 +129,10 @@ static void attention(const typename E::T* q, const typename E::T* keys, const t
             for (long row = 0; row < work.rows; row++) {
                 T* to = out + ((token + row / group) * heads + head * group + row % group) * dim;
                 const float* sums = &work.sums[row * work.padded];
-                float share = 1 / work.total[row];
+                float inverse = 1 / work.total[row];
                 long d = 0;
-                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * share);
-                for (; d < dim; d++) to[d] = E::put1(sums[d] * share);
+                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * inverse);
+                for (; d < dim; d++) to[d] = E::put1(sums[d] * inverse);
             }
         }
     }
