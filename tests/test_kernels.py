@@ -327,6 +327,8 @@ def test_callers_may_change_the_logits_they_get(runner: ModelRunner):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="kernels='cuda': must be one of auto, cpp, onednn, torch"):
         select_kernels("cuda", torch.float32, CPU)
+    with pytest.raises(ValueError, match="kernels='cuda': must be"):
+        load_model("no/such-model", kernels="cuda")  # told before a model is looked for
     with pytest.raises(ValueError, match="attention_backend='flash': must be one of auto, cpp, torch_native"):
         select_attention_backend("flash", torch.float32, CPU)
 
