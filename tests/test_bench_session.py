@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from nanoinfer.bench.engines import EngineSpec, Worker, parse_engine
+from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
 from nanoinfer.bench.report import format_results, main_table, remarks
-from nanoinfer.bench.session import Settings, measure_model, new_results
+from nanoinfer.bench.session import Settings, _told, measure_model, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
 
@@ -250,6 +250,17 @@ def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..
     settings = Settings([WORKLOADS["single"]], [parse_engine("llamacpp")], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), "bfloat16", settings)["engines"]
     assert engine["error"] == "dtype bfloat16: it reads a converted file, which holds float32"
+
+
+def test_recorded_failures_name_no_folders_of_this_machine(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint()
+    (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
+    assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not there; make it")
+    assert f"{path}.fake: not there" in capsys.readouterr().err, "told in full while it runs"
+    told = _told(EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
+    assert told == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "openvino"])
