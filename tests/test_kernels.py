@@ -172,7 +172,9 @@ def cpp_attention(dtype: torch.dtype) -> CppAttention:
 
 
 @pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (14, 2, 64), (3, 3, 48), (8, 1, 128), (4, 4, 4), (2, 1, 6), (66, 1, 8)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 2, 16), (14, 2, 64), (3, 3, 48), (8, 1, 128), (4, 4, 4), (2, 1, 6), (66, 1, 8)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_is_the_reference(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None):
     pools = Pools(dtype, kv_heads, dim)

@@ -29,7 +29,8 @@ class CppAttention:
 
     def forward_extend(self, q: torch.Tensor, layer: "RadixAttention", metadata: "InputMetadata") -> torch.Tensor:
         """`q` [T, H, D], each token's heads together but tokens as far apart as they may be → [T, H, D]."""
-        assert q.dtype is self._dtype and q.stride()[1:] == (layer.head_dim, 1)
+        assert q.dtype is self._dtype
+        assert q.stride()[1:] == (layer.head_dim, 1)
         pool = metadata.token_to_kv_pool
         out = q.new_empty(q.shape)
         self._attention(

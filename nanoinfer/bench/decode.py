@@ -18,7 +18,7 @@ SHORTEST_PROMPT = 8
 LEGEND = """\
 ratio: to the first row's speed, median over rounds. forwards: decode passes (the first token comes from the prompt's).
 moved: K/V copied in and out of the pass's rectangle, a token; a pool's K/V stays where it is. read: K/V that the attention
-backend then reads, a token, of which so much is padding: plain torch works on a rectangle, C++ straight from a pool's slots."""
+backend then reads, a token, of which so much is padding: plain torch works on a rectangle, C++ on a pool's slots."""
 
 
 @dataclass
