@@ -213,11 +213,10 @@ def _info(args: argparse.Namespace) -> None:
 
     llm = _load(args)
     model, config = llm.model, llm.model.config
-    parameters = sum(parameter.numel() for parameter in model.model.parameters())
     kv_bytes = config.kv_bytes_per_token(model.dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
     rows: list[tuple[str, object]] = [
-        ("parameters", f"{parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
+        ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
         ("tokenizer", "yes" if model.tokenizer else "no: serves token ids only"),
         ("K/V of a token", f"{kv_bytes:,} bytes"),

@@ -121,6 +121,11 @@ class InputMetadata:
         is_new = position >= prefixes[req_of_token]
         _check_slots(slots, kv_pool.size, out_cache_cont_start, out_cache_cont_end)
         kv_indices[is_new] = slots
+        if kv_indices.min() < 0 or kv_indices.max() >= kv_pool.size:  # backends read memory wherever these say
+            i = np.flatnonzero((kv_indices < 0) | (kv_indices >= kv_pool.size))[0]
+            raise ValueError(
+                f"req_to_token[{rows[req_of_token[i]]}, {position[i]}]={kv_indices[i]}: must be in 0..{kv_pool.size - 1}"
+            )
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype)).to(kv_pool.device)

@@ -7,7 +7,7 @@ import torch
 
 from nanoinfer.config import ModelConfig
 from nanoinfer.device import resolve_device, resolve_dtype
-from nanoinfer.kernels import select_kernels
+from nanoinfer.kernels.select import check_name, select_kernels
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.tokenizer import Tokenizer
 from nanoinfer.weight_loader import checkpoint_dtype, load_weights
@@ -93,6 +93,7 @@ def load_model(
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
+    check_name(kernels)
     resolved_device = resolve_device(device)
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
@@ -101,8 +102,8 @@ def load_model(
     if max_context_len is not None and not 1 <= max_context_len <= limit:
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
-    network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
+    network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
     load_weights(network, path)
     network.use_kernels(chosen)
     tokenizer = Tokenizer.from_pretrained(path)

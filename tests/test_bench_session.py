@@ -1,17 +1,19 @@
 """A session: rounds through all engines, what is kept of each run, failures included, and the tables made of it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from nanoinfer.bench.engines import EngineSpec, parse_engine
+from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
 from nanoinfer.bench.report import format_results, main_table, remarks
-from nanoinfer.bench.session import Settings, measure_model, new_results
+from nanoinfer.bench.session import Settings, _told, measure_model, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
 
@@ -93,6 +95,22 @@ def test_failures_are_in_the_table_and_nobody_else_suffers(checkpoint: Callable[
     assert "FAILED: ours" not in text
 
 
+def test_no_worker_is_left_behind_by_who_interrupts_its_warm_up(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def interrupted(worker: Worker, message: object) -> None:
+        asked.append(worker.pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fake_session(checkpoint(), ["single"], 1, ours={})
+    with pytest.raises(ProcessLookupError):
+        os.kill(asked[0], 0)
+
+
 def test_engines_without_a_prefix_cache_have_no_cached_figure(checkpoint: Callable[..., Path]) -> None:
     results = fake_session(checkpoint(), ["shared-cached"], 1, ours={}, plain={"prefix_cache": False})
     (model,) = results["models"]
@@ -172,6 +190,33 @@ def test_a_checkpoint_is_weighed_without_loading_it(checkpoint: Callable[..., Pa
     assert (facts.vocab_size, facts.context_len, facts.dtype) == (320, 256, "float32")
 
 
+def test_a_tied_head_that_is_stored_again_weighs_nothing(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    path = checkpoint("llama", tie_word_embeddings=True)
+    tensors = load_file(path / "model.safetensors")
+    twice = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(twice, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    plain, again = Checkpoint.read(path), Checkpoint.read(tmp_path)
+    assert (again.parameters, again.decode_parameters) == (plain.parameters, plain.decode_parameters)
+
+
+def test_a_checkpoint_has_the_name_of_its_folder_or_of_its_repository(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert Checkpoint.read(checkpoint()).name == checkpoint().name
+    snapshot = tmp_path / "models--owner--some-model" / "snapshots" / "0f3a"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(checkpoint())
+    assert Checkpoint.read(snapshot).name == "owner/some-model"
+
+
+def test_a_config_without_sizes_is_named(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(checkpoint() / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"vocab_size": 320}')
+    with pytest.raises(ValueError, match=r"config\.json: has no max_position_embeddings"):
+        Checkpoint.read(tmp_path)
+
+
 def test_reading_memory_takes_time() -> None:
     assert 0 < read_bandwidth(1, size=2**20, reads=3) < 1e5
 
@@ -205,6 +250,17 @@ def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..
     settings = Settings([WORKLOADS["single"]], [parse_engine("llamacpp")], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), "bfloat16", settings)["engines"]
     assert engine["error"] == "dtype bfloat16: it reads a converted file, which holds float32"
+
+
+def test_recorded_failures_name_no_folders_of_this_machine(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint()
+    (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
+    assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not there; make it")
+    assert f"{path}.fake: not there" in capsys.readouterr().err, "told in full while it runs"
+    told = _told(EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
+    assert told == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "openvino"])

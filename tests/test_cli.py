@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.cli import main
+from nanoinfer.model_loader import resolve_model_path
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -92,7 +94,8 @@ def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
 def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["info", "--max-total-tokens", "640", "--dtype", "bfloat16"], capsys)
     assert code == 0
-    for text in ("LlamaForCausalLM", "1,280 bytes", "640 slots", "bfloat16"):
+    parameters = Checkpoint.read(resolve_model_path("story")).parameters  # of the file, not of the packed model
+    for text in ("LlamaForCausalLM", f" {parameters:,} in bfloat16", "1,280 bytes", "640 slots"):
         assert text in out
 
 

@@ -151,6 +151,15 @@ def test_new_tokens_go_where_out_cache_loc_says_even_before_the_row_knows() -> N
     assert runner.req_to_token_pool.req_to_token.eq(99).all()  # nothing is written
 
 
+@pytest.mark.parametrize("slot", [-1, 320])
+def test_a_row_that_names_no_slot_is_refused_before_anybody_reads_there(slot: int) -> None:
+    runner = make_runner()
+    runner.req_to_token_pool.req_to_token[1, 1] = slot
+    for mode in (EXTEND, DECODE):
+        with pytest.raises(ValueError, match=rf"req_to_token\[1, 1\]={slot}: must be in 0\.\.319"):
+            create(runner, mode)
+
+
 def test_prefix_lens_do_not_matter_in_decode() -> None:
     meta = create(make_runner(), DECODE, prefix_lens=[77, -3, 5])
     assert meta.prefix_lens is None

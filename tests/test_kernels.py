@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from nanoinfer.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
 from nanoinfer.layers.radix_attention import RadixAttention
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model_loader import load_model
+from nanoinfer.model_runner import ModelRunner
 from nanoinfer.paged import GeneratorTorch
 
 CPU = torch.device("cpu")
@@ -112,6 +115,25 @@ def test_silu_of_extreme_gates_neither_overflows_nor_loses_nan(cpp: tuple[CppKer
     assert got[6].isnan()
 
 
+def test_what_would_be_read_as_something_else_is_not_computed(cpp: tuple[CppKernels, torch.dtype]):
+    kernels, dtype = cpp
+    other = torch.bfloat16 if dtype is torch.float32 else torch.float32
+    x, packed, weight = random(4, 64, dtype=dtype), kernels.pack(random(8, 64, dtype=dtype)), random(64, dtype=dtype)
+    heads, table = x.clone().view(4, 2, 32), random(8, 16, dtype=dtype)
+    for wrong in (
+        lambda: kernels.linear(x.to(other), packed, None, 8),
+        lambda: kernels.linear(x[:, :32], packed, None, 8),
+        lambda: kernels.add_rms_norm(x[:, ::2], x[:, ::2], weight, 1e-5),
+        lambda: kernels.add_rms_norm(x, x[:2], weight, 1e-5),
+        lambda: kernels.rotate(heads, table, table, torch.arange(4, dtype=torch.int32)),
+        lambda: kernels.rotate(heads, table, table, torch.arange(3)),
+        lambda: kernels.rotate(heads, table, table, torch.arange(8)[::2]),
+        lambda: kernels.silu_and_mul(x[:, ::2]),
+    ):
+        with pytest.raises(AssertionError):
+            wrong()
+
+
 # --- attention ---------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +172,9 @@ def cpp_attention(dtype: torch.dtype) -> CppAttention:
 
 
 @pytest.mark.parametrize("window", [None, 1, 37, 64, 100])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (14, 2, 64), (3, 3, 48), (8, 1, 128), (4, 4, 4)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 2, 16), (14, 2, 64), (3, 3, 48), (8, 1, 128), (4, 4, 4), (2, 1, 6), (66, 1, 8)]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_is_the_reference(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None):
     pools = Pools(dtype, kv_heads, dim)
@@ -194,6 +218,27 @@ def test_leftovers_in_slots_of_nobody_do_not_reach_a_result():
     for buffer in (pools.token_to_kv_pool.get_key_buffer(0), pools.token_to_kv_pool.get_value_buffer(0)):
         buffer[70:] = torch.nan
     assert torch.equal(pools.attend(cpp_attention(torch.float32), q, layer, [0], [70]), clean)
+
+
+def test_threads_of_python_compute_side_by_side(cpp: tuple[CppKernels, torch.dtype]):
+    kernels, dtype = cpp
+    backend, pools, layer = CppAttention(dtype), Pools(dtype, 2, 32), RadixAttention(0, 6, 2, 32)
+    pools.rows[0, :200] = np.arange(200)
+    q, packed = random(200, 6, 32, dtype=dtype), kernels.pack(random(96, 192, dtype=dtype, seed=1))
+
+    def compute(_: int) -> torch.Tensor:
+        return kernels.linear(pools.attend(backend, q, layer, [0], [200]).view(200, -1), packed, None, 96)
+
+    alone = compute(0)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(torch.equal(out, alone) for out in threads.map(compute, range(24)))
+
+
+def test_kv_of_another_dtype_is_refused(cpp: tuple[CppKernels, torch.dtype]):
+    dtype = cpp[1]
+    pools = Pools(torch.bfloat16 if dtype is torch.float32 else torch.float32, 2, 16)
+    with pytest.raises(ValueError, match=f"token_to_kv_pool: .*must be {dtype}"):
+        pools.attend(CppAttention(dtype), random(3, 2, 16, dtype=dtype), RadixAttention(0, 2, 2, 16), [0], [3])
 
 
 # --- in the engine -------------------------------------------------------------------------------------------------
@@ -255,12 +300,37 @@ def test_forward_tensor_gives_the_engines_logits_to_the_last_bit(checkpoint, dty
     assert torch.equal(paged[:1], runner.forward_decode(step[0][:1], [0], [71], None, place[:1]))
 
 
+@pytest.fixture
+def runner(checkpoint) -> ModelRunner:
+    """A model with rotary tables for 16 positions, and pools that have room for more."""
+    loaded = load_model(checkpoint("llama"), max_context_len=16)
+    backend = select_attention_backend("auto", loaded.dtype, loaded.device)
+    return ModelRunner(loaded.model, ReqToTokenPool(1, 64), TokenToKVPool(64, loaded.dtype, 2, 16, 3), backend)
+
+
+def test_a_sequence_longer_than_the_rotary_tables_is_refused(runner: ModelRunner):
+    with pytest.raises(ValueError, match="the longest is 17, must not exceed max_len=16"):
+        runner.forward_extend(torch.arange(3, 20), [0], [17], [0], range(17))
+    assert not runner.token_to_kv_pool.get_key_buffer(0).any()
+
+
+def test_callers_may_change_the_logits_they_get(runner: ModelRunner):
+    first, means = runner.forward_extend(torch.arange(3, 18), [0], [15], [0], range(15), True)
+    runner.req_to_token_pool.req_to_token[0, :15] = torch.arange(15)
+    second = runner.forward_decode(torch.tensor([18]), [0], [16], None, [15])
+    for tensor in (first, second, means):
+        tensor[0] = -torch.inf  # not of an inference tensor, which refuses
+        assert tensor.isinf().all()
+
+
 # --- choosing and building ------------------------------------------------------------------------------------------
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="kernels='cuda': must be one of auto, cpp, onednn, torch"):
         select_kernels("cuda", torch.float32, CPU)
+    with pytest.raises(ValueError, match="kernels='cuda': must be"):
+        load_model("no/such-model", kernels="cuda")  # told before a model is looked for
     with pytest.raises(ValueError, match="attention_backend='flash': must be one of auto, cpp, torch_native"):
         select_attention_backend("flash", torch.float32, CPU)
 
@@ -282,9 +352,9 @@ def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
 def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Builds go to an empty directory, and are forgotten afterwards."""
     monkeypatch.setenv("NANOINFER_CACHE", str(tmp_path / "cache"))
-    build.library.cache_clear()
+    build.library_or_reason.cache_clear()
     yield tmp_path
-    build.library.cache_clear()
+    build.library_or_reason.cache_clear()
 
 
 def test_without_a_compiler_the_engine_still_runs(fresh_build: Path, monkeypatch: pytest.MonkeyPatch, checkpoint):
@@ -309,11 +379,57 @@ def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(
     assert list((fresh_build / "cache").iterdir()) == []
 
 
+@pytest.fixture
+def failing_compiler(fresh_build: Path) -> Path:
+    """It writes its first argument into a file beside it, and fails."""
+    compiler = fresh_build / "some tools" / "compiler"
+    compiler.parent.mkdir()
+    compiler.write_text(f"#!/bin/sh\necho \"$1\" >> '{fresh_build}/calls'\necho 'error: not today' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    return compiler
+
+
+def test_the_compiler_may_be_a_wrapper_with_arguments(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", f"'{failing_compiler}' g++")
+    assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
+    assert (failing_compiler.parent.parent / "calls").read_text() == "g++\n"
+
+
+def test_a_compiler_that_fails_is_not_tried_again(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", f"'{failing_compiler}'")
+    for _ in range(3):
+        assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
+    assert len((failing_compiler.parent.parent / "calls").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [("CXX", "'g++", "CXX"), ("CXX", "/no/such/g++", "/no/such/g"), ("NANOINFER_CACHE", "/" + 300 * "x", "too long")],
+)
+def test_settings_that_cannot_work_are_told_and_passed_over_by_auto(
+    variable: str, value: str, told: str, fresh_build: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(KernelsUnavailableError, match=told):
+        select_kernels("cpp", torch.float32, CPU)
+    assert not isinstance(select_kernels("auto", torch.float32, CPU), CppKernels)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("NANOINFER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "set $NANOINFER_CACHE" in str(CppKernels.why_not(torch.float32, CPU))
+
+
 def test_the_library_is_built_once_and_kept(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
     fast_kernels("cpp", torch.float32)
     (built,) = (fresh_build / "cache").iterdir()
     before = built.stat().st_mtime_ns
-    build.library.cache_clear()
+    build.library_or_reason.cache_clear()
     fast_kernels("cpp", torch.float32)
     assert [file.stat().st_mtime_ns for file in (fresh_build / "cache").iterdir()] == [before]
 

@@ -20,13 +20,16 @@ class CppAttention:
     """
 
     def __init__(self, dtype: torch.dtype):
-        self._attention = kernel("attention", dtype)
+        self._attention, self._dtype = kernel("attention", dtype), dtype
 
     def init_forward(self, metadata: "InputMetadata") -> None:
-        """Nothing to prepare: the kernel reads the CSR description."""
+        """Nothing to prepare: the kernel reads the CSR description. ValueError when K/V is of another dtype."""
+        if metadata.token_to_kv_pool.dtype is not self._dtype:
+            raise ValueError(f"token_to_kv_pool: {metadata.token_to_kv_pool.dtype}, must be {self._dtype} as the model")
 
     def forward_extend(self, q: torch.Tensor, layer: "RadixAttention", metadata: "InputMetadata") -> torch.Tensor:
         """`q` [T, H, D], each token's heads together but tokens as far apart as they may be → [T, H, D]."""
+        assert q.dtype is self._dtype
         assert q.stride()[1:] == (layer.head_dim, 1)
         pool = metadata.token_to_kv_pool
         out = q.new_empty(q.shape)

@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 from tqdm.auto import tqdm
 
+from nanoinfer.attention import TorchNativeBackend
 from nanoinfer.llm import LLM
 from nanoinfer.outputs import RequestGroup
 from nanoinfer.sampling_params import SamplingParams
@@ -16,8 +17,8 @@ from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 SHORTEST_PROMPT = 8
 LEGEND = """\
 ratio: to the first row's speed, median over rounds. forwards: decode passes (the first token comes from the prompt's).
-moved: K/V copied in and out of the pass's rectangle, a token; a pool's K/V stays where it is. gathered: K/V that the
-attention backend then reads, a token, of which so much is padding: it, too, works on a rectangle, with pools or without."""
+moved: K/V copied in and out of the pass's rectangle, a token; a pool's K/V stays where it is. read: K/V that the attention
+backend then reads, a token, of which so much is padding: plain torch works on a rectangle, C++ on a pool's slots."""
 
 
 @dataclass
@@ -107,7 +108,7 @@ def bench_decode(llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds:
 
 def format_decode(results: Sequence[DecodeResult]) -> str:
     """The results as a table."""
-    names = f"{'forwards':>10}{'moved':>12}{'gathered':>13}{'padding':>9}{'same tokens':>13}"
+    names = f"{'forwards':>10}{'moved':>12}{'read':>13}{'padding':>9}{'same tokens':>13}"
     lines = [f"{'decode':24}{'tok/s':>9}{'ratio':>8}{names}"]
     for r in results:
         lines.append(
@@ -154,13 +155,15 @@ def _step_pooled(llm: LLM, groups: Sequence[RequestGroup]) -> Run:
     engine = llm.engine
     while engine.scheduler.waiting or engine.scheduler.prefilling:
         engine.step()
+    rectangle = isinstance(engine.model_runner.attention_backend, TorchNativeBackend)
     held = padding = 0
     before, start = engine.stats()["decode_steps"], time.perf_counter()
     while engine.has_unfinished():
         engine.step()
         assert engine.last_batch is not None
         lens = engine.last_batch.seq_lens
-        held, padding = held + int(lens.sum()), padding + int((lens.max() - lens).sum())
+        held += int(lens.sum())
+        padding += int((lens.max() - lens).sum()) if rectangle else 0
     seconds = time.perf_counter() - start
     kv_bytes = llm.model.config.kv_bytes_per_token(llm.model.dtype)
     outputs = [group.output().token_ids for group in groups]

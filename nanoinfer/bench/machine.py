@@ -89,12 +89,17 @@ class Checkpoint:
         if not sizes:
             raise ValueError(f"{path}: no *.safetensors there")
         table = sizes.get("model.embed_tokens.weight", 0)
+        missing = [key for key in ("vocab_size", "max_position_embeddings") if key not in config]
+        if missing:
+            raise ValueError(f"{path / 'config.json'}: has no {' and no '.join(missing)}")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in sizes
+        if tied:
+            sizes.pop("lm_head.weight", None)  # some checkpoints store it again
         names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
         dtype = config.get("dtype") or config.get("torch_dtype") or names.get(min(kinds), "float32")
         return cls(
             str(path),
-            path.name,
+            _name(path),
             dtype,
             sum(sizes.values()),
             sum(sizes.values()) - (0 if tied else table),
@@ -108,6 +113,14 @@ class Checkpoint:
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "path"}
+
+
+def _name(path: Path) -> str:
+    """The folder's name; of a download from the Hub, whose folder is named by a hash, the repository's."""
+    path = path.absolute()
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, int]]:

@@ -58,6 +58,12 @@ def _without_folders(argument: str) -> str:
     return re.sub(r"(?<![\w.~])/[^=,]*/([^/=,]+)", r"\1", argument)
 
 
+def _told(spec: EngineSpec, failure: EngineFailure) -> str:
+    """Tell of a failure now, in full; what is recorded of it names no folders either."""
+    tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
+    return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
+
+
 def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str, Any]:
     """Everything about one model in one dtype (None: the checkpoint's): every run of every engine, failed ones too."""
     checkpoint = Checkpoint.read(path)
@@ -121,10 +127,14 @@ def _start(
         about.update(worker.about)
         worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
     except EngineFailure as failure:
-        about["error"] = str(failure)
+        about["error"] = _told(spec, failure)
         if worker is not None:
             worker.close()
         return about, None
+    except BaseException:  # interrupted: nobody else knows of it yet, and stopped it would stay for good
+        if worker is not None:
+            worker.close()
+        raise
     return about, worker
 
 
@@ -154,7 +164,7 @@ def _one_round(
                 if workload.bound_by_memory:  # on a shared machine it is another one from minute to minute
                     run["bandwidth_gb_s"] = [*bandwidth, bandwidth_now()]
             except EngineFailure as failure:
-                run["error"] = str(failure)
+                run["error"] = _told(spec, failure)
         else:
             run["error"] = "not loaded"
         runs.append(run)

@@ -80,7 +80,7 @@ struct Work {
 
 // q [T, heads, dim] (tokens `q_stride` apart), keys and values [N, kv_heads, dim] -> out [T, heads, dim]. Request b has
 // new tokens qo_indptr[b] .. qo_indptr[b + 1] and slots kv_indices[kv_indptr[b] .. kv_indptr[b + 1]], the new ones last.
-// `window`: how many tokens back a token sees, itself included; 0 for all.
+// `window`: how many tokens back a token sees, itself included; 0 for all. `dim` is even: a head's keys are whole words.
 template <class E>
 static void attention(const typename E::T* q, const typename E::T* keys, const typename E::T* values,
                       typename E::T* out, const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,
@@ -129,10 +129,10 @@ static void attention(const typename E::T* q, const typename E::T* keys, const t
             for (long row = 0; row < work.rows; row++) {
                 T* to = out + ((token + row / group) * heads + head * group + row % group) * dim;
                 const float* sums = &work.sums[row * work.padded];
-                float share = 1 / work.total[row];
+                float inverse = 1 / work.total[row];
                 long d = 0;
-                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * share);
-                for (; d < dim; d++) to[d] = E::put1(sums[d] * share);
+                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * inverse);
+                for (; d < dim; d++) to[d] = E::put1(sums[d] * inverse);
             }
         }
     }

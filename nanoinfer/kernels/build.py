@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -18,48 +19,70 @@ SOURCES = Path(__file__).parent
 COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"]
 
 
-@cache
 def library() -> ctypes.CDLL:
     """The loaded library, compiled before if this source, compiler and CPU have none yet (a few seconds, once).
 
-    It is kept in `$NANOINFER_CACHE`, or else `nanoinfer` in the user's cache directory.
+    It is kept in `$NANOINFER_CACHE`, or else `nanoinfer` in the user's cache directory. `$CXX` may have arguments
+    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds some.
     KernelsUnavailableError with the reason when there is no compiler or it does not succeed.
     """
-    flags = [*COMPILE_FLAGS, *os.environ.get("NANOINFER_CXXFLAGS", "").split()]
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise KernelsUnavailableError("no C++ compiler: neither $CXX nor g++ nor c++ found")
-    key = hashlib.sha256(" ".join([compiler, *flags, _cpu(), torch.__version__]).encode())
-    for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
-        key.update(file.read_bytes())
-    built = _cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
-    if not built.is_file():
-        _compile(compiler, flags, built)
+    loaded = library_or_reason()
+    if isinstance(loaded, str):
+        raise KernelsUnavailableError(loaded)
+    return loaded
+
+
+@cache
+def library_or_reason() -> ctypes.CDLL | str:
+    """What `library` returns, or why it raises: found out once in a process, however often it is asked for.
+
+    Whoever asks in every pass would otherwise start a compiler that fails in every pass.
+    """
     try:
+        compiler, flags = _compiler(), [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")]
+        key = hashlib.sha256(" ".join([*compiler, *flags, _cpu(), torch.__version__]).encode())
+        for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
+            key.update(file.read_bytes())
+        built = _cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
+        if not built.is_file():
+            _compile(compiler, flags, built)
         return ctypes.CDLL(str(built))
-    except OSError as error:
-        raise KernelsUnavailableError(f"{built}: {error}") from error
+    except (KernelsUnavailableError, OSError) as error:
+        return str(error)
 
 
-def _compile(compiler: str, flags: list[str], built: Path) -> None:
+def _compiler() -> list[str]:
+    found = shutil.which("g++") or shutil.which("c++")
+    compiler = _words("CXX") or ([found] if found else [])
+    if not compiler:
+        raise KernelsUnavailableError("no C++ compiler: neither $CXX nor g++ nor c++ found")
+    return compiler
+
+
+def _words(variable: str) -> list[str]:
+    """An environment variable as a shell would take it apart."""
+    try:
+        return shlex.split(os.environ.get(variable, ""))
+    except ValueError as error:
+        raise KernelsUnavailableError(f"${variable}: {error}") from error
+
+
+def _compile(compiler: list[str], flags: list[str], built: Path) -> None:
     """Compile and link beside `built`, then move there, so that nobody ever sees half a library.
 
     Linked without an OpenMP library of its own: the symbols are found in torch's, whose threads are then used. A second
     pool of threads would fight the first for the cores.
     """
-    try:
-        built.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            object_file, library_file = f"{folder}/kernels.o", f"{folder}/kernels.so"
-            _run([compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
-            _run([compiler, "-shared", object_file, "-o", library_file])
-            os.replace(library_file, built)
-    except OSError as error:
-        raise KernelsUnavailableError(f"{built.parent}: {error}") from error
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        object_file, library_file = f"{folder}/kernels.o", f"{folder}/kernels.so"
+        _run([*compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
+        _run([*compiler, "-shared", object_file, "-o", library_file])
+        os.replace(library_file, built)
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
@@ -68,8 +91,13 @@ def _run(command: list[str]) -> None:
 
 def _cache_directory() -> Path:
     if own := os.environ.get("NANOINFER_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanoinfer"
+        return Path(own).absolute()  # a name without a folder is looked for elsewhere when it is loaded
+    if cache_home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache_home) / "nanoinfer"
+    try:
+        return Path.home() / ".cache" / "nanoinfer"
+    except RuntimeError as error:  # a user id that no name belongs to, as in some containers
+        raise KernelsUnavailableError(f"nowhere to keep the library, set $NANOINFER_CACHE: {error}") from error
 
 
 def _cpu() -> str:

@@ -36,6 +36,7 @@ def kernel(name: str, dtype: torch.dtype) -> Function:
 class CppKernels:
     """For one `dtype` on the CPU. A token's results are the same bits whichever tokens are computed with it.
 
+    The C functions take pointers and sizes on trust: what they rely on and torch would check is asserted here.
     KernelsUnavailableError with the reason when they cannot be built or have nothing for `dtype`.
     """
 
@@ -70,6 +71,8 @@ class CppKernels:
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
         """Tiles of 6 tokens by `columns` outputs; each sum runs over the inputs in order, whatever T is."""
         rows, in_features = x.shape
+        assert x.dtype is packed.dtype
+        assert -(-in_features // self._step) == packed.shape[1]
         if in_features % self._step:
             x = torch.nn.functional.pad(x, (0, self._step - in_features % self._step))
         x = x.contiguous()
@@ -89,6 +92,9 @@ class CppKernels:
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`residual` is changed in place."""
+        assert x.shape == residual.shape
+        assert x.is_contiguous()
+        assert residual.is_contiguous()
         out = torch.empty_like(x)
         self._add_rms_norm(
             x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), len(x), x.shape[1], eps
@@ -99,12 +105,16 @@ class CppKernels:
         """In place, also where `x` is a part of wider rows."""
         rows, heads, dim = x.shape
         assert x.stride()[1:] == (dim, 1)
+        assert positions.dtype is torch.int64
+        assert positions.shape == (rows,)
+        assert positions.is_contiguous()
         self._rotate(x.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), rows, x.stride(0), heads, dim)
         return x
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """One pass."""
         rows, width = x.shape
+        assert x.is_contiguous()
         out = x.new_empty(rows, width // 2)
         self._silu_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2)
         return out

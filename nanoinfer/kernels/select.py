@@ -14,13 +14,18 @@ KERNELS = ("auto", "cpp", "onednn", "torch")
 logger = logging.getLogger(__name__)
 
 
+def check_name(name: str) -> None:
+    """ValueError unless `name` is one of KERNELS: for those who want to know before they load a model."""
+    if name not in KERNELS:
+        raise ValueError(f"kernels={name!r}: must be one of {', '.join(KERNELS)}")
+
+
 def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
     """`cpp`, `onednn` or `torch` as asked for; `auto`: the first of these that can be used for `dtype` on `device`.
 
     ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
     """
-    if name not in KERNELS:
-        raise ValueError(f"kernels={name!r}: must be one of {', '.join(KERNELS)}")
+    check_name(name)
     for candidate, why_not in (("cpp", CppKernels.why_not), ("onednn", OneDNNKernels.why_not)):
         if name not in (candidate, "auto"):
             continue

@@ -19,7 +19,8 @@ typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 template <class V, class T> inline V load(const T* from) { V v; memcpy(&v, from, sizeof v); return v; }
 template <class V, class T> inline void store(T* to, V v) { memcpy(to, &v, sizeof v); }
 
-// e^x for x <= 0, exactly 0 below the smallest normal number: 2^n * e^r with n whole and |r| <= ln(2) / 2.
+// e^x for x <= 0, exactly 0 below the smallest normal number: 2^n * e^r with n whole and |r| <= ln(2) / 2, by the
+// polynomial of the Cephes library.
 inline Floats exp_of_negative(Floats x) {
     Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // rounds to nearest: x is not positive
     Floats whole = __builtin_convertvector(n, Floats);

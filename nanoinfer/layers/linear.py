@@ -27,7 +27,8 @@ class Linear(nn.Module):
         self._packed: Any = None
 
     def pack(self, kernels: Kernels) -> None:
-        """Use `kernels` from now on. The weight is packed for them and given up: no memory holds it twice."""
+        """Use `kernels` from now on. The weight is packed for them and given up, so that no memory holds it twice (but
+        for a tied head's, in which the embedding goes on looking tokens up)."""
         assert self.weight is not None, "packed already"
         self.kernels, self._packed, self.weight = kernels, kernels.pack(self.weight.data), None
 

@@ -135,6 +135,8 @@ class LlamaForCausalLM(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
+        # Counted while they are all parameters: those that `use_kernels` packs no longer are.
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     def use_kernels(self, kernels: Kernels) -> None:
         """Compute with `kernels` from now on, weights packed for them. Once, after the weights are there."""
@@ -145,7 +147,14 @@ class LlamaForCausalLM(nn.Module):
                 module.kernels = kernels
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool."""
+        """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool.
+
+        ValueError, before anything is written, when a sequence is longer than the rotary tables.
+        """
+        if input_metadata.max_seq_len > len(self.rotary.cos):
+            raise ValueError(
+                f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
+            )
         rotation = (self.rotary.cos, self.rotary.sin, positions)
         hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)
