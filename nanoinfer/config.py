@@ -218,9 +218,6 @@ def _check_supported(hf: Any) -> None:
     heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if kv_heads and heads % kv_heads:
         raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // heads
-    if head_dim % 2:
-        raise UnsupportedModelError(f"head_dim={head_dim}: must be even, rotary positions turn pairs")
 
 
 def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
