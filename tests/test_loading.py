@@ -377,6 +377,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3.*num_attention_heads=4"),
+        ({"head_dim": 15}, "even rotary dimension"),
         ({"num_attention_heads": 3, "head_dim": 16}, "number of attention heads"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.5}}, r"factor=0\.5"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 0.0}}, r"factor=0\.0"),
