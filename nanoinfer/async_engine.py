@@ -269,6 +269,8 @@ class AsyncEngine:
             return self._engine.abort_all(error)  # nobody in particular was to blame: it would fail again and again
 
     def _add(self, delivery: Delivery, prepare: Callable[[], RequestGroup]) -> int:
+        if self._closed:  # posted before, run after the end: the engine itself may have failed to close
+            raise EngineClosedError("this engine has been shut down")
         group = prepare()
         self._engine.submit(group)
         delivery.request_id, delivery.pieces = group.request_id, PieceReader(group)

@@ -3,7 +3,7 @@
 import logging
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -409,6 +409,15 @@ INTERRUPTED = {
 }
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, as in a terminal; where tests run in the background it may be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", INTERRUPTED)
 @pytest.mark.parametrize("when", range(1, 4))
 def test_ctrl_c_leaves_slots_and_books_in_order(monkeypatch: pytest.MonkeyPatch, where: str, when: int) -> None:
@@ -439,6 +448,7 @@ def test_ctrl_c_leaves_slots_and_books_in_order(monkeypatch: pytest.MonkeyPatch,
     assert_all_free(engine)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_held_back_and_not_lost_whatever_the_block_does() -> None:
     done = []
 
