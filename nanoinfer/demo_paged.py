@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 
 from nanoinfer.llm import LLM
-from nanoinfer.memory_pool import TokenToKVPool
 from nanoinfer.multi_step import Step, multi_step_decode
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.sampling_params import SamplingParams
@@ -26,17 +25,8 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
         raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
     prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     generator = GeneratorTorch(llm.model)
-    config = llm.model.config
     blocks = sum(-(-(len(prompt) + max(num_steps, 0)) // max(block_size, 1)) for prompt in prompts)
-    pool = TokenToKVPool(
-        max(blocks * block_size, 1),
-        llm.model.dtype,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.num_hidden_layers,
-        llm.model.device,
-        block_size,
-    )
+    pool = llm.model.new_kv_pool(max(blocks * block_size, 1), block_size)
     steps = list(multi_step_decode(generator, pool, prompts, num_steps, NUM_PADDING))
     params = SamplingParams(max_new_tokens=num_steps + 1, temperature=0.0, ignore_eos=True)
     expected = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]

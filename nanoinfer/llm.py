@@ -16,7 +16,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine, Prompt
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.memory_pool import ReqToTokenPool
 from nanoinfer.model_loader import LoadedModel, load_model
 from nanoinfer.model_runner import ModelRunner
 from nanoinfer.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
@@ -195,15 +195,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], fl
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )
-    token_to_kv_pool = TokenToKVPool(
-        config.max_total_tokens,
-        model.dtype,
-        model.config.num_key_value_heads,
-        model.config.head_dim,
-        model.config.num_hidden_layers,
-        model.device,
-        config.page_size,
-    )
+    token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size)
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)

@@ -8,6 +8,7 @@ import torch
 from nanoinfer.config import ModelConfig
 from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.kernels.select import check_name, select_kernels
+from nanoinfer.memory_pool import TokenToKVPool
 from nanoinfer.models.llama import LlamaForCausalLM
 from nanoinfer.tokenizer import Tokenizer
 from nanoinfer.weight_loader import checkpoint_dtype, load_weights
@@ -38,6 +39,19 @@ class LoadedModel:
         if self.config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
             return self.config.eos_token_ids
         return (self.tokenizer.eos_token_id,)
+
+    def new_kv_pool(self, size: int, page_size: int = 1) -> TokenToKVPool:
+        """A TokenToKVPool of `size` slots for this model's K/V: its layers, heads and dtype, on its device."""
+        config = self.config
+        return TokenToKVPool(
+            size,
+            self.dtype,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.num_hidden_layers,
+            self.device,
+            page_size,
+        )
 
 
 def as_loaded_model(

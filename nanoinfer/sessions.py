@@ -135,18 +135,10 @@ class InferenceEngine:
 
     def _runner(self, rows: int, width: int) -> ModelRunner:
         """A runner over pools of `rows` x `width` slots, row after row: as padded batches lie in memory."""
-        config, model = self.model.config, self.model
         req_to_token_pool = ReqToTokenPool(rows, width)
         req_to_token_pool.req_to_token.copy_(torch.arange(rows * width).view(rows, width))
-        token_to_kv_pool = TokenToKVPool(
-            rows * width,
-            model.dtype,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.num_hidden_layers,
-            model.device,
-        )
-        return ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, TorchNativeBackend())
+        token_to_kv_pool = self.model.new_kv_pool(rows * width)
+        return ModelRunner(self.model.model, req_to_token_pool, token_to_kv_pool, TorchNativeBackend())
 
     def _fill(self, pool: TokenToKVPool, caches: Sequence[KVCache], lens: Sequence[int], width: int) -> None:
         for layer in range(self.model.config.num_hidden_layers):

@@ -305,7 +305,7 @@ def runner(checkpoint) -> ModelRunner:
     """A model with rotary tables for 16 positions, and pools that have room for more."""
     loaded = load_model(checkpoint("llama"), max_context_len=16)
     backend = select_attention_backend("auto", loaded.dtype, loaded.device)
-    return ModelRunner(loaded.model, ReqToTokenPool(1, 64), TokenToKVPool(64, loaded.dtype, 2, 16, 3), backend)
+    return ModelRunner(loaded.model, ReqToTokenPool(1, 64), loaded.new_kv_pool(64), backend)
 
 
 def test_a_sequence_longer_than_the_rotary_tables_is_refused(runner: ModelRunner):

@@ -13,7 +13,7 @@ from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from nanoinfer.attention import TorchNativeBackend
 from nanoinfer.batch import Batch
 from nanoinfer.input_metadata import ForwardMode
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.memory_pool import ReqToTokenPool
 from nanoinfer.model_loader import LoadedModel, load_model
 from nanoinfer.model_runner import ModelRunner
 from tests.checkpoints import TINY, greedy
@@ -92,14 +92,7 @@ class HandWrittenRows:
         config, rng = loaded.config, np.random.default_rng(7)
         self.rows = ReqToTokenPool(num_requests + 2, 64)
         self.rows.req_to_token.fill_(10**6)
-        self.pool = TokenToKVPool(
-            size,
-            loaded.dtype,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.num_hidden_layers,
-            page_size=page_size,
-        )
+        self.pool = loaded.new_kv_pool(size, page_size)
         for layer in range(config.num_hidden_layers):
             self.pool.get_key_buffer(layer).fill_(torch.nan)
             self.pool.get_value_buffer(layer).fill_(torch.nan)
