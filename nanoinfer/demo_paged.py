@@ -3,12 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from nanoinfer.llm import LLM
 from nanoinfer.multi_step import Step, multi_step_decode
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.slot_allocator import consecutive_runs
 from nanoinfer.terminal import styled
 
 PROMPTS = ("Once upon a time, there was a little fox.", "One day, a bear", "Ruby and Oscar went to the river.")
@@ -66,7 +68,7 @@ def _prefill_table(step: Step, lens: Sequence[int]) -> str:
     slots = step.slots.split(list(lens))
     for i, (length, own) in enumerate(zip(lens, slots, strict=True)):
         lines.append(
-            f"{i:3}  {length:6}  {tables[i]:{width}}  {_runs(own.tolist()):40} {int(step.sampled_token_ids[i, 0]):7}"
+            f"{i:3}  {length:6}  {tables[i]:{width}}  {_runs(own.numpy()):40} {int(step.sampled_token_ids[i, 0]):7}"
         )
     lines += [f"{i:3}  {'-':>6}  {tables[i]:{width}}  padding" for i in range(len(lens), len(tables))]
     return "\n".join(lines)
@@ -95,12 +97,7 @@ def _numbers(numbers: Sequence[int], width: int) -> str:
     return " ".join(f"{number:{width}}" for number in numbers)
 
 
-def _runs(slots: Sequence[int]) -> str:
+def _runs(slots: np.ndarray) -> str:
     """Slots in the order of the tokens, neighbours as ranges: `0-3, 8-9`."""
-    runs: list[list[int]] = []
-    for slot in slots:
-        if runs and slot == runs[-1][1] + 1:
-            runs[-1][1] = slot
-        else:
-            runs.append([slot, slot])
-    return ", ".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
+    runs = consecutive_runs(slots)
+    return ", ".join(str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in runs)

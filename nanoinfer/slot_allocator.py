@@ -23,13 +23,13 @@ def as_int_array(indices: Indices, name: str) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def consecutive_runs(ordered: np.ndarray) -> list[tuple[int, int]]:
-    """An ascending int array cut into runs of consecutive numbers: `[(start, end), ...]`, `end` exclusive."""
-    if not ordered.size:
+def consecutive_runs(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """An int array cut, wherever the next number is not one more, into runs: `[(start, end), ...]`, `end` exclusive."""
+    if not numbers.size:
         return []
-    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
-    starts = ordered[np.concatenate(([0], breaks))]
-    ends = ordered[np.concatenate((breaks - 1, [ordered.size - 1]))] + 1
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    starts = numbers[np.concatenate(([0], breaks))]
+    ends = numbers[np.concatenate((breaks - 1, [numbers.size - 1]))] + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
