@@ -42,6 +42,8 @@ class GeneratorTorch:
         device: str | torch.device | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
+        usable = CppKernels.why_not(self.model.dtype, self.model.device) is None
+        self._cpp_attention = CppAttention(self.model.dtype) if usable else None
 
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
@@ -158,7 +160,7 @@ class GeneratorTorch:
             **cast(Any, options),
         )
         network, device = self.model.model, self.model.device
-        metadata = make_metadata(inputs, kv_cache)
+        metadata = make_metadata(inputs, kv_cache, self._cpp_attention)
         assert metadata.attention_backend is not None
         metadata.attention_backend.init_forward(metadata)
         rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
@@ -172,10 +174,11 @@ class GeneratorTorch:
         return network.lm_head(hidden)
 
 
-def make_metadata(inputs: PagedInputs, kv_cache: KVCache) -> InputMetadata:
+def make_metadata(inputs: PagedInputs, kv_cache: KVCache, cpp_attention: CppAttention | None) -> InputMetadata:
     """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
 
-    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too.
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `cpp_attention`: the engine's own, None
+    where it cannot be used for this model.
     """
     kv = BlockKV(kv_cache, inputs.slots)
     batch_size, row_len = inputs.rows.shape
@@ -217,19 +220,19 @@ def make_metadata(inputs: PagedInputs, kv_cache: KVCache) -> InputMetadata:
         kv_indptr=tensor(kv_indptr),
         kv_indices=tensor(kv_indices),
         kv_last_page_len=tensor((seq_lens - 1) % kv.page_size + 1),
-        attention_backend=_attention_backend(inputs, kv),
+        attention_backend=_attention_backend(inputs, kv, cpp_attention),
     )
 
 
-def _attention_backend(inputs: PagedInputs, kv: BlockKV) -> AttentionBackend:
+def _attention_backend(inputs: PagedInputs, kv: BlockKV, cpp_attention: CppAttention | None) -> AttentionBackend:
     """The engine's own attention for what the engine does, too; PagedAttention for masks and for K/V that is not stored.
 
     So tokens equal the engine's to the last bit wherever the two can be compared.
     """
     unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
     as_the_engine = inputs.bias is None and not unstored.any() and kv.is_contiguous
-    if as_the_engine and CppKernels.why_not(kv.dtype, kv.device) is None:
-        return CppAttention(kv.dtype)
+    if as_the_engine and cpp_attention is not None:
+        return cpp_attention
     return PagedAttention(inputs, kv)
 
 
