@@ -115,10 +115,8 @@ class Batch:
         for req, start, own in zip(self.reqs, self.prefix_lens.tolist(), values, strict=True):
             if not req.wants_prompt_logprobs:
                 continue
-            told: list[float | None] = [
-                None,
-                *own[1:].tolist(),
-            ]  # of the first the pass before knew, or nobody can know
+            # What to say of the first new token, the pass before knew; of a prompt's very first, nobody can know.
+            told: list[float | None] = [None, *own[1:].tolist()]
             if req is self.cut_req and self.boundary_logprob is not None:
                 told.append(self.boundary_logprob)
             req.add_prompt_logprobs(start, told)

@@ -183,9 +183,8 @@ class Engine:
             token_ids, logprobs = self._sample(batch.take_logits(logits), batch.sampled_reqs)
             with uninterrupted():
                 self.scheduler.process_batch_result(batch, token_ids, logprobs)
-                self.deliver_later(
-                    self._outputs(batch.sampled_reqs)
-                )  # told for sure, even if a log handler raises below
+                # Kept before anything below can raise (a log handler may): these tokens are told in any case.
+                self.deliver_later(self._outputs(batch.sampled_reqs))
         except BaseException as error:
             with uninterrupted():
                 failed = dict.fromkeys(req.request_id for req in self.scheduler.planned)
