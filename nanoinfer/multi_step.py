@@ -53,8 +53,7 @@ def multi_step_decode(
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty")
     as_integer("num_steps", num_steps)
-    if isinstance(num_padding, bool) or not isinstance(num_padding, int) or num_padding < 0:
-        raise ValueError(f"num_padding={num_padding!r}: must be an integer of at least 0")
+    as_integer("num_padding", num_padding, least=0)
     lens = [len(prompt) for prompt in prompts]
     context = generator.model.max_context_len
     if (longest := max(lens) + num_steps) > context:

@@ -55,14 +55,14 @@ def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:
     return tensor.detach().cpu().numpy().astype(np.int64)
 
 
-def as_integer(name: str, value: int) -> int:
-    """`value`, at least 1, as a plain int; ValueError otherwise."""
+def as_integer(name: str, value: int, least: int = 1) -> int:
+    """`value` as a plain int; ValueError when it is no integer, or less than `least`."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
     return number
 
 
