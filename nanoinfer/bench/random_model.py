@@ -1,0 +1,46 @@
+"""random_model: a decoder with random weights, made in memory, for timing passes of any size without a checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from nanoinfer.config import ModelConfig
+from nanoinfer.device import resolve_dtype
+from nanoinfer.kernels import select_kernels
+from nanoinfer.model_loader import LoadedModel
+from nanoinfer.models.llama import LlamaForCausalLM
+
+# 47 M parameters, 180 MiB in float32: more than the caches of most processors hold, so that a pass reads memory.
+SHAPE: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+
+
+def random_model(
+    dtype: str | torch.dtype = "float32", kernels: str = "auto", seed: int = 0, **changes: Any
+) -> LoadedModel:
+    """A Llama of shape SHAPE, `changes` applied. No tokenizer (prompts are token ids), no end tokens.
+
+    The same seed gives the same weights. ValueError or UnsupportedModelError when a field is out of range.
+    """
+    hf_config = LlamaConfig(**{**SHAPE, **changes}, architectures=["LlamaForCausalLM"], eos_token_id=None)
+    config, resolved, cpu = ModelConfig.from_hf_config(hf_config), resolve_dtype(dtype), torch.device("cpu")
+    chosen = select_kernels(kernels, resolved, cpu)
+    network = LlamaForCausalLM(config, config.max_position_embeddings, resolved, cpu)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in network.parameters():
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)  # of a norm
+        else:  # keeps the size of what passes through
+            parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+    network.use_kernels(chosen)
+    return LoadedModel("random", Path("random"), network, config, None, resolved, cpu, config.max_position_embeddings)
