@@ -1,0 +1,113 @@
+"""The exercises of the notebooks: who registers them, where they are found."""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nanoinfer.teaching import checks
+from nanoinfer.teaching.expectations import NotWritten
+
+Checker = Callable[["Given"], str | None]
+
+
+class Given:
+    """What the reader wrote, by name: `given["alloc"]`. Nothing can be written back into the notebook through it."""
+
+    def __init__(self, namespace: Mapping[str, Any]):
+        self._namespace = dict(namespace)
+
+    def __getitem__(self, name: str) -> Any:
+        """The notebook's `name`. NotWritten when there is none."""
+        if name not in self._namespace:
+            raise NotWritten(
+                f"there is no `{name}` in this notebook yet: run the cell that defines it, then check again"
+            )
+        return self._namespace[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._namespace
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: `id` "4.1" is the first of notebook 04; `checker` proves or raises Hint."""
+
+    id: str
+    title: str
+    points: int
+    checker: Checker
+
+
+_exercises: dict[str, Exercise] = {}
+
+
+def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Checker]:
+    """Decorator: registers a checker. It takes what the reader wrote, raises Hint (`expect`, `expect_equal`) when that is
+    wrong, and may return what has been proved, which is printed.
+
+    ValueError when `id` is not "notebook.number", belongs to another file's notebook or is taken, or `points < 1`.
+    """
+    if not re.fullmatch(r"\d+\.\d+", id):
+        raise ValueError(f"exercise id {id!r}: must be notebook and number, as in '4.1'")
+    if not isinstance(points, int) or points < 1:
+        raise ValueError(f"exercise {id}: points={points}: must be at least 1")
+
+    def register(checker: Checker) -> Checker:
+        module = checker.__module__.rpartition(".")[2]
+        if re.fullmatch(r"nb\d+", module) and int(module[2:]) != notebook_of(id):
+            raise ValueError(f"exercise {id}: belongs to {_module_name(notebook_of(id))}.py, not to {module}.py")
+        known = _exercises.get(id)
+        if known is not None and _place(known.checker) != _place(checker):  # the same place: its module is reloaded
+            raise ValueError(f"exercise {id}: is there already ({known.title})")
+        _exercises[id] = Exercise(id, title, points, checker)
+        return checker
+
+    return register
+
+
+def notebook_of(id: str) -> int:
+    """4 of "4.1"."""
+    return int(id.partition(".")[0])
+
+
+def find(id: str) -> Exercise:
+    """The exercise `id`; loads its notebook's checks. ValueError that lists the ids there are when it is none."""
+    if re.fullmatch(r"\d+\.\d+", str(id)):
+        _load(notebook_of(id))
+    if id not in _exercises:
+        known = ", ".join(exercise.id for exercise in all_exercises())
+        raise ValueError(f"there is no exercise {id!r}: there are {known or 'none'}")
+    return _exercises[id]
+
+
+def exercises_of(notebook: int) -> list[Exercise]:
+    """All exercises of notebook 04 (`notebook=4`) in order; none when it has no checks."""
+    _load(notebook)
+    ours = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
+    return sorted(ours, key=lambda exercise: int(exercise.id.partition(".")[2]))
+
+
+def all_exercises() -> list[Exercise]:
+    """Every exercise of every notebook, in order."""
+    found = (re.fullmatch(r"nb(\d+)", module.name) for module in pkgutil.iter_modules(checks.__path__))
+    return [exercise for number in sorted(int(m[1]) for m in found if m) for exercise in exercises_of(number)]
+
+
+def _module_name(notebook: int) -> str:
+    return f"nb{notebook:02d}"
+
+
+def _load(notebook: int) -> None:
+    name = f"{checks.__name__}.{_module_name(notebook)}"
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+
+
+def _place(checker: Checker) -> tuple[str, int]:
+    return checker.__code__.co_filename, checker.__code__.co_firstlineno

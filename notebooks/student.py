@@ -1,0 +1,124 @@
+"""A notebook with solutions → the notebook of a student: solutions cleared, whatever could be forgotten checked."""
+
+import copy
+import re
+from typing import Any
+
+from nanoinfer.teaching.exercises import exercises_of, notebook_of
+from tests.notebook_sync import set_source, source_of
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+_TAG = re.compile(r"(exercise|check)-(\d+\.\d+)")
+_CALL = re.compile(r"""^\s*check\(\s*["'](\d+\.\d+)["']""", re.MULTILINE)
+
+
+class NotebookError(ValueError):
+    """A notebook that cannot be built: names the notebook and the cell."""
+
+
+def tags(cell: dict[str, Any]) -> list[str]:
+    """A cell's tags."""
+    return list(cell["metadata"].get("tags", []))
+
+
+def exercise_ids(cell: dict[str, Any], kind: str) -> list[str]:
+    """The ids of a cell's tags `exercise-4.1` (`kind="exercise"`) or `check-4.1` (`kind="check"`)."""
+    return [match[2] for tag in tags(cell) if (match := _TAG.fullmatch(tag)) and match[1] == kind]
+
+
+def checked_ids(source: str) -> list[str]:
+    """The ids that a cell's `check("4.1", globals())` calls name."""
+    return _CALL.findall(source)
+
+
+def number_of(name: str) -> int | None:
+    """4 of "04_memory_pools"; None for a notebook without a number."""
+    match = re.match(r"(\d+)_", name)
+    return int(match[1]) if match else None
+
+
+def student_notebook(solution: dict[str, Any], name: str) -> dict[str, Any]:
+    """The student's notebook: solutions become `raise NotImplementedError("exercise 4.1")`, check cells may raise.
+
+    `name`: as in "04_memory_pools". Raises NotebookError, with every problem there is, when tags, solution blocks, check
+    cells and the checks in `nanoinfer.teaching.checks` do not fit together. `solution` stays as it is.
+    """
+    problems = _problems(solution, name)
+    if problems:
+        raise NotebookError("\n".join(problems))
+    notebook = copy.deepcopy(solution)
+    for cell in notebook["cells"]:
+        if exercise_ids(cell, "exercise"):
+            set_source(cell, cleared(source_of(cell), exercise_ids(cell, "exercise")[0]))
+        if exercise_ids(cell, "check") and "raises-exception" not in tags(cell):
+            cell["metadata"]["tags"] = [*tags(cell), "raises-exception"]
+    return notebook
+
+
+def cleared(source: str, id: str) -> str:
+    """A cell's text with each solution block replaced, at its indentation."""
+    lines, inside = [], False
+    for line in source.split("\n"):
+        if line.strip() == BEGIN:
+            inside = True
+            lines.append(line[: len(line) - len(line.lstrip())] + f'raise NotImplementedError("exercise {id}")')
+        elif line.strip() == END:
+            inside = False
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _problems(notebook: dict[str, Any], name: str) -> list[str]:
+    number = number_of(name)
+    if number is None:
+        return [f"{name}: the name of a notebook with exercises begins with its number, as in 04_memory_pools"]
+    problems = []
+    known = {exercise.id for exercise in exercises_of(number)}
+    seen: dict[str, dict[str, int]] = {"exercise": {}, "check": {}}
+    for position, cell in enumerate(notebook["cells"], 1):
+        here = f"{name}, cell {position}"
+        if cell["cell_type"] != "code":
+            problems += [f"{here}: tag {tag} on a cell that is no code" for tag in tags(cell) if _TAG.fullmatch(tag)]
+            continue
+        source = source_of(cell)
+        problems += _block_problems(source, exercise_ids(cell, "exercise"), here)
+        called = checked_ids(source)
+        for kind in ("exercise", "check"):
+            for id in exercise_ids(cell, kind):
+                if notebook_of(id) != number:
+                    problems.append(f"{here}: {kind}-{id} is not of notebook {number}")
+                elif id not in known:
+                    there = ", ".join(sorted(known, key=_order)) or "none"
+                    problems.append(f"{here}: {kind}-{id} has no checker (checks of notebook {number}: {there})")
+                if id in seen[kind]:
+                    problems.append(f"{here}: {kind}-{id} is there already, in cell {seen[kind][id]}")
+                seen[kind][id] = position
+        if sorted(called) != sorted(exercise_ids(cell, "check")):
+            tagged = ", ".join(exercise_ids(cell, "check")) or "nothing"
+            problems.append(f"{here}: checks {', '.join(called) or 'nothing'}, but its tags check- say {tagged}")
+    for id in sorted(known | set(seen["exercise"]) | set(seen["check"]), key=_order):
+        if id not in seen["exercise"]:
+            problems.append(f"{name}: no cell has the tag exercise-{id}")
+        elif id not in seen["check"]:
+            problems.append(f"{name}, cell {seen['exercise'][id]}: exercise {id} has no check cell (tag check-{id})")
+        elif seen["check"][id] < seen["exercise"][id]:
+            problems.append(f"{name}, cell {seen['check'][id]}: check {id} comes before its exercise")
+    return problems
+
+
+def _block_problems(source: str, ids: list[str], here: str) -> list[str]:
+    marks = [line.strip() for line in source.split("\n") if line.strip() in (BEGIN, END)]
+    if len(ids) > 1:
+        return [f"{here}: holds several exercises ({', '.join(ids)}): one a cell"]
+    if marks and not ids:
+        return [f"{here}: a solution block, but no tag exercise-N.M"]
+    if ids and not marks:
+        return [f"{here}: exercise {ids[0]} has no solution block ({BEGIN} ... {END})"]
+    if marks != [BEGIN, END] * (len(marks) // 2):
+        return [f"{here}: {BEGIN} and {END} do not match"]
+    return []
+
+
+def _order(id: str) -> tuple[int, ...]:
+    return tuple(map(int, id.split(".")))

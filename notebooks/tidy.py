@@ -1,0 +1,102 @@
+"""What a committed notebook looks like: nothing in it that changes from run to run or tells of the machine it ran on."""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.notebook_sync import ROOT, set_source, source_of
+
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "pygments_lexer": "ipython3",
+    },
+}
+IGNORED = "nbval-ignore-output"  # the tag of cells whose output cannot be the same twice
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
+
+
+def tidy(notebook: dict[str, Any]) -> None:
+    """Bring cells and metadata into the committed form, in place; outputs are not touched (`tidy_outputs` does that)."""
+    notebook.update(nbformat=4, nbformat_minor=5, metadata=METADATA)
+    for position, cell in enumerate(notebook["cells"], 1):
+        cell["id"] = f"cell-{position:03d}"
+        tags = cell["metadata"].get("tags")
+        cell["metadata"] = {"tags": list(tags)} if tags else {}
+        set_source(cell, source_of(cell).strip("\n"))
+        cell.pop("attachments", None)
+
+
+def clear_outputs(notebook: dict[str, Any]) -> None:
+    """No outputs and no execution counts, in place."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+
+
+def tidy_outputs(notebook: dict[str, Any]) -> None:
+    """Count executions from 1, merge streams, leave of an error its last line; in place."""
+    count = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        count += 1
+        cell["execution_count"] = count
+        outputs: list[dict[str, Any]] = []
+        for output in cell["outputs"]:
+            kind = output["output_type"]
+            if kind == "stream":
+                output["text"] = _joined(output["text"])
+                if outputs and outputs[-1]["output_type"] == "stream" and outputs[-1]["name"] == output["name"]:
+                    outputs[-1]["text"] += output["text"]
+                    continue
+            elif kind == "execute_result":
+                output["execution_count"] = count
+            elif kind == "error":
+                output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
+            outputs.append(output)
+        for output in outputs:
+            if output["output_type"] == "stream":
+                output["text"] = output["text"].splitlines(keepends=True)
+            for mime, data in output.get("data", {}).items():
+                if isinstance(data, str | list):
+                    text = _joined(data)
+                    output["data"][mime] = text if mime.startswith("image/") else text.splitlines(keepends=True)
+        cell["outputs"] = outputs
+
+
+def output_problems(notebook: dict[str, Any], name: str) -> list[str]:
+    """What must not be committed: absolute paths, memory addresses, widgets, text on stderr; a message each."""
+    problems = []
+    for position, cell in enumerate(notebook["cells"], 1):
+        here = f"{name}, cell {position}"
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if any("widget" in mime for mime in data):
+                problems.append(f"{here}: the output is a widget, which shows nothing in a committed notebook")
+            if output["output_type"] == "stream" and output["name"] == "stderr":
+                problems.append(
+                    f"{here}: writes to stderr (a warning? a progress bar?): {_joined(output['text'])[:300]}"
+                )
+            texts = [value for mime, value in data.items() if not mime.startswith("image/")]
+            texts += [output.get("text", ""), output.get("evalue", "")]
+            for text in map(_joined, texts):
+                if path := next((path for path in _paths() if path in text), None):
+                    problems.append(f"{here}: the output has an absolute path ({path}...)")
+                if IGNORED not in cell["metadata"].get("tags", []) and (address := _ADDRESS.search(text)):
+                    problems.append(f"{here}: the output has a memory address ({address[0]})")
+    return problems
+
+
+def _paths() -> set[str]:
+    folders = (ROOT, Path.home(), Path(tempfile.gettempdir()), Path(sys.prefix))
+    return {f"{folder}/" for folder in folders if str(folder) != "/"} | {"site-packages/", "/ipykernel_"}
+
+
+def _joined(text: object) -> str:
+    return "".join(text) if isinstance(text, list) else str(text)
