@@ -1,0 +1,35 @@
+"""Pictures of the engine, drawn from its live objects. Needs matplotlib.
+
+from nanoinfer import viz
+viz.slot_map(pool, {"request 1": slots})     # the last expression of a notebook cell: a picture, its numbers beneath
+"""
+
+try:
+    import matplotlib  # noqa: F401
+except ImportError as error:
+    raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.10'") from error
+
+from nanoinfer.viz.charts import bars, lines
+from nanoinfer.viz.mask import extend_mask
+from nanoinfer.viz.metadata import input_metadata, last_input_metadata
+from nanoinfer.viz.overview import engine
+from nanoinfer.viz.padding import padded_batch
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.rows import request_rows
+from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.tree import radix_tree
+
+__all__ = [
+    "Picture",
+    "bars",
+    "engine",
+    "extend_mask",
+    "input_metadata",
+    "last_input_metadata",
+    "lines",
+    "owners",
+    "padded_batch",
+    "radix_tree",
+    "request_rows",
+    "slot_map",
+]

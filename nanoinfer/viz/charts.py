@@ -1,0 +1,117 @@
+"""bars and lines: plain charts of measured numbers."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from nanoinfer.viz.palette import GRID, INK, MUTED, REQUESTS
+from nanoinfer.viz.picture import WIDTH, Picture
+from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
+from nanoinfer.viz.words import count, expect_type, number
+
+LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_COLOURS = ("#0b5fa5", "#d35400", "#1f7a57", "#7b1f57", "#5a5a5a", "#8a5a2b", "#33288a", "#b5a000")
+
+
+def bars(values: Mapping[str, float], *, unit: str, title: str | None = None, compare: str | None = None) -> Picture:
+    """One bar a label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
+
+    Raises ValueError for no values, negative or infinite ones, and a `compare` that is no label or is 0.
+    """
+    expect_type("values", values, Mapping)
+    numbers = {str(label): float(value) for label, value in values.items()}
+    if not numbers:
+        raise ValueError("values: must have at least one")
+    for label, value in numbers.items():
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"values[{label!r}]={value}: must be finite and not negative")
+    if compare is not None and not numbers.get(compare):
+        raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
+    base = numbers[compare] if compare is not None else None
+    told = {
+        label: f"{number(value)} {unit}" + ("" if base is None or label == compare else f"  ({number(value / base)}×)")
+        for label, value in numbers.items()
+    }
+    sheet = Sheet(title)
+    gutter = min(max(text_width(drawable(label)) for label in numbers) + 14, 280)
+    x0 = sheet.left + gutter
+    room = sheet.right - x0 - max(text_width(text) for text in told.values()) - 14
+    longest = max(numbers.values()) or 1.0
+    sheet.y += 2
+    top = sheet.y
+    for label, value in numbers.items():
+        sheet.text(x0 - 8, sheet.y + 11, label, ha="right", width=gutter - 8)
+        style = REQUESTS[2] if label == compare else REQUESTS[0]
+        sheet.rect(x0, sheet.y, room * value / longest, 22, style, name=f"bar {label}")
+        sheet.text(x0 + room * value / longest + 7, sheet.y + 11, told[label])
+        sheet.y += 30
+    sheet.line([x0, x0], [top - 4, sheet.y - 4], colour=MUTED)
+    if compare is not None:
+        sheet.y += 2
+        sheet.caption(f"In brackets: ratio to {compare}.", size=SMALL)
+    alt = ", ".join(f"{label}: {text.replace('  ', ' ')}" for label, text in told.items())
+    return sheet.picture(f"{alt}{f', ratios to {compare}' if compare else ''}.")
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    x: str,
+    y: str,
+    title: str | None = None,
+    log: bool = False,
+) -> Picture:
+    """One line a label through its points `(xs, ys)`; `x`, `y`: what the axes say. `log`: both logarithmic.
+
+    Raises ValueError for no series, for an empty one, lengths that differ, and with `log` numbers that are not positive.
+    """
+    expect_type("series", series, Mapping)
+    if not series:
+        raise ValueError("series: must have at least one")
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    for label, (xs, ys) in series.items():
+        points[str(label)] = across, up = [float(v) for v in xs], [float(v) for v in ys]
+        if not across or len(across) != len(up):
+            raise ValueError(f"series[{label!r}]: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
+        if not all(map(math.isfinite, across + up)) or (log and min(across + up) <= 0):
+            raise ValueError(f"series[{label!r}]: numbers must be finite{' and, with log, above 0' if log else ''}")
+    picture = Picture(WIDTH, 380)
+    axes = picture.add_axes((0.09, 0.14, 0.88, 0.74 if title else 0.82))
+    for i, (label, (across, up)) in enumerate(points.items()):
+        axes.plot(
+            across,
+            up,
+            LINE_STYLES[i % 4],
+            label=drawable(label),
+            color=LINE_COLOURS[i % 8],
+            marker=MARKERS[i % 8],
+            markersize=5 if len(across) <= 40 else 0,
+            linewidth=2,
+        )
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: number(value))
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    else:
+        axes.set_ylim(bottom=min(0, *(v for _, up in points.values() for v in up)))
+    axes.grid(color=GRID, alpha=0.3, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8.5, colors=INK, labelfontfamily="DejaVu Sans")
+    axes.set_xlabel(drawable(x), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
+    axes.set_ylabel(drawable(y), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
+    if title:
+        axes.set_title(
+            drawable(title), fontsize=11, fontweight="bold", loc="left", parse_math=False, fontfamily="DejaVu Sans"
+        )
+    if len(points) > 1:
+        legend = axes.legend(frameon=False, prop={"family": "DejaVu Sans", "size": 8.5})
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    picture.alt = f"{y} over {x}: " + "; ".join(
+        f"{label}, {count(len(across), 'point')}, from {number(up[0])} at {number(across[0])} "
+        f"to {number(up[-1])} at {number(across[-1])}"
+        for label, (across, up) in points.items()
+    )
+    picture.alt += "."
+    return picture

@@ -1,0 +1,48 @@
+"""engine: slots, rows and tree of a live Engine in one picture."""
+
+from nanoinfer.engine import Engine
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.rows import draw_request_rows
+from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.slots import draw_slot_map, owners, request_labels
+from nanoinfer.viz.tree import draw_radix_tree
+from nanoinfer.viz.words import count, expect_type, plural_list
+
+MOST_ROWS = 8
+
+
+def engine(engine: Engine, *, title: str | None = None) -> Picture:
+    """Who owns which slot, the rows of the running requests (the first 8), the tree; and who waits."""
+    expect_type("engine", engine, Engine)
+    scheduler, cache = engine.scheduler, engine.cache
+    running, waiting = len(scheduler.running), list(scheduler.waiting)
+    sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting")
+    sheet.heading(f"TokenToKVPool: {cache.token_to_kv_pool.size:,} slots, page_size={cache.token_to_kv_pool.page_size}")
+    slots = draw_slot_map(sheet, cache.token_to_kv_pool, owners(engine), engine.radix_cache, None)
+    reqs = list(zip(request_labels(engine), scheduler.running, strict=True))
+    shown = [(label, req) for label, req in reqs if req.req_pool_idx is not None][:MOST_ROWS]
+    sheet.heading(
+        f"ReqToTokenPool: {cache.req_to_token_pool.size} rows, {cache.req_to_token_pool.available_size()} free"
+    )
+    rows = draw_request_rows(
+        sheet,
+        cache.req_to_token_pool,
+        {req.req_pool_idx: req.kv_len for _, req in shown if req.req_pool_idx is not None},
+        prefix_lens={
+            req.req_pool_idx: min(req.tree_len, req.kv_len) for _, req in shown if req.req_pool_idx is not None
+        },
+        labels=[label for label, _ in shown],
+    )
+    if len(reqs) > len(shown):
+        sheet.caption(f"… and {count(len(reqs) - len(shown), 'more running request')}.")
+    if engine.radix_cache.disable:
+        sheet.heading("RadixCache: disabled")
+        tree = "Radix tree: disabled."
+    else:
+        sheet.heading(f"RadixCache: {count(engine.radix_cache.total_size(), 'token')}")
+        decode = engine.builder.tokenizer.decode if engine.builder.tokenizer is not None else None
+        tree = draw_radix_tree(sheet, engine.radix_cache, decode, None)
+    names = [f"request {req.request_id} ({count(req.num_tokens, 'token')})" for req in waiting]
+    queue = f"Waiting: {plural_list(names)}." if names else "Nobody waits."
+    sheet.caption(queue)
+    return sheet.picture(f"{running} running, {len(waiting)} waiting. {slots} {rows} {tree} {queue}")

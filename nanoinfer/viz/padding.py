@@ -1,0 +1,89 @@
+"""padded_batch: the rectangle that sessions of different lengths are padded to, and what of it is waste."""
+
+from collections.abc import Sequence
+
+from nanoinfer.sessions import InferenceSession
+from nanoinfer.viz.palette import INK, MUTED, ROLES, owner_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import SMALL, Sheet, text_width
+from nanoinfer.viz.words import count, expect_type, num_bytes, percent
+
+MOST_CELLS = 40
+MOST_ROWS = 24
+
+
+def padded_batch(
+    sessions_or_lens: Sequence[InferenceSession] | Sequence[int],
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Picture:
+    """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
+
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text a row. Raises ValueError
+    for anything else, for negative lengths and for none.
+    """
+    if isinstance(sessions_or_lens, str):
+        expect_type("sessions_or_lens", sessions_or_lens, list)
+    given = list(sessions_or_lens)
+    if not given:
+        raise ValueError("sessions_or_lens: must have at least one row")
+    lens, bytes_per_token = _lens(given)
+    if labels is not None and (isinstance(labels, str) or len(labels) != len(lens)):
+        raise ValueError(f"labels: {len(labels)} for {len(lens)} rows; must be as many")
+    names = [f"session {i}" for i in range(len(lens))] if labels is None else [str(label) for label in labels]
+    longest, used = max(lens), sum(lens)
+    cells = longest * len(lens)
+    sheet = Sheet(title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V")
+    gutter = min(max(text_width(name) for name in names) + 12, 200)
+    room = sheet.right - sheet.left - gutter - 150
+    x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
+    for i, (name, length) in enumerate(list(zip(names, lens, strict=True))[:MOST_ROWS]):
+        style = owner_style(f"request {i}", i)
+        sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
+        if longest <= MOST_CELLS:
+            for k in range(longest):
+                look = style if k < length else ROLES["padding"]
+                sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
+        else:
+            sheet.rect(x0, sheet.y, length * width, 20, style, name=f"row {i} used")
+            sheet.rect(
+                x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
+            )
+        padding = longest - length
+        told = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
+        sheet.text(x0 + longest * width + 8, sheet.y + 10, told, size=SMALL)
+        sheet.y += 24
+    end = x0 + longest * width
+    sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)
+    sheet.text((x0 + end) / 2, sheet.y + 15, f"longest: {longest:,}", size=SMALL, ha="center", colour=MUTED)
+    sheet.y += 30
+    if len(lens) > MOST_ROWS:
+        sheet.caption(f"… and {count(len(lens) - MOST_ROWS, 'more row')}.")
+    in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
+    sheet.legend(
+        [
+            (owner_style("request 0", 0), f"used: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"),
+            (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
+        ]
+    )
+    alt = (
+        f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
+        f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
+    )
+    return sheet.picture(alt)
+
+
+def _lens(given: Sequence[InferenceSession | int]) -> tuple[list[int], int]:
+    """Tokens a row, and bytes of K/V a token (0: unknown)."""
+    sessions = [item for item in given if isinstance(item, InferenceSession)]
+    if len(sessions) == len(given):
+        return [session.kv_len for session in sessions], sessions[0].engine.kv_bytes_per_token
+    lens = []
+    for i, item in enumerate(given):
+        if isinstance(item, InferenceSession) or isinstance(item, bool) or not hasattr(item, "__index__"):
+            raise ValueError(f"sessions_or_lens[{i}]: must be all InferenceSessions or all integers, got {item!r}")
+        if int(item) < 0:
+            raise ValueError(f"sessions_or_lens[{i}]={int(item)}: must not be negative")
+        lens.append(int(item))
+    return lens, 0

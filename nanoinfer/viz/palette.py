@@ -1,0 +1,56 @@
+"""One palette for every picture: role → colour, hatch, text colour.
+
+Roles that meet in one picture can be told apart with any of the three colour blindnesses and in grey print: by lightness,
+or else by hatch. tests/test_viz_palette.py simulates both and measures.
+"""
+
+import re
+from typing import NamedTuple
+
+
+class Style(NamedTuple):
+    """How a role looks: `face`, `text` (on that face) and `mark` (its hatch's lines) as #rrggbb; `hatch` as matplotlib has it."""
+
+    face: str
+    text: str = "#1a1a1a"
+    hatch: str = ""
+    mark: str = "#1a1a1a"
+
+
+INK, MUTED, GRID, PAPER = "#1a1a1a", "#5c5c5c", "#9a9a9a", "#ffffff"
+
+ROLES: dict[str, Style] = {
+    "free": Style("#ffffff", "#767676"),
+    "tree": Style("#bfe6cf"),  # held by the radix tree, evictable
+    "tree_locked": Style("#1f7a57", "#ffffff"),  # held by the radix tree, a running request relies on it
+    "new": Style("#f39c12"),  # computed in this pass
+    "padding": Style("#e3e3e3", "#5c5c5c", "xxx", "#9a9a9a"),
+    "hidden": Style("#ececec", "#767676"),
+    "leftover": Style("#f4f4f4", "#9a9a9a"),
+    "highlight": Style("#d4006a", "#ffffff"),
+    "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and nobody known owns it
+    "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),  # more than one owner
+    "in_use": Style("#b9bdc6"),
+}
+REQUESTS: tuple[Style, ...] = (
+    Style("#5ab4e8"),
+    Style("#f2e35b", "#1a1a1a", "//", "#b5a000"),
+    Style("#0b5fa5", "#ffffff"),
+    Style("#dd92bd", "#1a1a1a", "..", "#8f2f68"),
+    Style("#7b1f57", "#ffffff", "//", "#c583ab"),
+    Style("#c2a3e8", "#1a1a1a", "\\\\", "#6d3fb0"),
+    Style("#8a5a2b", "#ffffff", "..", "#e0bd95"),
+    Style("#33288a", "#ffffff", "\\\\", "#8f86d8"),
+)
+
+
+def request_style(number: int) -> Style:
+    """The look of request `number`; eight, then again from the first."""
+    return REQUESTS[number % len(REQUESTS)]
+
+
+def owner_style(label: str, index: int) -> Style:
+    """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else by
+    its place `index`."""
+    request = re.search(r"(?:request|row)\D{0,2}(\d+)(?!.*request)", label)
+    return request_style(int(request[1]) if request else index)

@@ -1,0 +1,178 @@
+"""slot_map: every slot of the TokenToKVPool, coloured by who owns it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from nanoinfer.engine import Engine
+from nanoinfer.memory_pool import TokenToKVPool
+from nanoinfer.radix_cache import RadixCache
+from nanoinfer.slot_allocator import Indices
+from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import SMALL, TINY, Sheet
+from nanoinfer.viz.words import checked_slots, count, expect_type, plural_list, runs
+
+MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
+MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
+FREE, TREE, LOCKED, NOBODY, SEVERAL, FIRST_OWNER = range(6)
+
+
+def owners(engine: Engine) -> dict[str, np.ndarray]:
+    """`{label: slots}` of the running requests of an Engine: the slots that are each one's own, not those of the tree."""
+    expect_type("engine", engine, Engine)
+    rows = engine.cache.rows
+    return {
+        label: rows[req.req_pool_idx, req.tree_len : req.allocated_len].astype(np.int64)
+        for label, req in zip(request_labels(engine), engine.scheduler.running, strict=True)
+    }
+
+
+def request_labels(engine: Engine) -> list[str]:
+    """What the pictures call the running requests: `request 3`; completions of one request are `request 3 (2)`."""
+    seen: dict[int, int] = {}
+    labels = []
+    for req in engine.scheduler.running:
+        seen[req.request_id] = copy = seen.get(req.request_id, 0) + 1
+        labels.append(f"request {req.request_id}" + (f" ({copy})" if copy > 1 else ""))
+    return labels
+
+
+def slot_map(
+    token_to_kv_pool: TokenToKVPool,
+    owners: Mapping[str, Indices] | None = None,
+    *,
+    radix_cache: RadixCache | None = None,
+    highlight: Indices | None = None,
+    title: str | None = None,
+) -> Picture:
+    """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
+
+    `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: whose slots are told apart into
+    evictable and locked ones. A slot that is not free and that nobody given owns is marked as leaked, one with more than one
+    owner (the free list and the tree count, too) as a conflict. With neither `owners` nor `radix_cache`, what is not free is
+    "in use". `highlight`: slots to frame. Raises ValueError for slots outside the pool.
+    """
+    sheet = Sheet(title, f"TokenToKVPool: who owns which slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})")
+    return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight))
+
+
+def draw_slot_map(
+    sheet: Sheet,
+    pool: TokenToKVPool,
+    owners: Mapping[str, Indices] | None,
+    radix_cache: RadixCache | None,
+    highlight: Indices | None,
+) -> str:
+    """`slot_map` on a sheet; returns its alt text."""
+    expect_type("token_to_kv_pool", pool, TokenToKVPool)
+    if owners is not None:
+        expect_type("owners", owners, Mapping)
+    if radix_cache is not None:
+        expect_type("radix_cache", radix_cache, RadixCache)
+    owned = {str(label): checked_slots(f"owners[{label!r}]", s, pool.size) for label, s in (owners or {}).items()}
+    marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
+    owner = _owner_of_each_slot(pool, owned, radix_cache)
+    told = owners is not None or radix_cache is not None
+    kinds = _kinds(owned, told)
+    _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
+    counts = np.bincount(owner, minlength=len(kinds)).tolist()
+    optional = {TREE, LOCKED} if radix_cache is None else set()
+    optional |= {NOBODY, SEVERAL} | ({LOCKED} if not counts[LOCKED] else set())
+    shown = [i for i in range(len(kinds)) if counts[i] or i not in optional]
+    entries = [(kinds[i][0], f"{kinds[i][1]}: {counts[i]:,}") for i in shown]
+    if marked.size:
+        entries.append((ROLES["highlight"], f"marked: {runs(np.sort(marked))}"))
+        sheet.legend(entries, outline=[entries[-1][1]])
+    else:
+        sheet.legend(entries)
+    alt = f"{count(pool.size, 'slot')}: " + ", ".join(f"{counts[i]:,} {kinds[i][1]}" for i in shown)
+    for kind in (NOBODY, SEVERAL):
+        if counts[kind] and told:
+            alt += f"; {kinds[kind][1]}: {runs(np.flatnonzero(owner == kind), 8)}"
+    return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
+
+
+def _kinds(owned: Mapping[str, np.ndarray], told: bool) -> list[tuple[Style, str]]:
+    nobody = (ROLES["leaked"], "nobody's (leaked?)") if told else (ROLES["in_use"], "in use")
+    return [
+        (ROLES["free"], "free"),
+        (ROLES["tree"], "tree"),
+        (ROLES["tree_locked"], "tree, locked"),
+        nobody,
+        (ROLES["conflict"], "several owners"),
+        *((owner_style(label, i), label) for i, label in enumerate(owned)),
+    ]
+
+
+def _owner_of_each_slot(
+    pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
+) -> np.ndarray:
+    """int64 [N]: FREE, TREE, LOCKED, NOBODY, SEVERAL, or FIRST_OWNER + the owner's place."""
+    owner, claims = np.full(pool.size, NOBODY), np.zeros(pool.size, dtype=np.int64)
+
+    def claim(slots: np.ndarray, who: int) -> None:
+        owner[slots] = who
+        np.add.at(claims, slots, 1)
+
+    claim(pool.free_slots().numpy(), FREE)
+    if radix_cache is not None:
+        for _, node in radix_cache.nodes():
+            claim(checked_slots("radix_cache", node.value, pool.size), LOCKED if node.lock_ref else TREE)
+    for i, slots in enumerate(owned.values()):
+        claim(np.unique(slots), FIRST_OWNER + i)
+    owner[claims > 1] = SEVERAL
+    return owner
+
+
+def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Style], marked: np.ndarray) -> None:
+    size, page = pool.size, pool.page_size
+    numbered = size <= MOST_NUMBERED
+    group = 1 if size <= MOST_CELLS else -(-size // MOST_CELLS)
+    cells = owner if group == 1 else _dominant(owner, group)
+    per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
+    if page > 1 and group == 1 and page < per_row:
+        per_row -= per_row % page
+    gutter = 8 + 7 * len(str(size))
+    x0 = sheet.left + gutter
+    width = min((sheet.right - x0) / min(per_row, max(len(cells), 20)), 40)
+    height = max(20.0 if len(cells) > 64 else 26.0, 0) if numbered else max(min(width, 9.0), 6)
+    framed = set(marked.tolist()) if group == 1 else set()
+    y = sheet.y
+    for row_start in range(0, len(cells), per_row):
+        row = cells[row_start : row_start + per_row]
+        if numbered or (row_start // per_row) % 4 == 0:
+            sheet.text(x0 - 6, y + height / 2, str(row_start * group), size=SMALL, colour=MUTED, ha="right")
+        if numbered:
+            for i, who in enumerate(row.tolist()):
+                slot = row_start + i
+                x = x0 + i * width
+                small = TINY if width < 28 and slot > 99 else SMALL
+                sheet.cell(x, y, width, height, styles[who], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}")
+        else:
+            edges = np.flatnonzero(np.diff(row)) + 1
+            for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
+                name = f"slots {(row_start + start) * group}"
+                sheet.rect(x0 + start * width, y, (end - start) * width, height - 1, styles[row[start]], name=name)
+            sheet.rect(x0, y, len(row) * width, height - 1, edge="#b8b8b8", line=0.4)
+        if page > 1 and group == 1 and page * width > 6:
+            for i in range(0, len(row), page):
+                sheet.rect(x0 + i * width, y, min(page, len(row) - i) * width, height, edge="#1a1a1a", line=1.1)
+        for i in range(len(row)):
+            if row_start + i in framed:
+                sheet.rect(
+                    x0 + i * width + 1, y + 1, width - 2, height - 2, edge=ROLES["highlight"].face, line=2, over=True
+                )
+        y += height + (2 if numbered else 0)
+    sheet.y = y + 8
+    if group > 1:
+        sheet.caption(f"One cell stands for {group} slots, with the colour that most of them have.")
+
+
+def _dominant(owner: np.ndarray, group: int) -> np.ndarray:
+    return np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
+
+
+def describe_owners(owned: Mapping[str, np.ndarray]) -> str:
+    """`request 0: 3 slots, ...` for captions."""
+    return plural_list([f"{label}: {count(len(slots), 'slot')}" for label, slots in owned.items()])

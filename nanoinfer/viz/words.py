@@ -1,0 +1,104 @@
+"""Numbers and tokens as short text, the same in every picture; and the check that a picture was given what it draws."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.slot_allocator import Indices, as_int_array
+
+
+def runs(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
+    """Slots in their order as runs of neighbours: `0-6, 16-20`; after `limit` runs `...`."""
+    pieces = run_list(numbers)
+    shown = [span(start, end) for start, end in pieces[:limit]]
+    return ", ".join(shown) + (", …" if len(pieces) > limit else "") if pieces else "none"
+
+
+def run_list(numbers: np.ndarray | Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers, in their order, cut where the next is not one more: `[(first, last), ...]`, `last` inclusive."""
+    array = np.asarray(numbers, dtype=np.int64)
+    if not array.size:
+        return []
+    cuts = np.flatnonzero(np.diff(array) != 1) + 1
+    return [(int(piece[0]), int(piece[-1])) for piece in np.split(array, cuts)]
+
+
+def span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 slot`, `2 slots`."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def num_bytes(size: float) -> str:
+    """Bytes as B, KiB, MiB or GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "0 %"
+
+
+def number(value: float) -> str:
+    """Three significant digits, or all of a whole number."""
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def visible(text: str) -> str:
+    """Token text with its white space shown: a space as ·, a line end as ⏎."""
+    return text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+
+
+def plural_list(words: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
+def abridged(total: int, limit: int) -> list[int | None]:
+    """Indices `0..total-1`, at most `limit` entries; where some are left out, one None stands for them."""
+    if total <= limit:
+        return list(range(total))
+    tail = max(1, (limit - 1) // 3)
+    head = max(1, limit - 1 - tail)
+    return [*range(head), None, *range(total - tail, total)]
+
+
+def expect_type(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
+    """ValueError unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(each.__name__ for each in kinds)
+        raise ValueError(f"{name}: must be {names}, got {type(value).__name__}")
+
+
+def checked_slots(name: str, slots: Indices, size: int) -> np.ndarray:
+    """`slots` as int64 [k]; ValueError when one is outside the pool."""
+    array = as_int_array(slots, name)
+    outside = array[(array < 0) | (array >= size)]
+    if outside.size:
+        raise ValueError(f"{name}: slot {outside[0]} is outside 0..{size - 1}")
+    return array
+
+
+def checked_lens(name: str, lens: Mapping[int, int], rows: int, most: int) -> dict[int, int]:
+    """`{row: length}` with plain ints; ValueError when a row or a length is out of range."""
+    expect_type(name, lens, Mapping)
+    checked = {}
+    for row, length in lens.items():
+        key: Hashable = row
+        if not isinstance(key, int | np.integer) or isinstance(key, bool) or not 0 <= key < rows:
+            raise ValueError(f"{name}: row {row!r} is outside 0..{rows - 1}")
+        if not hasattr(length, "__index__") or not 0 <= int(length) <= most:
+            raise ValueError(f"{name}[{row}]={length!r}: must be an integer in 0..{most}")
+        checked[int(key)] = int(length)
+    return checked
