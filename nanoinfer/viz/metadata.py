@@ -13,7 +13,7 @@ from nanoinfer.viz.sheet import SMALL, TINY, Sheet
 from nanoinfer.viz.words import abridged, count, expect_type, runs, visible
 
 MOST_REQUESTS = 8
-GUTTER = 112.0
+GUTTER = 140.0
 
 
 def last_input_metadata(engine: Engine) -> InputMetadata:

@@ -1,6 +1,7 @@
 """padded_batch: the rectangle that sessions of different lengths are padded to, and what of it is waste."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from nanoinfer.sessions import InferenceSession
 from nanoinfer.viz.palette import INK, MUTED, ROLES, owner_style
@@ -20,8 +21,8 @@ def padded_batch(
 ) -> Picture:
     """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
 
-    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text a row. Raises ValueError
-    for anything else, for negative lengths and for none.
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text a row. Raises
+    ValueError for anything else, for negative lengths and for none.
     """
     if isinstance(sessions_or_lens, str):
         expect_type("sessions_or_lens", sessions_or_lens, list)
@@ -74,14 +75,14 @@ def padded_batch(
     return sheet.picture(alt)
 
 
-def _lens(given: Sequence[InferenceSession | int]) -> tuple[list[int], int]:
+def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
     """Tokens a row, and bytes of K/V a token (0: unknown)."""
     sessions = [item for item in given if isinstance(item, InferenceSession)]
     if len(sessions) == len(given):
         return [session.kv_len for session in sessions], sessions[0].engine.kv_bytes_per_token
     lens = []
     for i, item in enumerate(given):
-        if isinstance(item, InferenceSession) or isinstance(item, bool) or not hasattr(item, "__index__"):
+        if isinstance(item, InferenceSession | bool) or not hasattr(item, "__index__"):
             raise ValueError(f"sessions_or_lens[{i}]: must be all InferenceSessions or all integers, got {item!r}")
         if int(item) < 0:
             raise ValueError(f"sessions_or_lens[{i}]={int(item)}: must not be negative")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Style(NamedTuple):
-    """How a role looks: `face`, `text` (on that face) and `mark` (its hatch's lines) as #rrggbb; `hatch` as matplotlib has it."""
+    """How a role looks: colours of the `face`, of `text` on it and of the `hatch`'s lines (`mark`)."""
 
     face: str
     text: str = "#1a1a1a"
@@ -50,7 +50,7 @@ def request_style(number: int) -> Style:
 
 
 def owner_style(label: str, index: int) -> Style:
-    """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else by
-    its place `index`."""
+    """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else
+    by its place `index`."""
     request = re.search(r"(?:request|row)\D{0,2}(\d+)(?!.*request)", label)
     return request_style(int(request[1]) if request else index)

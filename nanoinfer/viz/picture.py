@@ -17,8 +17,8 @@ MAX_COLOURS = 128
 class Picture(Figure):
     """A figure made without pyplot, and `alt`: its numbers in words.
 
-    In a notebook it shows as a PNG with `alt` printed beneath, so that a stale picture shows in a text comparison; elsewhere
-    it is an ordinary `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date.
+    In a notebook it shows as a PNG with `alt` printed beneath, so that a stale picture shows in a text comparison;
+    elsewhere it is an ordinary `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date.
     """
 
     def __init__(self, width: float = WIDTH, height: float = 300, alt: str = "", **options: Any):

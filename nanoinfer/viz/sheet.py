@@ -167,7 +167,7 @@ class Sheet:
             elif isinstance(artist, Line2D):
                 axes.add_line(artist)
             else:
-                axes._add_text(artist)
+                axes.add_artist(artist)
         return picture
 
 

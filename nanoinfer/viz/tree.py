@@ -3,8 +3,6 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from nanoinfer.eviction import EVICTION_POLICIES
 from nanoinfer.radix_cache import MatchResult, RadixCache, TreeNode
 from nanoinfer.viz.palette import MUTED, ROLES
@@ -43,8 +41,8 @@ def radix_tree(
     """Every node: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last use, `hit_count`.
 
     Colour: evictable or locked; the leaf that the policy would evict next says so. `decode` makes text of token ids.
-    `highlight`: a node, some nodes, or a MatchResult (its path), framed. Of wide and deep trees a part is drawn, and what is
-    left out is counted.
+    `highlight`: a node, some nodes, or a MatchResult (its path), framed. Of wide and deep trees a part is drawn, and
+    what is left out is counted.
     """
     sheet = Sheet(title, "RadixCache: tokens → slots")
     return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight))
@@ -260,8 +258,3 @@ def _indented(pen: _Pen, root: Box, depth: int) -> None:
         pen.box(box, width if box.node is not None else 260, height)
         stack += [(child, box.y) for child in reversed(box.children)]
     sheet.y += places * 27 + 6
-
-
-def token_ids(node: TreeNode) -> np.ndarray:
-    """int64 [k]."""
-    return node.key
