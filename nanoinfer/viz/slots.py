@@ -48,8 +48,8 @@ def slot_map(
 ) -> Picture:
     """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
 
-    `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree that owns slots, evictable and
-    locked ones. A slot that is not free and that nobody given owns is marked as leaked, one with several owners (the free
+    `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree, with evictable and
+    locked slots. A slot that is not free and that nobody given owns is marked as leaked, one with several owners (the free
     list and the tree count, too) as such. With neither `owners` nor `radix_cache`, what is not free is "in use".
     `highlight`: slots to frame. Raises ValueError for slots outside the pool.
     """
