@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from nanoinfer.model_runner import ModelRunner
 from nanoinfer.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from nanoinfer.trace import Trace
+
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, str]]
 
@@ -36,6 +39,7 @@ class LLM:
     - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
     - `kernels`, `attention_backend`: who computes; auto takes the fastest that runs here (see `select_kernels` and
       `select_attention_backend`).
+    - `trace`: keep a record of every step in `trace` (see nanoinfer/trace/); without it that is None.
     - the rest: see EngineConfig.
     """
 
@@ -53,8 +57,11 @@ class LLM:
         disable_radix_cache: bool = False,
         attention_backend: str = "auto",
         kernels: str = "auto",
+        trace: bool = False,
         **engine_options: Any,
     ):
+        if not isinstance(trace, bool):
+            raise ValueError(f"trace={trace!r}: must be True or False")
         config = EngineConfig(
             max_running_requests=max_running_requests,
             max_total_tokens=page_size if max_total_tokens is None else max_total_tokens,
@@ -74,6 +81,11 @@ class LLM:
         )
         self.tokenizer = self.model.tokenizer
         self.engine = make_engine(self.model, self.config)
+        self.trace: Trace | None = None
+        if trace:
+            from nanoinfer.trace import Recorder
+
+            self.trace = Recorder(self.engine).trace
         self._own: set[int] = set()  # requests whose callers read them here, not from the engine's steps
 
     def generate(

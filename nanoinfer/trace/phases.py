@@ -1,0 +1,92 @@
+"""What each request of a trace did, as spans: waiting, extend, decode, paused, retracted. For timelines."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.events import TraceEvent
+from nanoinfer.trace.trace import Trace
+
+WAITING, EXTEND, DECODE, PAUSED, RETRACTED = "waiting", "extend", "decode", "paused", "retracted"
+PHASES = (WAITING, EXTEND, DECODE, PAUSED, RETRACTED)
+
+
+@dataclass
+class Span:
+    """One request in one phase, over steps `first..last`, from `start` to `end` seconds.
+
+    `tokens`: computed in it, of the prompt (extend) or sampled (decode). `paused`: it holds slots, but is not in the pass.
+    """
+
+    request: int
+    phase: str
+    first: int
+    last: int
+    start: float
+    end: float
+    tokens: int = 0
+
+
+class Mark(NamedTuple):
+    """A request ended, during or right after `step`. `reason`: stop, length, abort, timeout or error."""
+
+    request: int
+    step: int
+    time: float
+    reason: str
+
+
+def spans(trace: Trace) -> tuple[list[Span], list[Mark]]:
+    """The spans of all requests, by their beginnings, and their ends. Each extend has a span of its own; the others last as
+    long as nothing changes. Where nobody is told of, between steps, a request waits or goes on as before."""
+    done: list[Span] = []
+    marks: list[Mark] = []
+    latest: dict[int, Span] = {}  # of each unfinished request
+    since: dict[int, float] = {}  # unfinished requests → up to when they are told of
+    holding: set[int] = set()  # requests with slots
+    retracted: set[int] = set()
+    for event in trace.events:
+        for index in event.arrived:
+            since[index] = max(trace.requests[index].time, 0.0)
+        retracted.update(event.retracted)
+        holding.difference_update(event.retracted)
+        holding.update(entry.request for entry in event.held)
+        holding.update(entry.request for entry in event.admitted)
+        retracted.difference_update(entry.request for entry in event.admitted)
+        if event.is_step:
+            for index, phase, tokens in _in_step(event, since, holding, retracted):
+                span = latest.get(index)
+                computing = phase in (EXTEND, DECODE)
+                if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
+                    done.append(Span(index, WAITING, event.step, event.step - 1, since[index], event.time))
+                if span is not None and computing and span.phase not in (EXTEND, DECODE):
+                    span.end = event.time
+                if span is None or span.phase != phase or phase == EXTEND:
+                    start = event.time if computing else since[index]
+                    span = latest[index] = Span(index, phase, event.step, event.step, start, start)
+                    done.append(span)
+                span.last, span.end = event.step, event.time + event.seconds
+                span.tokens += tokens
+                since[index] = span.end
+        for index, reason in event.ended:
+            marks.append(Mark(index, event.step, event.time + event.seconds, reason))
+            since.pop(index, None)
+            latest.pop(index, None)
+            holding.discard(index)
+            retracted.discard(index)
+    return done, marks
+
+
+def _in_step(
+    event: TraceEvent, alive: Iterable[int], holding: set[int], retracted: set[int]
+) -> Iterator[tuple[int, str, int]]:
+    """Every unfinished request, its phase in this step and the tokens computed for it."""
+    batch = {entry.request: entry.end - entry.start for entry in event.batch}
+    for index in alive:
+        if index in batch:
+            yield index, EXTEND if event.mode == ev.EXTEND else DECODE, batch[index]
+        elif index in holding:
+            yield index, PAUSED, 0
+        else:
+            yield index, RETRACTED if index in retracted else WAITING, 0

@@ -1,0 +1,365 @@
+"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent a step.
+
+The engine has no line of this in it. While a recorder is attached, a few methods *of these very objects* (engine,
+scheduler, radix tree) are replaced by ones that take notes around the originals; detached, they are what they were. Nothing
+is copied wholesale: an event costs what happened in its step, whatever the sizes of pool and tree.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from nanoinfer.batch import Batch
+from nanoinfer.engine import Engine
+from nanoinfer.input_metadata import ForwardMode
+from nanoinfer.interrupts import uninterrupted
+from nanoinfer.outputs import RequestGroup
+from nanoinfer.radix_cache import TreeNode
+from nanoinfer.req import FinishReason, Req
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from nanoinfer.llm import LLM
+
+Call = Callable[..., Any]
+
+
+@contextmanager
+def record(engine: "Engine | LLM") -> Iterator[Trace]:
+    """Record what `engine` (or an LLM's) does inside the `with` block; the trace is complete when the block ends.
+
+    Begins with a snapshot, so it may start in the middle of a run. Tokens are the same with and without. Read the trace
+    between steps. ValueError when `engine` is none, or is being recorded already.
+    """
+    recorder = Recorder(getattr(engine, "engine", engine))
+    try:
+        yield recorder.trace
+    finally:
+        recorder.stop()
+
+
+@dataclass
+class _Seen:
+    """What the trace knows of an unfinished request."""
+
+    index: int
+    node: int = 0
+    tree_len: int = 0
+    allocated_len: int = 0
+
+
+@dataclass
+class _InPass:
+    """A request in the pass that is going on."""
+
+    req: Req
+    entry: ev.BatchEntry
+    num_tokens: int
+
+
+class Recorder:
+    """Attached to `engine` from its making until `stop()`. Holds Reqs and tree nodes only while the engine does."""
+
+    def __init__(self, engine: Engine):
+        if not isinstance(engine, Engine):
+            raise ValueError(f"engine={engine!r}: must be an Engine or an LLM")
+        if hasattr(engine.step, "recorder"):
+            raise ValueError("engine: is being recorded already (an LLM made with trace=True has it in llm.trace)")
+        self._engine, self._tree, self._clock = engine, engine.radix_cache, engine._clock
+        self._began = self._clock()
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._seen: dict[Req, _Seen] = {}
+        self._ids: dict[TreeNode, int] = {self._tree.root: 0}
+        self._uses: dict[TreeNode, tuple[int, int, int] | None] = {}  # as last written down
+        self._touched: dict[TreeNode, None] = {}  # in this event
+        self._next_id = 1
+        self._pass: list[_InPass] = []
+        self._in_step = False
+        self.trace = Trace.of_engine(engine, self)
+        self._event = self._new_event(ev.START)
+        self._take_snapshot()
+        self.settle()
+        self._attach()
+
+    def stop(self) -> None:
+        """Detach; the engine is as it was. May be called again."""
+        if not self._undo:
+            return
+        with uninterrupted():
+            self.settle()
+            for owner, name, ours, before in reversed(self._undo):
+                if vars(owner).get(name) is not ours:
+                    continue  # somebody has wrapped it since: from now on ours only passes calls on
+                if before is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+            self._undo.clear()
+            self.trace._recorder = None
+            for held in (self._seen, self._ids, self._uses, self._touched, self._pass):
+                held.clear()
+
+    def settle(self) -> None:
+        """Complete the event that collects what happens between steps, so that the trace is up to date."""
+        if self._in_step:
+            return
+        self._close_event()
+        self._event = self._new_event(ev.BETWEEN)
+
+    # --- attaching -----------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        engine, scheduler, tree = self._engine, self._engine.scheduler, self._tree
+        self._watch(engine, "step", self._on_step)
+        self._watch(engine, "submit_all", self._on_submit)
+        self._watch(scheduler, "schedule", self._on_schedule)
+        self._watch(scheduler, "end", self._on_end)
+        self._watch(tree, "_walk", self._on_walk)
+        self._watch(tree, "_up_to_root", self._on_up_to_root)
+        self._watch(tree, "_split", self._on_split)
+        self._watch(tree, "_append", self._on_append)
+        self._watch(tree, "_remove_leaf", self._on_remove_leaf)
+        self._watch(tree, "reset", self._on_reset)
+
+    def _watch(self, owner: Any, name: str, around: Call) -> None:
+        """From now on `owner.name(...)` is `around(original, ...)`, for this object alone."""
+        before = vars(owner).get(name)
+
+        @wraps(getattr(owner, name))
+        def original(*args: Any, **kwargs: Any) -> Any:  # looked up when called: its class may have changed meanwhile
+            return before(*args, **kwargs) if before else getattr(type(owner), name)(owner, *args, **kwargs)
+
+        @wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs) if self._undo else original(*args, **kwargs)
+
+        watched.recorder = self  # type: ignore[attr-defined]
+        setattr(owner, name, watched)
+        self._undo.append((owner, name, watched, before))
+
+    def _take_snapshot(self) -> None:
+        """What is there already, in the words of the events."""
+        scheduler, rows = self._engine.scheduler, self._engine.cache.rows
+        for _, node in self._tree.nodes():
+            assert node.parent is not None
+            self._note_added(node, node.parent, node.creation_time)
+        for req in sorted((*scheduler.running, *scheduler.waiting), key=lambda req: req.ticket):
+            seen = self._see(req)
+            if req.num_retractions and req.req_pool_idx is None:
+                self._event.retracted.append(seen.index)
+        for req in scheduler.running:
+            assert req.last_node is not None
+            assert req.req_pool_idx is not None
+            seen = self._see(req)
+            seen.node, seen.tree_len, seen.allocated_len = self._ids[req.last_node], req.tree_len, req.allocated_len
+            own = ev.to_runs(rows[req.req_pool_idx, req.tree_len : req.allocated_len])
+            self._event.held.append(ev.Held(seen.index, req.req_pool_idx, seen.node, req.tree_len, req.kv_len, own))
+
+    # --- the step ------------------------------------------------------------------------------------------------
+
+    def _on_step(self, step: Call) -> Any:
+        with uninterrupted():
+            self.settle()
+            self._in_step, self._pass = True, []
+            self._event = self._new_event(ev.FAILED)
+        try:
+            return step()
+        except BaseException as error:
+            self._event.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            with uninterrupted():
+                self._finish_step()
+
+    def _finish_step(self) -> None:
+        event = self._event
+        for member in self._pass:
+            req, seen = member.req, self._seen.get(member.req)
+            sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > member.num_tokens else None
+            event.batch.append(member.entry._replace(token=sampled))
+            if seen is None:
+                continue  # the step has failed, and its end is written down
+            if req.finish_reason is None:
+                self._note_path(req, seen)
+            else:
+                self._note_end(req, req.finish_reason.value)
+        event.seconds = self._clock() - self._began - event.time
+        if event.mode == ev.FAILED and event.error is None:
+            event.mode = ev.BETWEEN  # there was nothing to do, but for requests whose time was up
+        else:
+            event.step += 1
+        self._close_event()
+        self._in_step, self._pass = False, []
+        self._event = self._new_event(ev.BETWEEN)
+
+    def _on_schedule(self, schedule: Call) -> Batch | None:
+        before = dict.fromkeys(self._engine.scheduler.running)
+        batch: Batch | None = None
+        try:
+            batch = schedule()
+        finally:
+            running = dict.fromkeys(self._engine.scheduler.running)
+            for req in before:
+                if req not in running:
+                    self._note_retraction(req)
+            for req in running:
+                if req not in before:
+                    self._note_admission(req)
+            if batch is not None:
+                self._event.mode = batch.forward_mode.name
+                self._pass = self._members(batch)
+        return batch
+
+    def _members(self, batch: Batch) -> list[_InPass]:
+        """Who is in the pass, with the slots as they have just been given out."""
+        slots = batch.out_cache_loc.numpy()
+        members, at = [], 0
+        decoding = batch.forward_mode is ForwardMode.DECODE
+        seq_lens = batch.seq_lens.tolist()
+        starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
+        for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
+            seen = self._see(req)
+            own = [int(slots[at]), 1] if decoding else ev.to_runs(slots[at : at + end - start])
+            at += end - start
+            allocated = None
+            if self._engine.config.page_size > 1:
+                assert req.req_pool_idx is not None
+                row = self._engine.cache.rows[req.req_pool_idx]
+                allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
+            seen.allocated_len = req.allocated_len
+            members.append(_InPass(req, ev.BatchEntry(seen.index, start, end, own, None, allocated), req.num_tokens))
+        return members
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def _on_submit(self, submit_all: Call, groups: Sequence[RequestGroup]) -> list[int]:
+        request_ids = submit_all(groups)
+        for group in groups:
+            for req in group.reqs:
+                self._see(req)
+        return request_ids
+
+    def _on_end(self, end: Call, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
+        ending = [req for req in reqs if not req.finished]
+        try:
+            end(reqs, reason, error)
+        finally:
+            for req in ending:
+                if req.finished:
+                    self._see(req)
+                    self._note_end(req, reason.value if error is None else "error")
+
+    def _see(self, req: Req) -> _Seen:
+        """What is known of `req`; one that is new has just arrived."""
+        seen = self._seen.get(req)
+        if seen is None:
+            seen = self._seen[req] = _Seen(len(self.trace.requests))
+            self._event.arrived.append(seen.index)
+            completion = self._engine._groups[req.request_id].reqs.index(req)
+            self.trace.add_request(req, completion, req.arrival_time - self._began)
+        return seen
+
+    def _note_admission(self, req: Req) -> None:
+        seen = self._see(req)
+        seen.node = self._ids[req.last_node] if req.last_node is not None else 0
+        seen.tree_len = seen.allocated_len = req.prefix_len
+        self._event.admitted.append(ev.Admission(seen.index, req.req_pool_idx, seen.node, req.prefix_len))
+
+    def _note_retraction(self, req: Req) -> None:
+        seen = self._see(req)
+        seen.node = seen.tree_len = seen.allocated_len = 0
+        self._event.retracted.append(seen.index)
+
+    def _note_path(self, req: Req, seen: _Seen) -> None:
+        node = self._ids.get(req.last_node, 0) if req.last_node is not None else 0
+        if (node, req.tree_len) != (seen.node, seen.tree_len):
+            seen.node, seen.tree_len = node, req.tree_len
+            self._event.paths.append(ev.Path(seen.index, node, req.tree_len))
+
+    def _note_end(self, req: Req, reason: str) -> None:
+        self._event.ended.append(ev.Ended(self._seen.pop(req).index, reason))
+
+    # --- the tree ------------------------------------------------------------------------------------------------
+
+    def _on_walk(self, walk: Call, *args: Any) -> list[TreeNode]:
+        path = walk(*args)
+        self._touched.update(dict.fromkeys(path))
+        return path
+
+    def _on_up_to_root(self, up_to_root: Call, node: TreeNode) -> Iterator[TreeNode]:
+        for ancestor in up_to_root(node):
+            self._touched[ancestor] = None
+            yield ancestor
+
+    def _on_split(self, split: Call, node: TreeNode, length: int) -> TreeNode:
+        upper = split(node, length)
+        self._uses[upper] = None
+        self._touched[upper] = None
+        self._event.tree.append(["split", self._ids[node], self._new_id(upper), length])
+        return upper
+
+    def _on_append(self, append: Call, parent: TreeNode, *args: Any) -> None:
+        length, children = len(parent), len(parent.children)
+        append(parent, *args)
+        if len(parent.children) > children:
+            leaf = next(reversed(parent.children.values()))
+            self._note_added(leaf, parent, leaf.creation_time)
+        else:
+            grown = parent.key[length:].tolist(), ev.to_runs(parent.value[length:])
+            self._event.tree.append(["grow", self._ids[parent], *grown])
+
+    def _on_remove_leaf(self, remove_leaf: Call, leaf: TreeNode) -> None:
+        remove_leaf(leaf)
+        self._note_removed(leaf)
+
+    def _on_reset(self, reset: Call) -> None:
+        nodes = [node for _, node in self._tree.nodes()]
+        reset()
+        for node in reversed(nodes):
+            self._note_removed(node)
+
+    def _note_added(self, node: TreeNode, parent: TreeNode, time: int) -> None:
+        key = node.edge[0]
+        self._uses[node] = (0, time, 0)
+        self._touched[node] = None
+        self._event.tree.append(
+            [
+                "add",
+                self._new_id(node),
+                self._ids[parent],
+                node.key.tolist(),
+                ev.to_runs(node.value),
+                None if key is None else repr(key),
+                time,
+            ]
+        )
+
+    def _note_removed(self, node: TreeNode) -> None:
+        self._event.tree.append(["remove", self._ids.pop(node)])
+        self._uses.pop(node, None)
+
+    def _new_id(self, node: TreeNode) -> int:
+        self._ids[node] = self._next_id
+        self._next_id += 1
+        return self._ids[node]
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    def _new_event(self, mode: str) -> ev.TraceEvent:
+        return ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self._began)
+
+    def _close_event(self) -> None:
+        """Add the event to the trace, unless it is about nothing."""
+        event = self._event
+        for node in self._touched:
+            use = (node.lock_ref, node.last_access_time, node.hit_count)
+            if node in self._uses and use != self._uses[node]:
+                self._uses[node] = use
+                event.nodes.append(ev.NodeUse(self._ids[node], *use))
+        self._touched.clear()
+        event.free = self._engine.cache.token_to_kv_pool.available_size()
+        if event.is_step or event.mode == ev.START or not event.empty:
+            self.trace.add_event(event)

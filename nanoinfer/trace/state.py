@@ -1,0 +1,218 @@
+"""TraceState: slots, rows, tree and requests as the events of a trace leave them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.events import TraceEvent, TraceRequest, from_runs
+
+WAITING, PREFILLING, RUNNING, RETRACTED, ENDED = "waiting", "prefilling", "running", "retracted", "ended"
+
+
+@dataclass(eq=False)
+class NodeState:
+    """A node of the tree, with the names of TreeNode: `key` are its tokens, `value` the slots with their K/V."""
+
+    number: int
+    parent: "NodeState | None"
+    key: list[int]
+    value: list[int]
+    extra_key: str | None = None
+    creation_time: int = 0
+    lock_ref: int = 0
+    last_access_time: int = 0
+    hit_count: int = 0
+    children: list["NodeState"] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+@dataclass
+class RequestState:
+    """A request and what it holds, with the names of Req.
+
+    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again) or ended. `own`:
+    its own slots, from position `tree_len` on; those before are the tree's, on the path to `node`.
+    """
+
+    request: TraceRequest
+    status: str = WAITING
+    tokens: list[int] = field(default_factory=list)
+    row: int | None = None
+    node: int = 0
+    tree_len: int = 0
+    kv_len: int = 0
+    own: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    retractions: int = 0
+    finish_reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def is_running(self) -> bool:
+        """It has a row and slots."""
+        return self.status in (PREFILLING, RUNNING)
+
+
+class TraceState:
+    """The state of an engine after an event. `requests`: by index, those that have arrived; `nodes`: by number, 0 the root.
+
+    `size`: slots of the pool; `free`: how many of them are, as the pool itself says.
+    """
+
+    def __init__(self, size: int, requests: Sequence[TraceRequest]):
+        self.size, self.step, self.mode, self.time = size, 0, ev.START, 0.0
+        self.free = size
+        self.requests: dict[int, RequestState] = {}
+        self.nodes: dict[int, NodeState] = {0: NodeState(0, None, [], [])}
+        self._all = requests
+
+    # --- looking at it -------------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> NodeState:
+        return self.nodes[0]
+
+    @property
+    def waiting(self) -> list[RequestState]:
+        """Those that wait, retracted ones among them, in order of arrival."""
+        return [req for req in self.requests.values() if req.status in (WAITING, RETRACTED)]
+
+    @property
+    def running(self) -> list[RequestState]:
+        """Those that hold slots, in order of arrival."""
+        return [req for req in self.requests.values() if req.is_running]
+
+    def walk(self) -> Iterator[tuple[int, NodeState]]:
+        """Every node but the root as `(depth, node)`, depth from 1, parents before children, oldest child first."""
+        stack = [(1, child) for child in reversed(self.root.children)]
+        while stack:
+            depth, node = stack.pop()
+            yield depth, node
+            stack += [(depth + 1, child) for child in reversed(node.children)]
+
+    def row_slots(self, req: RequestState) -> list[int]:
+        """The slots in a running request's row, position by position."""
+        path: list[int] = []
+        node: NodeState | None = self.nodes[req.node]
+        while node is not None:
+            path[:0] = node.value
+            node = node.parent
+        return path[: req.tree_len] + req.own
+
+    def rows(self) -> dict[int, list[int]]:
+        """Row of the ReqToTokenPool → its slots, of running requests."""
+        return {req.row: self.row_slots(req) for req in self.running if req.row is not None}
+
+    def tree_slots(self) -> list[int]:
+        """Every slot the tree owns."""
+        return [slot for _, node in self.walk() for slot in node.value]
+
+    def owners(self) -> dict[str, list[int]]:
+        """Name of a running request → the slots that are its own."""
+        return {req.name: list(req.own) for req in self.running}
+
+    def free_slots(self) -> list[int]:
+        """Slots that nobody owns, ascending."""
+        taken = set(self.tree_slots()).union(*(req.own for req in self.running))
+        return [slot for slot in range(self.size) if slot not in taken]
+
+    def protected_size(self) -> int:
+        """Tokens of the tree that running requests rely on."""
+        return sum(len(node) for _, node in self.walk() if node.lock_ref)
+
+    def evictable_size(self) -> int:
+        """Tokens of the tree that could be evicted."""
+        return sum(len(node) for _, node in self.walk() if not node.lock_ref)
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless every slot has exactly one owner and the pool's own count agrees."""
+        slots = self.tree_slots() + [slot for req in self.running for slot in req.own]
+        if len(set(slots)) != len(slots):
+            raise RuntimeError(f"after step {self.step}: a slot has two owners")
+        if self.free + len(slots) != self.size:
+            raise RuntimeError(f"after step {self.step}: {self.free} free + {len(slots)} owned, must be {self.size}")
+
+    # --- playing -------------------------------------------------------------------------------------------------
+
+    def apply(self, event: TraceEvent) -> None:
+        """Go on to the state after `event`."""
+        self.step, self.mode, self.time, self.free = event.step, event.mode, event.time + event.seconds, event.free
+        for index in event.arrived:
+            request = self._all[index]
+            self.requests[index] = RequestState(request, tokens=request.prompt + request.outputs)
+        for operation in event.tree:
+            self._change_tree(*operation)
+        for node, lock_ref, last_access_time, hit_count in event.nodes:
+            use = self.nodes[node]
+            use.lock_ref, use.last_access_time, use.hit_count = lock_ref, last_access_time, hit_count
+        for index, row, number, tree_len, kv_len, runs in event.held:
+            req = self.requests[index]
+            req.row, req.node, req.tree_len, req.kv_len, req.own = row, number, tree_len, kv_len, from_runs(runs)
+            req.status = RUNNING if kv_len + 1 == len(req.tokens) and req.output_ids else PREFILLING
+        for index in event.retracted:
+            self._release(self.requests[index], RETRACTED)
+            self.requests[index].retractions += 1
+        for index, row_, number, prefix_len in event.admitted:
+            req = self.requests[index]
+            req.status, req.row, req.node = RUNNING, row_, number
+            req.tree_len = req.kv_len = prefix_len
+            if not req.retractions:
+                req.cached_tokens = prefix_len
+        for entry in event.batch:
+            self._compute(self.requests[entry.request], entry)
+        for index, number, tree_len in event.paths:
+            req = self.requests[index]
+            req.own = req.own[tree_len - req.tree_len :]
+            req.node, req.tree_len = number, tree_len
+        for index, reason in event.ended:
+            self._release(self.requests[index], ENDED)
+            self.requests[index].finish_reason = reason
+
+    def _compute(self, req: RequestState, entry: ev.BatchEntry) -> None:
+        req.own += from_runs(entry.slots if entry.allocated is None else entry.allocated)
+        req.kv_len = entry.end
+        if entry.token is None:
+            req.status = PREFILLING
+        else:
+            req.status = RUNNING
+            req.tokens.append(entry.token)
+
+    def _release(self, req: RequestState, status: str) -> None:
+        req.status, req.row, req.node, req.tree_len, req.kv_len, req.own = status, None, 0, 0, 0, []
+
+    def _change_tree(self, what: str, number: int, *rest: Any) -> None:
+        if what == "add":
+            parent, tokens, runs, extra_key, time = rest
+            node = NodeState(number, self.nodes[parent], list(tokens), from_runs(runs), extra_key, time, 0, time)
+            self.nodes[parent].children.append(node)
+            self.nodes[number] = node
+        elif what == "grow":
+            tokens, runs = rest
+            self.nodes[number].key += tokens
+            self.nodes[number].value += from_runs(runs)
+        elif what == "split":
+            self._split(self.nodes[number], *rest)
+        else:
+            node = self.nodes.pop(number)
+            assert node.parent is not None
+            node.parent.children.remove(node)
+
+    def _split(self, node: NodeState, number: int, length: int) -> None:
+        """`node` keeps the lower part, as in RadixCache."""
+        parent = node.parent
+        assert parent is not None
+        upper = NodeState(number, parent, node.key[:length], node.value[:length], node.extra_key, node.creation_time)
+        parent.children[parent.children.index(node)] = upper
+        upper.children.append(node)
+        node.key, node.value, node.parent = node.key[length:], node.value[length:], upper
+        self.nodes[number] = upper

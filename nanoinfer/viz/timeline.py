@@ -1,0 +1,155 @@
+"""timeline: the requests of a trace as lanes over steps, or over time."""
+
+from collections.abc import Callable, Sequence
+
+from nanoinfer.trace import Trace
+from nanoinfer.trace.phases import DECODE, EXTEND, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
+from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.words import abridged, count, expect_type, plural_list
+
+MOST_LANES = 32
+IN_FULL = 8  # requests that `alt` tells of one by one
+WORDS = {PAUSED: "running, not in this pass"}
+Place = Callable[[float], float]
+
+
+def timeline(trace: Trace, *, title: str | None = None, last: int | None = None, by: str = "step") -> Picture:
+    """When each request waited, was extended (with the number of tokens), decoded, was retracted, and ended.
+
+    `last`: only the last so many steps. `by="time"`: over milliseconds instead of steps of equal width. At most 32 requests
+    are drawn. Raises ValueError for a trace without steps and for values that are none of these.
+    """
+    expect_type("trace", trace, Trace)
+    steps = [event for event in trace.events if event.is_step]
+    if not steps:
+        raise ValueError("trace: has no steps yet")
+    if by not in ("step", "time"):
+        raise ValueError(f"by={by!r}: must be 'step' or 'time'")
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+        raise ValueError(f"last={last!r}: must be None or an integer of at least 1")
+    steps = steps[-last:] if last is not None else steps
+    first_step, last_step = steps[0].step, steps[-1].step
+    told, marks = spans(trace)
+    told = [span for span in told if span.last >= first_step and span.first <= last_step]
+    marks = [mark for mark in marks if mark.step >= first_step]
+    lanes = sorted({span.request for span in told})
+    shown = abridged(len(lanes), MOST_LANES)
+
+    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
+    labels = ["… and others" if i is None else trace.requests[lanes[i]].name for i in shown]
+    x0 = sheet.left + max(map(text_width, [*labels, "pass"])) + 12
+    x1 = sheet.right - 52  # room for the last ends
+    if by == "step":
+        low, high = first_step - 0.5, last_step + 0.5
+    else:
+        low, high = 1e3 * steps[0].time, 1e3 * (steps[-1].time + steps[-1].seconds)
+        if first_step == 1:
+            low = min(low, *(1e3 * span.start for span in told))
+    scale = (x1 - x0) / ((high - low) or 1.0)
+
+    def place(value: float) -> float:
+        return x0 + min(max(value - low, 0.0), high - low) * scale
+
+    def ends(span: Span) -> tuple[float, float]:
+        if by == "step":
+            return place(span.first - 0.5), place(span.last + 0.5)
+        return place(1e3 * span.start), place(1e3 * span.end)
+
+    _axis(sheet, place, low, high, "step" if by == "step" else "ms")
+    sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
+    for event in steps:
+        begin, end = (event.step - 0.5, event.step + 0.5) if by == "step" else (event.time, event.time + event.seconds)
+        begin, end = (begin, end) if by == "step" else (1e3 * begin, 1e3 * end)
+        style = PHASE_STYLES.get(event.mode.lower())
+        edge = "#ffffff" if (x1 - x0) / len(steps) > 5 else None
+        sheet.rect(place(begin), sheet.y, place(end) - place(begin), 10, style, edge=edge, name=f"pass {event.step}")
+    sheet.y += 18
+    height = 20.0 if len(shown) <= 12 else 15.0 if len(shown) <= 22 else 11.0
+    for i, label in zip(shown, labels, strict=True):
+        sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", size=SMALL, colour=INK if i is not None else MUTED)
+        if i is not None:
+            own = [span for span in told if span.request == lanes[i]]
+            _lane(sheet, own, ends, height)
+            for mark in marks:
+                if mark.request == lanes[i]:
+                    at = place(mark.step + 0.5 if by == "step" else 1e3 * mark.time)
+                    _mark(sheet, mark, at, height)
+        sheet.y += height + (6 if height > 12 else 3)
+    sheet.y += 4
+    present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in told)]
+    sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
+    sheet.caption("Numbers: tokens extended.  ✓ ended by itself (stop, length),  ✕ otherwise.", size=SMALL)
+    return sheet.picture(_alt(trace, steps, told, marks, lanes))
+
+
+def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
+    span = high - low
+    distance = next(d for d in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e7) if span / d <= 16)
+    sheet.text(sheet.left, sheet.y + 5, unit, size=SMALL, colour=MUTED)
+    at = -(-low // distance) * distance
+    while at <= high:
+        if unit != "step" or at >= 1:
+            sheet.text(place(at), sheet.y + 5, f"{at:,.0f}", ha="center", size=SMALL, colour=MUTED)
+            sheet.line([place(at), place(at)], [sheet.y + 12, sheet.y + 15], colour=GRID)
+        at += distance
+    sheet.y += 18
+
+
+def _lane(sheet: Sheet, own: Sequence[Span], ends: Callable[[Span], tuple[float, float]], height: float) -> None:
+    y = sheet.y
+    for span in own:
+        left, right = ends(span)
+        thin = span.phase in (WAITING, PAUSED, RETRACTED)
+        top, tall = (y + height * 0.3, height * 0.4) if thin else (y, height)
+        if right > left:
+            name = f"{span.phase} {span.first}-{span.last}"
+            edge = "#ffffff" if span.phase == EXTEND else "#9a9a9a" if thin else None
+            sheet.rect(left, top, right - left, tall, PHASE_STYLES[span.phase], edge=edge, line=0.5, name=name)
+    extends = [span for span in own if span.phase == EXTEND]
+    for i, span in enumerate(extends):
+        (left, right), text = ends(span), str(span.tokens)
+        need = text_width(text, SMALL) + 3
+        until = ends(extends[i + 1])[0] if i + 1 < len(extends) else sheet.right
+        if right - left >= need:
+            style = PHASE_STYLES[EXTEND]
+            sheet.text((left + right) / 2, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
+        elif left + need + 4 <= until:  # over what follows it
+            background = PHASE_STYLES[EXTEND].face
+            sheet.text(left + 2, y + height / 2, text, size=TINY, colour=PHASE_STYLES[EXTEND].text, behind=background)
+
+
+def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
+    by_itself = mark.reason in ("stop", "length")
+    sheet.line([x, x], [sheet.y - 1, sheet.y + height + 1], colour=INK, line=1.6)
+    text = "✓" if by_itself else f"✕ {mark.reason}"
+    sheet.text(x + 4, sheet.y + height / 2, text, size=SMALL, colour=INK, behind="#ffffff")
+
+
+def _alt(
+    trace: Trace, steps: Sequence[object], told: Sequence[Span], marks: Sequence[Mark], lanes: Sequence[int]
+) -> str:
+    modes = [getattr(event, "mode", "") for event in steps]
+    kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ("EXTEND", "DECODE", "FAILED") if mode in modes)
+    each = [_request_alt(trace, told, marks, index) for index in lanes]
+    first = getattr(steps[0], "step", 1)
+    which = f" (from step {first} on)" if first > 1 else ""
+    return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {plural_list(each, IN_FULL)}."
+
+
+def _request_alt(trace: Trace, told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
+    own = [span for span in told if span.request == index]
+    steps = {phase: sum(s.last - s.first + 1 for s in own if s.phase == phase) for phase in PHASES}
+    parts = [f"waits {count(steps[WAITING], 'step')}"] if steps[WAITING] else []
+    extends = [str(span.tokens) for span in own if span.phase == EXTEND]
+    if extends:
+        parts.append(f"extends {' + '.join(extends)}")
+    if steps[DECODE]:
+        parts.append(f"decodes {steps[DECODE]}")
+    if steps[PAUSED]:
+        parts.append(f"pauses {steps[PAUSED]}")
+    if steps[RETRACTED]:
+        parts.append(f"is retracted for {count(steps[RETRACTED], 'step')}")
+    parts += [f"{mark.reason} after step {mark.step}" for mark in marks if mark.request == index]
+    return f"{trace.requests[index].name} " + " · ".join(parts)
