@@ -34,7 +34,7 @@ def record(engine: "Engine | LLM") -> Iterator[Trace]:
     Begins with a snapshot, so it may start in the middle of a run. Tokens are the same with and without. Read the trace
     between steps. ValueError when `engine` is none, or is being recorded already.
     """
-    recorder = Recorder(getattr(engine, "engine", engine))
+    recorder = Recorder(engine if isinstance(engine, Engine) else getattr(engine, "engine", None))
     try:
         yield recorder.trace
     finally:
@@ -63,7 +63,7 @@ class _InPass:
 class Recorder:
     """Attached to `engine` from its making until `stop()`. Holds Reqs and tree nodes only while the engine does."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine | None):
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={engine!r}: must be an Engine or an LLM")
         if hasattr(engine.step, "recorder"):

@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.10'") from error
 
+from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata, last_input_metadata
@@ -17,6 +18,7 @@ from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "owners",
     "padded_batch",
     "radix_tree",
+    "record",
     "request_rows",
     "slot_map",
+    "timeline",
 ]

@@ -43,6 +43,16 @@ REQUESTS: tuple[Style, ...] = (
     Style("#33288a", "#ffffff", "\\\\", "#8f86d8"),
 )
 
+# What a request does in a step, and what kind of pass a step is.
+PHASE_STYLES: dict[str, Style] = {
+    "waiting": ROLES["hidden"],
+    "extend": ROLES["new"],
+    "decode": REQUESTS[2],
+    "paused": REQUESTS[0],
+    "retracted": ROLES["leaked"],
+    "failed": ROLES["conflict"],
+}
+
 
 def request_style(number: int) -> Style:
     """The look of request `number`; eight, then again from the first."""

@@ -1,6 +1,7 @@
 """timeline: the requests of a trace as lanes over steps, or over time."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from nanoinfer.trace import Trace
 from nanoinfer.trace.phases import DECODE, EXTEND, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
@@ -32,7 +33,7 @@ def timeline(trace: Trace, *, title: str | None = None, last: int | None = None,
     steps = steps[-last:] if last is not None else steps
     first_step, last_step = steps[0].step, steps[-1].step
     told, marks = spans(trace)
-    told = [span for span in told if span.last >= first_step and span.first <= last_step]
+    told = [replace(span, first=max(span.first, first_step)) for span in told if span.last >= first_step]
     marks = [mark for mark in marks if mark.step >= first_step]
     lanes = sorted({span.request for span in told})
     shown = abridged(len(lanes), MOST_LANES)
@@ -110,12 +111,12 @@ def _lane(sheet: Sheet, own: Sequence[Span], ends: Callable[[Span], tuple[float,
     extends = [span for span in own if span.phase == EXTEND]
     for i, span in enumerate(extends):
         (left, right), text = ends(span), str(span.tokens)
-        need = text_width(text, SMALL) + 3
+        need, tiny = text_width(text, SMALL) + 3, text_width(text, TINY) + 4
         until = ends(extends[i + 1])[0] if i + 1 < len(extends) else sheet.right
         if right - left >= need:
             style = PHASE_STYLES[EXTEND]
             sheet.text((left + right) / 2, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
-        elif left + need + 4 <= until:  # over what follows it
+        elif left + tiny <= until:  # over what follows it
             background = PHASE_STYLES[EXTEND].face
             sheet.text(left + 2, y + height / 2, text, size=TINY, colour=PHASE_STYLES[EXTEND].text, behind=background)
 
