@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from nanoinfer.eviction import EVICTION_POLICIES
 from nanoinfer.radix_cache import MatchResult, RadixCache, TreeNode
 from nanoinfer.viz.palette import MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, drawable, shortened, text_width
-from nanoinfer.viz.words import count, expect_type, runs, visible
+from nanoinfer.viz.words import count, expect_type, is_a, runs, visible
 
 Decode = Callable[[list[int]], str]
 Highlight = TreeNode | MatchResult | Iterable[TreeNode]
@@ -83,13 +84,13 @@ def draw_radix_tree(sheet: Sheet, tree: RadixCache, decode: Decode | None, highl
 def _marked(tree: RadixCache, highlight: Highlight | None) -> list[TreeNode]:
     if highlight is None:
         return []
-    if isinstance(highlight, MatchResult):
-        path, node = [], highlight.last_node
+    if is_a(highlight, MatchResult):
+        path, node = [], cast(MatchResult, highlight).last_node
         while node.parent is not None:
             path.append(node)
             node = node.parent
         return path
-    nodes = [highlight] if isinstance(highlight, TreeNode) else list(highlight)
+    nodes = [cast(TreeNode, highlight)] if is_a(highlight, TreeNode) else list(cast(Iterable[TreeNode], highlight))
     for i, node in enumerate(nodes):
         expect_type(f"highlight[{i}]", node, TreeNode)
     return nodes

@@ -73,10 +73,15 @@ def abridged(total: int, limit: int) -> list[int | None]:
     return [*range(head), None, *range(total - tail, total)]
 
 
+def is_a(value: Any, kind: type) -> bool:
+    """Whether `value` is a `kind`, or of a class of that name: a class grown in a notebook is as good as the package's."""
+    return isinstance(value, kind) or kind.__name__ in (base.__name__ for base in type(value).__mro__)
+
+
 def expect_type(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
-    """ValueError unless `value` is a `kind`."""
-    if not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
+    """ValueError unless `value` is a `kind` (see `is_a`)."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not any(is_a(value, each) for each in kinds):
         names = " or ".join(each.__name__ for each in kinds)
         raise ValueError(f"{name}: must be {names}, got {type(value).__name__}")
 
