@@ -182,7 +182,8 @@ def _(given: Given) -> str | None:
     _expect_sizes(tree, 2, 0, "nobody holds anything any more")
     expect_equal(RadixCache.evict(tree, SIZE), 2, "and 'AB', a leaf now, goes as well: offer it to the queue")
 
-    tree, rng, held = _tree(given, "LockCache"), np.random.default_rng(9), []
+    tree, rng = _tree(given, "LockCache"), np.random.default_rng(9)
+    held: list[TreeNode] = []
     _filled(tree, ["".join(rng.choice(list("AB"), rng.integers(1, 9))) for _ in range(30)])
     for _ in range(300):
         if held and rng.integers(2):
@@ -298,8 +299,11 @@ def _nodes(tree: RadixCache) -> list[TreeNode]:
 def _path_text(tree: RadixCache, node: TreeNode) -> str:
     text, steps = "", 0
     while node is not tree.root:
-        expect(node.parent is not None and steps < SIZE, "from this node no way leads up to the root: look at `parent`")
-        text, node, steps = _text(node.key) + text, node.parent or tree.root, steps + 1
+        parent, steps = node.parent, steps + 1
+        if parent is None or steps > SIZE:
+            raise Hint("from this node no way leads up to the root: look at `parent`")
+        text = _text(node.key) + text
+        node = parent
     return text
 
 
@@ -334,7 +338,7 @@ def _expect_match(tree: RadixCache, known: Prefixes, tokens: list[int], what: st
         _text(tokens[:k]),
         f"{prompt}: the path to last_node must spell them, no more and no less. The request locks that path",
     )
-    node = match.last_node
+    node: TreeNode | None = match.last_node
     while node is not tree.root and node is not None:
         expect(
             node.last_access_time == tree._clock,
