@@ -1,0 +1,126 @@
+"""Grade a folder of notebooks: `python -m notebooks.grade submissions/*.ipynb`.
+
+Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all. What a cell raises
+is its own matter; a cell that never ends or kills its process costs itself only: the rest is run again without it. Where a
+check cell stands (or stood), this program's own checker is asked, and its answer is the mark: what the submission's outputs
+say, and what it calls `check`, does not count.
+
+What is guarded against: a `check`, `expect` or any other name redefined in the notebook; functions, classes and modules of
+nanoinfer, and the functions of torch, numpy and builtins, replaced or patched (they are put back before each check); tags
+that were changed or lost; forged messages, unless the submission looks for the secret they carry.
+
+What is not: this is no sandbox. A submission runs with your rights, can read and write your files and the network, and
+code that sets out to deceive a checker inside its own process can do so. Run strangers' notebooks in a container.
+"""
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from nanoinfer.teaching import checks
+from nanoinfer.teaching.exercises import Exercise, exercises_of
+from notebooks.submission import Graded, grade
+
+
+def points(graded: Graded, exercise: Exercise) -> int:
+    """The mark: all of the exercise's points, or none."""
+    return exercise.points if graded.outcomes.get(exercise.id) == "passed" else 0
+
+
+def notes(graded: Graded) -> str:
+    """What a teacher wants to know beside the marks, in one line."""
+    about = [f"{id} {outcome}" for id, outcome in graded.outcomes.items() if outcome not in ("passed", "wrong")]
+    return "; ".join([*graded.notes, *about])
+
+
+def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False, names: bool = False) -> str:
+    """Submissions of one notebook: file, marks, sum, notes. `verbose`: hints below the rows; `names`: titles below all."""
+    total = sum(exercise.points for exercise in exercises)
+    head = ["file", *(exercise.id for exercise in exercises), f"of {total}" if exercises else "", "notes"]
+    body = []
+    for row in rows:
+        marks = [points(row, exercise) for exercise in exercises]
+        body.append([row.name, *map(str, marks), str(sum(marks)) if exercises else "", notes(row)])
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [_line(head, widths)]
+    for row, cells in zip(rows, body, strict=True):
+        lines.append(_line(cells, widths))
+        if verbose:
+            hints = (row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) == "wrong")
+            lines += [f"    {line}" for hint in hints for line in hint.splitlines()]
+    if names:
+        lines += ["", *(f"{e.id:>6}  {e.title} ({e.points})" for e in exercises)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    marks = (cell.rjust(width) for cell, width in zip(cells[1:-1], widths[1:-1], strict=True))
+    return "  ".join([cells[0].ljust(widths[0]), *marks, cells[-1]]).rstrip()
+
+
+def write_csv(path: Path, rows: Sequence[Graded]) -> None:
+    """One line a submission and exercise: file, notebook, exercise, points, of, outcome, hint; and one for its notes."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "notebook", "exercise", "points", "of", "outcome", "text"])
+        for row in rows:
+            for exercise in exercises_of(row.notebook) if row.notebook is not None else []:
+                outcome, text = row.outcomes[exercise.id], row.texts.get(exercise.id, "")
+                mark = points(row, exercise)
+                writer.writerow([row.name, row.notebook, exercise.id, mark, exercise.points, outcome, text])
+            for note in row.notes:
+                writer.writerow([row.name, row.notebook, "", "", "", "note", note])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m notebooks.grade",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="notebook.ipynb")
+    parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds for a cell (%(default)s)")
+    parser.add_argument("--total", type=float, default=600, metavar="S", help="seconds for a submission (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="at a time (%(default)s)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the marks to FILE")
+    parser.add_argument("--verbose", action="store_true", help="show each hint")
+    parser.add_argument("--names", action="store_true", help="say what the exercises are")
+    parser.add_argument(
+        "--checks", type=Path, action="append", default=[], metavar="FOLDER", help="has nbNN.py with your own exercises"
+    )
+    options = parser.parse_args(arguments)
+    for path in options.files:
+        if not path.is_file():
+            parser.error(f"{path}: there is no such file")
+    for name in ("timeout", "total", "jobs"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name} {getattr(options, name)}: must be more than 0")
+    for folder in options.checks:
+        if not folder.is_dir():
+            parser.error(f"--checks {folder}: there is no such folder")
+        if str(folder.resolve()) not in checks.__path__:
+            checks.__path__.append(str(folder.resolve()))
+    folders = [folder.resolve() for folder in options.checks]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(
+            pool.map(lambda p: grade(p, timeout=options.timeout, total=options.total, checks=folders), options.files)
+        )
+    numbers = sorted({row.notebook for row in rows if row.notebook is not None})
+    tables = [
+        table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose, names=options.names)
+        for n in numbers
+    ]
+    if unknown := [row for row in rows if row.notebook is None]:
+        tables.append(table(unknown, []))
+    print("\n\n".join(tables))
+    if options.csv:
+        write_csv(options.csv, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Put back what a submission has changed in the modules that its checks rest on."""
+
+import builtins
+import contextlib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import nanoinfer
+
+# Besides nanoinfer: what checks compute and compare with.
+_OTHERS = ("bisect", "collections", "copy", "dataclasses", "heapq", "itertools", "math", "operator", "numpy", "torch")
+_LEFT_OUT = ("nanoinfer.__main__", "nanoinfer.bench")
+
+
+def load_all() -> None:
+    """Import every module of nanoinfer, so that no check imports one after the submission has run. Those that need what
+    is not installed are left out."""
+    for module in pkgutil.walk_packages(nanoinfer.__path__, "nanoinfer.", onerror=lambda name: None):
+        if not module.name.startswith(_LEFT_OUT):
+            with contextlib.suppress(ImportError, OSError):
+                importlib.import_module(module.name)
+
+
+class Intact:
+    """A copy of what modules, their classes and their functions hold; `restore` puts it back.
+
+    Objects stay the same objects, so that a submission's own references to nanoinfer's classes remain valid. Attributes
+    that came in later stay where they add something (a module's submodules, a method that a class had not); they go
+    where they would cover something (another name in a module, a special method).
+    """
+
+    def __init__(self, functions: Iterable[FunctionType] = ()):
+        """Copy now. `functions`: more of them, which stand in no module's dictionary."""
+        self._modules = {name: module for name, module in sys.modules.items() if _is_ours(name)}
+        held = [*self._modules.values(), builtins, *(importlib.import_module(name) for name in _OTHERS)]
+        self._held: list[tuple[Any, dict[str, Any]]] = [(module, dict(vars(module))) for module in held]
+        seen: dict[int, type] = {}
+        for module in self._modules.values():
+            for value in vars(module).values():
+                if isinstance(value, type) and _is_ours(value.__module__):
+                    seen[id(value)] = value
+        import torch
+
+        self._held += [(cls, dict(vars(cls))) for cls in [*seen.values(), torch.Tensor]]
+        self._code: list[tuple[FunctionType, Any, Any, Any]] = []
+        for owner, values in self._held:
+            if owner is not builtins and _is_ours(getattr(owner, "__name__", ""), getattr(owner, "__module__", "")):
+                for value in values.values():
+                    self._keep_code(value)
+        for function in functions:
+            self._keep_code(function)
+
+    def restore(self) -> None:
+        """Undo what has happened since."""
+        sys.modules.update(self._modules)
+        for owner, values in self._held:
+            now = vars(owner)
+            for name, value in values.items():
+                if now.get(name, self) is not value:
+                    _set(owner, name, value)
+            for name in [name for name in now if name not in values]:
+                if _covers(owner, name, now[name]):
+                    with contextlib.suppress(AttributeError, TypeError):
+                        delattr(owner, name)
+        for function, code, defaults, kwdefaults in self._code:
+            if function.__code__ is not code:
+                function.__code__ = code
+            function.__defaults__, function.__kwdefaults__ = defaults, kwdefaults
+
+    def _keep_code(self, value: Any) -> None:
+        if isinstance(value, classmethod | staticmethod):
+            value = value.__func__
+        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+            if isinstance(function, FunctionType) and _is_ours(function.__module__):
+                self._code.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+
+
+def _is_ours(*names: str | None) -> bool:
+    return any(name is not None and (name == "nanoinfer" or name.startswith("nanoinfer.")) for name in names)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    with contextlib.suppress(AttributeError, TypeError):  # members of enums, and the like, could not be changed either
+        setattr(owner, name, value)
+
+
+def _covers(owner: Any, name: str, value: Any) -> bool:
+    if isinstance(owner, ModuleType):
+        return _is_ours(owner.__name__) and not isinstance(value, ModuleType)
+    return name.startswith("__") or not _is_ours(owner.__module__)

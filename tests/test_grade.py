@@ -1,0 +1,235 @@
+"""The grader: marks for what is right, whatever else a submission does."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer.teaching import checks
+from notebooks.grade import main, notes, points
+from notebooks.student import student_notebook
+from notebooks.submission import Graded, grade, plan
+from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
+
+TITLES = ["90.1", "90.2", "90.3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the checks of notebook 90, known to this process too."""
+    path = save_checks(tmp_path_factory.mktemp("checks"))
+    checks.__path__.append(str(path))
+    yield path
+    checks.__path__.remove(str(path))
+
+
+def graded(folder: Path, tmp_path: Path, content: dict[str, Any], *, timeout: float = 30, total: float = 150) -> Graded:
+    return grade(save(tmp_path, "90_sample.ipynb", content), timeout=timeout, total=total, checks=[folder])
+
+
+def outcomes(result: Graded) -> list[str]:
+    return [result.outcomes[id] for id in TITLES]
+
+
+def test_right_wrong_and_unwritten_exercises_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    unwritten = 'def rows(pool, n):\n    raise NotImplementedError("exercise 90.3")'
+    wrong = "def twice(number):\n    return 3 * number"
+    result = graded(folder, tmp_path, series({"90.2": wrong, "90.3": unwritten}))
+    assert outcomes(result) == ["passed", "wrong", "not written"]
+    assert "Twice 4 is 8." in result.texts["90.2"]
+    assert result.texts["90.1"] == "3 free, 2 taken"
+    assert result.notes == []
+    assert notes(result) == "90.3 not written"
+
+
+def test_the_generated_student_notebook_gets_nothing(folder: Path, tmp_path: Path) -> None:
+    result = graded(folder, tmp_path, student_notebook(series(), "90_sample"))
+    assert outcomes(result) == ["not written"] * 3
+
+
+def test_endless_loops_and_crashes_cost_only_themselves(folder: Path, tmp_path: Path) -> None:
+    endless = "def lowest(free, n):\n    while True:\n        pass"
+    content = series({"90.1": endless, "90.2": "import os\ndef twice(number):\n    os._exit(3)"})
+    content["cells"].insert(2, code("while True:\n    try:\n        while True: pass\n    except:\n        pass"))
+    content["cells"].insert(3, code("import ctypes\nctypes.string_at(0)"))
+    content["cells"].insert(4, code("raise ValueError('nobody minds')"))
+    result = graded(folder, tmp_path, content, timeout=2)
+    assert outcomes(result) == ["timeout", "crashed", "passed"]
+    assert result.notes == ["timeout in cell 3", "crashed in cell 4"]
+
+
+def test_the_time_for_all_ends_it_and_keeps_the_marks(folder: Path, tmp_path: Path) -> None:
+    sleep = "import time\ntime.sleep(600)\ndef rows(pool, n): ..."
+    result = graded(folder, tmp_path, series({"90.3": sleep}), timeout=500, total=15)
+    assert outcomes(result) == ["passed", "passed", "not reached"]
+    assert result.notes == ["no time left in cell 7"]
+
+
+CHEATS = {
+    "redefines check and expect": "def check(*args): print('right')\nexpect = expect_equal = check",
+    "patches the checker's helpers": """
+import nanoinfer.teaching.expectations as e, nanoinfer.teaching.exercises as x, nanoinfer.teaching.checking as c
+import nanoinfer.teaching.checks.nb90 as nb
+e.expect = nb.expect = nb.expect_equal = lambda *args, **kwargs: None
+c.run_check = lambda *args: "right"
+e._difference.__code__ = (lambda *args: None).__code__
+nb.sorted = None
+for exercise in x._exercises.values():
+    exercise.checker.__code__ = (lambda given: "right").__code__
+x._exercises.clear()
+import sys
+sys.modules["nanoinfer.teaching"] = sys
+""",
+    "patches what is compared": """
+class Same(list):
+    __eq__ = lambda self, other: True
+    __len__ = lambda self: 2
+import builtins, numpy, torch
+builtins.isinstance = lambda *args: True
+builtins.len = lambda *args: 2
+numpy.isclose = torch.equal = lambda *args: True
+from nanoinfer.memory_pool import ReqToTokenPool
+ReqToTokenPool.alloc = lambda self, n: torch.tensor([0, 1])
+""",
+    "forges the marks": """
+import json, os
+for fd in range(3, 64):
+    for id in ("90.1", "90.2", "90.3"):
+        for step in range(12):
+            try:
+                os.write(fd, (json.dumps(
+                    {"event": "end", "step": step, "outcome": "passed", "text": "", "secret": ""}) + "\\n").encode())
+            except OSError:
+                pass
+""",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheating_earns_nothing(folder: Path, tmp_path: Path, cheat: str) -> None:
+    wrong = {
+        "90.1": "def lowest(free, n):\n    return [2, 3]",
+        "90.2": "def twice(number):\n    return 0",
+        "90.3": "def rows(pool, n):\n    return pool.alloc(n).tolist()[::-1]",
+    }
+    content = series(wrong)
+    content["cells"].insert(2, code(CHEATS[cheat]))
+    result = graded(folder, tmp_path, content)
+    assert outcomes(result) == ["wrong"] * 3, result
+
+
+def test_a_right_answer_counts_beside_any_cheat(folder: Path, tmp_path: Path) -> None:
+    content = series()
+    content["cells"].insert(2, code("\n".join(CHEATS.values())))
+    assert outcomes(graded(folder, tmp_path, content)) == ["passed"] * 3
+
+
+def test_outputs_earn_nothing(folder: Path, tmp_path: Path) -> None:
+    content = series({"90.1": "def lowest(free, n):\n    return []"})
+    content["cells"][3]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "✓ 90.1 The lowest first"}]
+    assert outcomes(graded(folder, tmp_path, content)) == ["wrong", "passed", "passed"]
+
+
+def checked(content: dict[str, Any], name: str = "90_sample") -> list[tuple[int, str]]:
+    return [(step.cell, step.check) for step in plan(content, name)[1] if step.check]
+
+
+class TestPlan:
+    """Where the checks stand, whatever has become of tags and cells."""
+
+    def test_lost_tags_are_made_up_for_by_the_calls(self) -> None:
+        assert checked(series(tagged=False), "handed_in") == [(4, "90.1"), (6, "90.2"), (8, "90.3")]
+
+    def test_a_deleted_check_cell_is_replaced_behind_its_exercise(self) -> None:
+        content = series()
+        del content["cells"][3]
+        assert checked(content) == [(3, "90.1"), (5, "90.2"), (7, "90.3")]
+
+    def test_without_tags_and_checks_the_name_decides_and_checks_come_last(self) -> None:
+        content = notebook(*(code(source) for source in SOLUTIONS.values()))
+        assert plan(content, "handed_in") == (None, [])
+        assert checked(content) == [(3, "90.1"), (3, "90.2"), (3, "90.3")]
+
+    def test_changed_tags_give_no_second_mark(self) -> None:
+        content = series()
+        content["cells"][4]["metadata"]["tags"] = ["exercise-90.1", "exercise-7.1", "exercise-90.99"]
+        content["cells"][5]["metadata"]["tags"] = ["check-90.1", "check-90.99"]
+        assert checked(content) == [(4, "90.1"), (6, "90.1"), (6, "90.2"), (8, "90.3")]
+
+    def test_a_check_cell_with_more_in_it_is_run_as_well(self) -> None:
+        content = series()
+        content["cells"][3]["source"] = 'def lowest(free, n):\n    return sorted(free)[:n]\ncheck("90.1", globals())'
+        steps = [(step.cell, step.check) for step in plan(content, "90_sample")[1]]
+        assert (4, None) in steps
+        assert (6, None) not in steps
+        assert steps.index((4, None)) < steps.index((4, "90.1"))
+
+
+class TestCommand:
+    """`python -m notebooks.grade`."""
+
+    def test_no_submission_hides_another(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        files = [
+            save(tmp_path, "anna.ipynb", series({"90.1": "def lowest(free, n):\n    return free"})),
+            save(tmp_path, "ben.ipynb", notebook(code("print(1)"))),
+        ]
+        for name, text in (("cem.ipynb", "{"), ("dora.ipynb", '{"cells": [3]}'), ("eve.ipynb", "\udcff")):
+            (tmp_path / name).write_text(text, errors="surrogateescape")
+            files.append(tmp_path / name)
+        arguments = [
+            "--checks",
+            str(folder),
+            "--csv",
+            str(tmp_path / "marks.csv"),
+            "--verbose",
+            "--names",
+            "--jobs",
+            "2",
+        ]
+        assert main([*map(str, files), *arguments]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert [line.split() for line in out[:2]] == [
+            ["file", "90.1", "90.2", "90.3", "of", "4", "notes"],
+            ["anna.ipynb", "0", "1", "1", "2"],
+        ]
+        assert "The lowest go first." in out[2]
+        assert any("90.1  The lowest first (2)" in line for line in out)
+        assert [line.split(maxsplit=1)[1] for line in out if line.startswith("ben")] == ["holds no exercise"]
+        unreadable = [line for line in out if "cannot be read" in line]
+        assert [line.split()[0] for line in unreadable] == ["cem.ipynb", "dora.ipynb", "eve.ipynb"]
+        with (tmp_path / "marks.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [(row["file"], row["exercise"], row["points"], row["of"]) for row in rows[:3]] == [
+            ("anna.ipynb", "90.1", "0", "2"),
+            ("anna.ipynb", "90.2", "1", "1"),
+            ("anna.ipynb", "90.3", "1", "1"),
+        ]
+        assert len(rows) == 3 + 4
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["nowhere.ipynb"], "nowhere.ipynb"),
+            ([__file__, "--timeout", "0"], "--timeout"),
+            ([__file__, "--checks", "nowhere"], "nowhere"),
+            ([], "notebook.ipynb"),
+        ],
+    )
+    def test_usage_errors_are_told(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_points_are_all_or_none(folder: Path) -> None:
+    from nanoinfer.teaching.exercises import find
+
+    result = Graded("a", 90, {"90.1": "passed", "90.2": "wrong"})
+    assert [points(result, find(id)) for id in TITLES] == [2, 0, 0]
