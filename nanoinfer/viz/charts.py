@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from nanoinfer.viz.palette import GRID, INK, MUTED, REQUESTS
+from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS
 from nanoinfer.viz.picture import WIDTH, Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
 from nanoinfer.viz.words import count, expect_type, number
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-LINE_COLOURS = ("#0b5fa5", "#d35400", "#1f7a57", "#7b1f57", "#5a5a5a", "#8a5a2b", "#33288a", "#b5a000")
 
 
 def bars(values: Mapping[str, float], *, unit: str, title: str | None = None, compare: str | None = None) -> Picture:
@@ -83,7 +82,7 @@ def lines(
             up,
             LINE_STYLES[i % 4],
             label=drawable(label),
-            color=LINE_COLOURS[i % 8],
+            color=LINES[i % 8],
             marker=MARKERS[i % 8],
             markersize=5 if len(across) <= 40 else 0,
             linewidth=2,

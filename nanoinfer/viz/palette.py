@@ -21,11 +21,11 @@ INK, MUTED, GRID, PAPER = "#1a1a1a", "#5c5c5c", "#9a9a9a", "#ffffff"
 
 ROLES: dict[str, Style] = {
     "free": Style("#ffffff", "#767676"),
-    "tree": Style("#bfe6cf"),  # held by the radix tree, evictable
+    "tree": Style("#a6dcbc"),  # held by the radix tree, evictable
     "tree_locked": Style("#1f7a57", "#ffffff"),  # held by the radix tree, a running request relies on it
-    "new": Style("#f39c12"),  # computed in this pass
+    "new": Style("#e57d0a"),  # computed in this pass
     "padding": Style("#e3e3e3", "#5c5c5c", "xxx", "#9a9a9a"),
-    "hidden": Style("#ececec", "#767676"),
+    "hidden": Style("#f0f0f2", "#767676"),
     "leftover": Style("#f4f4f4", "#9a9a9a"),
     "highlight": Style("#d4006a", "#ffffff"),
     "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and nobody known owns it
@@ -33,25 +33,27 @@ ROLES: dict[str, Style] = {
     "in_use": Style("#b9bdc6"),
 }
 REQUESTS: tuple[Style, ...] = (
-    Style("#5ab4e8"),
+    Style("#6cbcee"),
     Style("#f2e35b", "#1a1a1a", "//", "#b5a000"),
-    Style("#0b5fa5", "#ffffff"),
+    Style("#5b2a9b", "#ffffff"),
     Style("#dd92bd", "#1a1a1a", "..", "#8f2f68"),
     Style("#7b1f57", "#ffffff", "//", "#c583ab"),
     Style("#c2a3e8", "#1a1a1a", "\\\\", "#6d3fb0"),
     Style("#8a5a2b", "#ffffff", "..", "#e0bd95"),
-    Style("#33288a", "#ffffff", "\\\\", "#8f86d8"),
+    Style("#0b5fa5", "#ffffff", "\\\\", "#7fb6e6"),
 )
 
 # What a request does in a step, and what kind of pass a step is.
 PHASE_STYLES: dict[str, Style] = {
     "waiting": ROLES["hidden"],
     "extend": ROLES["new"],
-    "decode": REQUESTS[2],
+    "decode": Style("#0b5fa5", "#ffffff"),
     "paused": REQUESTS[0],
     "retracted": ROLES["leaked"],
     "failed": ROLES["conflict"],
 }
+
+LINES: tuple[str, ...] = ("#0b5fa5", "#d35400", "#1f7a57", "#7b1f57", "#5a5a5a", "#8a5a2b", "#33288a", "#b5a000")  # charts
 
 
 def request_style(number: int) -> Style:

@@ -1,0 +1,76 @@
+"""The palette, seen with each colour blindness and in grey: roles that meet in one picture stay apart."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from nanoinfer.viz.palette import LINES, REQUESTS, ROLES, Style, owner_style
+
+# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
+# severity 1.0, for linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+REQUEST_ROLES = {f"request {i}": style for i, style in enumerate(REQUESTS)}
+SLOTS = {role: ROLES[role] for role in ("free", "tree", "tree_locked", "leaked", "conflict")} | REQUEST_ROLES
+METADATA = {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES
+ROWS = {role: ROLES[role] for role in ("tree", "tree_locked", "leftover")} | REQUEST_ROLES
+MASK = {role: ROLES[role] for role in ("tree", "new", "hidden")}
+PADDING = {"used": REQUESTS[0], "padding": ROLES["padding"]}
+IN_USE = {role: ROLES[role] for role in ("free", "in_use", "conflict")}
+
+
+def linear(colour: str) -> np.ndarray:
+    """#rrggbb → linear RGB [3]."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """Linear RGB → CIE L*a*b*, D65: distances in it are differences one sees."""
+    to_xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.95047, 1.0, 1.08883])
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def difference(a: str, b: str, vision: str) -> float:
+    return float(np.linalg.norm(lab(VISION[vision] @ linear(a)) - lab(VISION[vision] @ linear(b))))
+
+
+def lightness(colour: str) -> float:
+    """L*, 0..100: all that grey print keeps."""
+    return float(lab(linear(colour))[0])
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("roles", [SLOTS, METADATA, ROWS, MASK, PADDING, IN_USE], ids=["slots", "meta", "rows", "mask", "pad", "use"])
+def test_roles_that_meet_in_a_picture_differ_for_every_eye(roles: dict[str, Style], vision: str) -> None:
+    close = {
+        (a, b): round(difference(one.face, other.face, vision))
+        for (a, one), (b, other) in combinations(roles.items(), 2)
+        if one.hatch == other.hatch and difference(one.face, other.face, vision) < 14
+    }
+    assert not close
+
+
+@pytest.mark.parametrize("roles", [SLOTS, METADATA, ROWS, MASK, PADDING, IN_USE], ids=["slots", "meta", "rows", "mask", "pad", "use"])
+def test_roles_that_meet_in_a_picture_differ_in_grey(roles: dict[str, Style]) -> None:
+    close = {
+        (a, b): round(abs(lightness(one.face) - lightness(other.face)), 1)
+        for (a, one), (b, other) in combinations(roles.items(), 2)
+        if one.hatch == other.hatch and abs(lightness(one.face) - lightness(other.face)) < 8
+    }
+    assert not close
