@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from nanoinfer.viz.palette import LINES, REQUESTS, ROLES, Style, owner_style
+from nanoinfer.viz.palette import LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # severity 1.0, for linear RGB.
@@ -23,13 +23,17 @@ VISION = {
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
     ),
 }
+LUMINANCE = np.array([0.2126729, 0.7151522, 0.0721750])
 REQUEST_ROLES = {f"request {i}": style for i, style in enumerate(REQUESTS)}
-SLOTS = {role: ROLES[role] for role in ("free", "tree", "tree_locked", "leaked", "conflict")} | REQUEST_ROLES
-METADATA = {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES
-ROWS = {role: ROLES[role] for role in ("tree", "tree_locked", "leftover")} | REQUEST_ROLES
-MASK = {role: ROLES[role] for role in ("tree", "new", "hidden")}
-PADDING = {"used": REQUESTS[0], "padding": ROLES["padding"]}
-IN_USE = {role: ROLES[role] for role in ("free", "in_use", "conflict")}
+PICTURES: dict[str, dict[str, Style]] = {
+    "slot_map": {role: ROLES[role] for role in ("free", "tree", "tree_locked", "leaked", "conflict")} | REQUEST_ROLES,
+    "slot_map, no owners given": {role: ROLES[role] for role in ("free", "in_use", "conflict")},
+    "request_rows": {role: ROLES[role] for role in ("tree", "tree_locked", "leftover")} | REQUEST_ROLES,
+    "input_metadata": {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES,
+    "extend_mask": {role: ROLES[role] for role in ("tree", "new", "hidden")},
+    "padded_batch": {"used": REQUESTS[0], "padding": ROLES["padding"]},
+    "timeline": PHASE_STYLES,
+}
 
 
 def linear(colour: str) -> np.ndarray:
@@ -40,7 +44,9 @@ def linear(colour: str) -> np.ndarray:
 
 def lab(rgb: np.ndarray) -> np.ndarray:
     """Linear RGB → CIE L*a*b*, D65: distances in it are differences one sees."""
-    to_xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+    to_xyz = np.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    )
     xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.95047, 1.0, 1.08883])
     f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -56,8 +62,9 @@ def lightness(colour: str) -> float:
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("roles", [SLOTS, METADATA, ROWS, MASK, PADDING, IN_USE], ids=["slots", "meta", "rows", "mask", "pad", "use"])
-def test_roles_that_meet_in_a_picture_differ_for_every_eye(roles: dict[str, Style], vision: str) -> None:
+@pytest.mark.parametrize("picture", PICTURES)
+def test_roles_that_meet_in_a_picture_differ_for_every_eye(picture: str, vision: str) -> None:
+    roles = PICTURES[picture]
     close = {
         (a, b): round(difference(one.face, other.face, vision))
         for (a, one), (b, other) in combinations(roles.items(), 2)
@@ -66,11 +73,34 @@ def test_roles_that_meet_in_a_picture_differ_for_every_eye(roles: dict[str, Styl
     assert not close
 
 
-@pytest.mark.parametrize("roles", [SLOTS, METADATA, ROWS, MASK, PADDING, IN_USE], ids=["slots", "meta", "rows", "mask", "pad", "use"])
-def test_roles_that_meet_in_a_picture_differ_in_grey(roles: dict[str, Style]) -> None:
+@pytest.mark.parametrize("picture", PICTURES)
+def test_roles_that_meet_in_a_picture_differ_in_grey(picture: str) -> None:
+    roles = PICTURES[picture]
     close = {
         (a, b): round(abs(lightness(one.face) - lightness(other.face)), 1)
         for (a, one), (b, other) in combinations(roles.items(), 2)
         if one.hatch == other.hatch and abs(lightness(one.face) - lightness(other.face)) < 8
     }
     assert not close
+
+
+def test_lines_of_a_chart_differ_for_every_eye_by_colour_or_dashes() -> None:
+    for vision in VISION:
+        for (i, a), (j, b) in combinations(enumerate(LINES), 2):
+            assert i % 4 != j % 4 or difference(a, b, vision) >= 14, (vision, a, b)
+
+
+def test_text_can_be_read_on_its_face() -> None:
+    """The contrast ratio that WCAG asks of text, 4.5; of what is recessive on purpose, 3."""
+    for role, style in (ROLES | REQUEST_ROLES | PHASE_STYLES).items():
+        darker, lighter = sorted(float(LUMINANCE @ linear(colour)) for colour in (style.face, style.text))
+        limit = 3 if role == "leftover" else 4.5
+        assert (lighter + 0.05) / (darker + 0.05) >= limit, role
+
+
+def test_a_request_keeps_its_look_from_picture_to_picture() -> None:
+    looks = {
+        owner_style(label, 5) for label in ("request 2", "row 7: request 2", "request 2 (3)", "request 10", "row 2")
+    }
+    assert looks == {REQUESTS[2]}
+    assert owner_style("tree of the teacher", 1) == REQUESTS[1]

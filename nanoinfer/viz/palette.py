@@ -25,8 +25,8 @@ ROLES: dict[str, Style] = {
     "tree_locked": Style("#1f7a57", "#ffffff"),  # held by the radix tree, a running request relies on it
     "new": Style("#e57d0a"),  # computed in this pass
     "padding": Style("#e3e3e3", "#5c5c5c", "xxx", "#9a9a9a"),
-    "hidden": Style("#f0f0f2", "#767676"),
-    "leftover": Style("#f4f4f4", "#9a9a9a"),
+    "hidden": Style("#f0f0f2", "#6a6a6a"),
+    "leftover": Style("#f4f4f4", "#8c8c8c"),
     "highlight": Style("#d4006a", "#ffffff"),
     "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and nobody known owns it
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),  # more than one owner
@@ -53,7 +53,17 @@ PHASE_STYLES: dict[str, Style] = {
     "failed": ROLES["conflict"],
 }
 
-LINES: tuple[str, ...] = ("#0b5fa5", "#d35400", "#1f7a57", "#7b1f57", "#5a5a5a", "#8a5a2b", "#33288a", "#b5a000")  # charts
+# Lines of a chart; the one four further on has the same dashes.
+LINES: tuple[str, ...] = (
+    "#0b5fa5",
+    "#d35400",
+    "#1f7a57",
+    "#7b1f57",
+    "#5a5a5a",
+    "#8a5a2b",
+    "#33288a",
+    "#b5a000",
+)  # charts
 
 
 def request_style(number: int) -> Style:
