@@ -11,6 +11,8 @@ except ImportError as error:
 
 from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines
+from nanoinfer.viz.decoder import decoder
+from nanoinfer.viz.heat_map import heat_map
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata, last_input_metadata
 from nanoinfer.viz.overview import engine
@@ -24,8 +26,10 @@ from nanoinfer.viz.tree import radix_tree
 __all__ = [
     "Picture",
     "bars",
+    "decoder",
     "engine",
     "extend_mask",
+    "heat_map",
     "input_metadata",
     "last_input_metadata",
     "lines",
