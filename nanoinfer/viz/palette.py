@@ -73,6 +73,8 @@ def request_style(number: int) -> Style:
 
 def owner_style(label: str, index: int) -> Style:
     """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else
-    by its place `index`."""
+    by its place `index`. What is "set aside", and so empty, looks like padding."""
+    if label == "set aside":
+        return ROLES["padding"]
     request = re.search(r"(?:request|row)\D{0,2}(\d+)(?!.*request)", label)
     return request_style(int(request[1]) if request else index)
