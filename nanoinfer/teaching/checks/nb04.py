@@ -52,7 +52,9 @@ def check_left(runs: Runs, want: set[int], hint: str) -> None:
     """`runs` must describe exactly the free slots `want`, in maximal runs."""
     plain = plain_runs(runs)
     expect_equal(sorted(free_set(plain)), sorted(want), hint)
-    expect_equal(plain, as_runs(want), "The right slots are free, but `runs` must be sorted, and runs that touch are one")
+    expect_equal(
+        plain, as_runs(want), "The right slots are free, but `runs` must be sorted, and runs that touch are one"
+    )
 
 
 def kv_pool(size: int = SIZE, page_size: int = 1) -> TokenToKVPool:
@@ -72,8 +74,8 @@ def alloc(given: Given) -> str:
                 if got is not None:
                     expect(
                         len(plain_ints(got, "What alloc returns")) >= need,
-                        f"{need} slots were asked for, {len(free)} are free, and alloc returned only some. All or nothing: a "
-                        "request that cannot have all its slots gets None, since a part of them would only block others",
+                        f"{need} slots were asked for, {len(free)} are free, and alloc returned only some. All or nothing: "
+                        "a request that cannot have all its slots gets None, since a part of them would only block others",
                     )
                 expect(got is None, f"{need} slots were asked for and {len(free)} are free: alloc must return None")
                 expect_equal(
@@ -88,14 +90,18 @@ def alloc(given: Given) -> str:
                 expect_equal(
                     slots,
                     sorted(free)[:need],
-                    f"From {state}, {need} slots: the lowest free ones come first, in ascending order, across as many runs as "
-                    "it takes, so that the used part of the pool stays compact",
+                    f"From {state}, {need} slots: the lowest free ones come first, in ascending order, across as many runs "
+                    "as it takes, so that the used part of the pool stays compact",
                 )
-                expect(runs != state, "The slots are right, but they are still in `runs`: the next one would get them too")
+                expect(
+                    runs != state, "The slots are right, but they are still in `runs`: the next one would get them too"
+                )
                 check_left(runs, free - set(slots), "What alloc took and what is left in `runs` do not add up")
             cases += 1
     runs = [(2, 6)]
-    expect_equal(plain_ints(student(runs, 0), "alloc of 0 slots"), [], "Nothing asked for is an empty list, and not None")
+    expect_equal(
+        plain_ints(student(runs, 0), "alloc of 0 slots"), [], "Nothing asked for is an empty list, and not None"
+    )
     expect_equal(plain_runs(runs), [(2, 6)], "Nothing was asked for, but `runs` has changed")
     return f"lowest first, all or nothing, in {cases + 1} cases"
 
@@ -107,8 +113,8 @@ def slots_of(given: Given) -> str:
     expect(one is not None, "The answer is None. Is a `return` missing?")
     expect(
         [int(slot) for slot in one] != [2 * 4 + 1],
-        "Block table [5, 2, 6], P=4, position 1: the table was read at the position. It has one entry for each page: in which "
-        "page of the text is this position?",
+        "Block table [5, 2, 6], P=4, position 1: the table was read at the position. It has one entry for each page: in "
+        "which page of the text is this position?",
     )
     for page_size, table in ((4, [5, 2, 6]), (1, [9, 3, 4, 0]), (16, [3, 0]), (3, [7, 1, 0, 2])):
         want = [block * page_size + offset for block in table for offset in range(page_size)]
@@ -120,8 +126,8 @@ def slots_of(given: Given) -> str:
             expect_equal(
                 [int(slot) for slot in got],
                 [want[position] for position in positions],
-                f"Block table {table}, P={page_size}, positions {list(positions)}. Position n lies in page n // P of the text, "
-                "whose block the table names, at offset n % P",
+                f"Block table {table}, P={page_size}, positions {list(positions)}. Position n lies in page n // P of the "
+                "text, whose block the table names, at offset n % P",
             )
     return "for pages of 1, 3, 4 and 16 tokens"
 
@@ -157,13 +163,20 @@ def share_prefix(given: Given) -> str:
         own = row[length:total].tolist()
         expect(
             set(own).isdisjoint(held.tolist()),
-            f"{case}: the rest of the new row names slots of the old request: {own}. Its tokens are different ones from there on",
+            f"{case}: the rest of the new row names slots of the old request: {own}. Its tokens are different ones from "
+            "there on",
         )
-        expect_equal(own, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order")
+        expect_equal(
+            own, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order"
+        )
         expect_equal(int(got), total - length, f"{case}: return how many slots were taken")
         expect_equal(rows.req_to_token[2], before[2], f"{case}: the old row must stay as it was")
-        expect_equal(row[total:].tolist(), [99] * (16 - total), f"{case}: right of the new length nothing is to be written")
-        expect(torch.equal(key, keys_before), f"{case}: K/V has been written or copied. Naming the slots is all it takes")
+        expect_equal(
+            row[total:].tolist(), [99] * (16 - total), f"{case}: right of the new length nothing is to be written"
+        )
+        expect(
+            torch.equal(key, keys_before), f"{case}: K/V has been written or copied. Naming the slots is all it takes"
+        )
     rows, pool = ReqToTokenPool(4, 16), kv_pool(12)
     held = pool.alloc(8)
     assert held is not None
@@ -172,7 +185,9 @@ def share_prefix(given: Given) -> str:
     got = student(rows, pool, old=0, new=1, length=3, total=10)
     expect(got is None, f"7 slots were needed and 4 are free: return None, got {got!r}")
     expect(pool.available_size() == 4, "None was returned, but slots were taken: they are lost now")
-    expect_equal(rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write")
+    expect_equal(
+        rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write"
+    )
     return "same slots, nothing copied, the rest its own"
 
 
@@ -189,7 +204,7 @@ def alloc_contiguous(given: Given) -> str:
             if not fitting:
                 expect(
                     got is None,
-                    f"{case}: no run is long enough, so the answer is None, however many slots are free in all; got {got!r}",
+                    f"{case}: no run is long enough, so the answer is None, however many slots are free; got {got!r}",
                 )
                 expect_equal(plain_runs(runs), state, f"{case}: None was returned, but `runs` has changed")
             else:
@@ -197,7 +212,8 @@ def alloc_contiguous(given: Given) -> str:
                 expect(len(pair) == 2, f"{case}: return (start, end), got {got!r}")
                 start, end = pair
                 expect(
-                    end != start + need - 1, f"{case}: `end` is exclusive: the slots are start, ..., end - 1, and end is the next"
+                    end != start + need - 1,
+                    f"{case}: `end` is exclusive: the slots are start, ..., end - 1, and end is the next",
                 )
                 expect_equal(end - start, need, f"{case}: ({start}, {end}) is not {need} slots")
                 expect(
@@ -205,7 +221,9 @@ def alloc_contiguous(given: Given) -> str:
                     f"{case}: the run at {start} fits, but *first fit* takes the first that does, at {fitting[0]}",
                 )
                 expect_equal(start, fitting[0], f"{case}: take from the front of the first run that is long enough")
-                check_left(runs, free_set(state) - set(range(start, end)), f"{case}: what was taken and what is left differ")
+                check_left(
+                    runs, free_set(state) - set(range(start, end)), f"{case}: what was taken and what is left differ"
+                )
             cases += 1
     return f"first fit in {cases} cases"
 
@@ -270,7 +288,9 @@ def audit(given: Given) -> str:
         pool.alloc(48)
         pool.free(np.setdiff1d(np.arange(48), taken))
         parts = np.split(taken, [9, 17, 26])
-        owners: dict[str, Any] = {f"request {i}": torch.from_numpy(part.astype(np.int32)) for i, part in enumerate(parts[:3])}
+        owners: dict[str, Any] = {
+            f"request {i}": torch.from_numpy(part.astype(np.int32)) for i, part in enumerate(parts[:3])
+        }
         leaked, contested = sorted(parts[3].tolist()), []
         if case % 2:
             owners["request 3"] = torch.cat([owners["request 0"][:2], torch.from_numpy(parts[3][:1].astype(np.int32))])
@@ -291,7 +311,8 @@ def audit(given: Given) -> str:
         )
         expect_equal(mine, leaked, "Leaked: neither free nor anybody's, ascending")
         expect(
-            len(set(theirs)) == len(theirs), f"A contested slot is to be named once, however many owners it has: {theirs}"
+            len(set(theirs)) == len(theirs),
+            f"A contested slot is to be named once, however many owners it has: {theirs}",
         )
         if case % 3 == 2:
             expect(
