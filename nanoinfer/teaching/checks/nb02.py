@@ -1,0 +1,227 @@
+"""Checks of notebook 02, the KV cache."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from nanoinfer.teaching import Given, exercise, expect, expect_equal
+
+END = 2
+
+
+@exercise("2.1", "The bytes of a cache")
+def _(given: Given) -> str | None:
+    kv_cache_bytes = given["kv_cache_bytes"]
+    shapes = [(5, 12, 3, 32, 4, 3840), (32, 32, 32, 128, 2, 524288), (28, 16, 8, 128, 2, 114688), (1, 4, 1, 7, 1, 14)]
+    for layers, heads, kv_heads, head_dim, itemsize, per_token in shapes:
+        config = SimpleNamespace(
+            num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
+        )
+        for num_tokens in (7, 1, 0, 1000):
+            got, want = kv_cache_bytes(config, num_tokens, itemsize), per_token * num_tokens
+            if got == want or not want:
+                expect_equal(got, want, f"{num_tokens} tokens need {want} bytes.")
+                continue
+            per_query_head = want * heads / kv_heads
+            typical = {
+                want / 2: "A token keeps a key and a value: two vectors in every layer and head, not one.",
+                per_query_head: "The cache is per key/value head. Query heads share them, and queries are not kept.",
+                want / layers: "Every layer has keys and values of its own.",
+                want / kv_heads: "Every key/value head has vectors of its own, of size head_dim each.",
+                want / itemsize: "That is how many numbers there are; each takes `itemsize` bytes.",
+                per_token: "That is one token. `num_tokens` of them are kept.",
+            }
+            expect(got not in typical, typical.get(got, ""))
+            expect_equal(
+                got,
+                want,
+                f"For {num_tokens} tokens, L={layers}, Hk={kv_heads}, D={head_dim}, {itemsize} bytes a number.",
+            )
+    return "four models, with and without grouped-query attention"
+
+
+@exercise("2.2", "When K/V outweighs the weights")
+def _(given: Given) -> str | None:
+    tokens_to_outweigh = given["tokens_to_outweigh"]
+    for weights, per_token in ((1000, 300), (13_476_831_232, 524_288), (12_266_496, 2560), (7, 10)):
+        got = tokens_to_outweigh(weights, per_token)
+        expect(isinstance(got, int), f"Tokens are counted in whole numbers; this is a {type(got).__name__}.")
+        expect(
+            got * per_token > weights,
+            f"{got} tokens of {per_token} bytes take {got * per_token} bytes: not more than {weights}.",
+        )
+        expect((got - 1) * per_token <= weights, f"{got} tokens outweigh {weights} bytes, but {got - 1} do so already.")
+    expect(
+        tokens_to_outweigh(1000, 250) == 5,
+        "4 tokens of 250 bytes are just as large as 1000 bytes of weights. More is asked for: a fifth token is needed.",
+    )
+    return "also where K/V and weights are equal to the byte"
+
+
+@exercise("2.3", "A decode step of one head", points=2)
+def _(given: Given) -> str | None:
+    decode_step = given["decode_step"]
+    generator = torch.Generator().manual_seed(0)
+    for length, head_dim in ((3, 4), (1, 8), (0, 4), (20, 32)):
+        q, k, v = torch.randn(3, head_dim, generator=generator)
+        keys, values = torch.randn(2, length, head_dim, generator=generator)
+        kept = keys.clone(), values.clone()
+        answer = decode_step(q, k, v, keys, values)
+        expect(
+            isinstance(answer, tuple) and len(answer) == 3, "Return three things: the output, the keys and the values."
+        )
+        out, new_keys, new_values = answer
+        expect(
+            torch.equal(keys, kept[0]) and torch.equal(values, kept[1]),
+            "`keys` or `values` was changed in place. The caller may still need them; make new tensors.",
+        )
+        cached = f"With {length} cached tokens"
+        expect_equal(
+            new_keys, torch.cat((keys, k[None])), f"{cached}, the new keys are the cached ones and then the new one."
+        )
+        expect_equal(new_values, torch.cat((values, v[None])), f"{cached}, the same goes for the values.")
+        expect_equal(list(out.shape), [head_dim], "The output is one vector of size D: a weighted sum of the values.")
+        _typical_attention(out, q, new_keys, new_values, keys, values)
+        want = scaled_dot_product_attention(q[None, None], new_keys[None], new_values[None])[0, 0]
+        expect_equal(out, want, f"{cached}, the output is not attention over all keys and values.", atol=1e-5)
+    _growing(decode_step, generator)
+    return "equal to causal attention row by row, from an empty cache on"
+
+
+def _typical_attention(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    before: torch.Tensor,
+    old: torch.Tensor,
+) -> None:
+    """Hints for attention that is nearly right; every one of these differs from the right answer here."""
+    scale = q.shape[-1] ** -0.5
+    if len(keys) < 2:
+        return
+    wrong: dict[str, torch.Tensor] = {
+        "The scores must be divided by the square root of D before the softmax.": (keys @ q).softmax(0) @ values,
+        "The new token sees itself, too: attend over the keys with the new one appended.": (
+            (before @ q * scale).softmax(0) @ old if len(before) else torch.full_like(q, torch.nan)
+        ),
+        "Scores are not weights yet: the softmax makes them positive, with sum 1.": (keys @ q * scale) @ values,
+        "The scores are divided by D; it must be its square root.": (keys @ q * scale**2).softmax(0) @ values,
+    }
+    for hint, answer in wrong.items():
+        expect(not torch.allclose(out, answer, atol=1e-5), hint)
+
+
+def _growing(decode_step: Any, generator: torch.Generator) -> None:
+    """A sequence of six tokens, each a step: every row of causal attention."""
+    q, k, v = torch.randn(3, 6, 16, generator=generator)
+    want = scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+    keys = values = torch.empty(0, 16)
+    for t in range(6):
+        out, keys, values = decode_step(q[t], k[t], v[t], keys, values)
+        expect_equal(
+            out, want[t], f"Step by step from an empty cache, token {t} differs from causal attention.", atol=1e-5
+        )
+
+
+@exercise("2.4", "Grouped-query attention", points=2)
+def _(given: Given) -> str | None:
+    decode_attention = given["decode_attention"]
+    generator = torch.Generator().manual_seed(1)
+    for length, heads, kv_heads, head_dim in ((5, 8, 2, 4), (1, 4, 2, 8), (7, 3, 3, 4), (9, 6, 1, 16), (40, 8, 2, 32)):
+        q = torch.randn(heads, head_dim, generator=generator)
+        keys, values = torch.randn(2, length, kv_heads, head_dim, generator=generator)
+        kept = keys.clone(), values.clone()
+        out = decode_attention(q, keys, values)
+        expect(
+            torch.equal(keys, kept[0]) and torch.equal(values, kept[1]),
+            "`keys` or `values` was changed in place: they are the cache, which others read.",
+        )
+        expect(isinstance(out, torch.Tensor), f"Return a tensor [H, D], not a {type(out).__name__}.")
+        shape = f"H={heads}, Hk={kv_heads}, D={head_dim}, S={length}"
+        expect_equal(list(out.shape), [heads, head_dim], f"{shape}: the output has one vector a query head.")
+        sharing = torch.arange(heads) % kv_heads
+        interleaved = _by_heads(q, keys[:, sharing], values[:, sharing])
+        right = _by_heads(q, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values)))
+        if not torch.allclose(interleaved, right, atol=1e-5):
+            expect(
+                not torch.allclose(out, interleaved, atol=1e-5),
+                "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).",
+            )
+        expect_equal(out, right, f"{shape}: not attention of every query head over its key/value head.", atol=1e-5)
+    return "with 1, 2 and H key/value heads"
+
+
+def _by_heads(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """q [H, D], keys and values [S, H, D] -> [H, D]."""
+    attended = scaled_dot_product_attention(q[:, None], keys.transpose(0, 1), values.transpose(0, 1))
+    return attended[:, 0]
+
+
+class _Forward:
+    """Stands in for the model: token n of the answer is `answers[n]`; knows what a forward pass may be asked."""
+
+    def __init__(self, answers: list[int]):
+        self.answers, self.computed, self.calls = answers, 0, []  # type: ignore[var-annotated]
+
+    def __call__(self, token_ids: Any, start: int) -> int:
+        token_ids = [int(token) for token in token_ids]
+        expect(len(self.calls) < len(self.answers), "A pass too many: the session had ended before.")
+        expect(token_ids, "`forward` was called with no tokens.")
+        expect_equal(
+            start,
+            self.computed,
+            f"The cache holds {self.computed} tokens, so the next tokens to compute begin at position {self.computed}.",
+        )
+        self.calls.append(token_ids)
+        self.computed += len(token_ids)
+        return self.answers[len(self.calls) - 1]
+
+
+@exercise("2.5", "The bookkeeping of a session", points=3)
+def _(given: Given) -> str | None:
+    session_class = given["Session"]
+    prompt = [1, 40, 41, 42]
+    _run(session_class, prompt, [50, 51, 52, 53], 4)
+    _run(session_class, prompt, [50, 51, END], 10)
+    _run(session_class, [7], [50], 1)
+    _run(session_class, [7, 8], [END], 5)
+    _run(session_class, [1, END, 5], [60, 61], 2)
+    return "every token computed once; ends by length and by the end token, holds nothing then"
+
+
+def _run(session_class: Any, prompt: list[int], answers: list[int], max_new_tokens: int) -> None:
+    """One session from prefill to end, by what `forward` was asked and by its own state."""
+    forward, given_prompt = _Forward(answers), list(prompt)
+    session = session_class(forward, max_new_tokens, END)
+    first = session.prefill(given_prompt)
+    expect_equal(given_prompt, prompt, "The caller's list of prompt tokens was changed. Keep a copy.")
+    expect_equal(forward.calls, [prompt], "The prefill computes the whole prompt, in one pass, from position 0.")
+    expect_equal(first, answers[0], "`prefill` returns the token that `forward` returned.")
+    for n in range(1, len(answers) + 1):
+        expect_equal(
+            session.token_ids, prompt + answers[:n], f"After {n} new tokens `token_ids` is the prompt and these."
+        )
+        ended = n == len(answers)
+        why = "the end token came" if answers[n - 1] == END else f"max_new_tokens={max_new_tokens}"
+        state = f"After {n} new tokens, the last of them {answers[n - 1]}, with max_new_tokens={max_new_tokens}"
+        expect(
+            session.finished == ended, f"{state}: `finished` must be {ended}" + (f", since {why}." if ended else ".")
+        )
+        if ended:
+            expect_equal(session.kv_len, 0, "A session that has ended holds no K/V.")
+            continue
+        expect(
+            session.kv_len != len(session.token_ids),
+            "`kv_len` counts the newest token, which nobody has computed: its K/V comes with the pass that reads it.",
+        )
+        expect_equal(session.kv_len, forward.computed, f"{state}: `kv_len` is the number of tokens computed so far.")
+        token = session.step_once()
+        expect_equal(
+            forward.calls[1:], [[a] for a in answers[:n]], "A decode step computes the newest token, and no other."
+        )
+        expect_equal(token, answers[n], "`step_once` returns the token that `forward` returned.")
+    expect_equal(session.step_once(), None, "`step_once` of a session that has ended returns None.")
+    expect(len(forward.calls) == len(answers), "A session that has ended must not compute anything more.")

@@ -1,0 +1,106 @@
+"""Checks of notebook 02: right answers pass, and each typical mistake is told what it is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer.teaching import Hint, check
+
+SESSION = """
+class Session:
+    def __init__(self, forward, max_new_tokens, end_token_id):
+        self.forward, self.max_new_tokens, self.end_token_id = forward, max_new_tokens, end_token_id
+        self.token_ids, self.prompt_len, self.kv_len, self.finished = [], 0, 0, False
+
+    def append(self, token_id):
+        self.token_ids.append(token_id)
+        if token_id == self.end_token_id or len(self.token_ids) - self.prompt_len == self.max_new_tokens:
+            self.finished, self.kv_len = True, 0
+
+    def prefill(self, prompt_ids):
+        self.token_ids, self.prompt_len = list(prompt_ids), len(prompt_ids)
+        token_id = self.forward(prompt_ids, 0)
+        self.kv_len = len(prompt_ids)
+        self.append(token_id)
+        return token_id
+
+    def step_once(self):
+        if self.finished:
+            return None
+        token_id = self.forward(self.token_ids[-1:], self.kv_len)
+        self.kv_len += 1
+        self.append(token_id)
+        return token_id
+"""
+STEP = """
+def decode_step(q, k, v, keys, values):
+    keys, values = torch.cat((keys, k[None])), torch.cat((values, v[None]))
+    return (keys @ q / len(q) ** 0.5).softmax(0) @ values, keys, values
+"""
+GROUPED = """
+def decode_attention(q, keys, values):
+    group = len(q) // keys.shape[1]
+    heads = [h // group for h in range(len(q))]
+    scores = torch.stack([keys[:, kv] @ q[h] for h, kv in enumerate(heads)]) / q.shape[1] ** 0.5
+    return torch.stack([row.softmax(0) @ values[:, kv] for row, kv in zip(scores, heads)])
+"""
+BYTES = """
+def kv_cache_bytes(config, num_tokens, itemsize):
+    c = config
+    return num_tokens * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize
+"""
+OUTWEIGH = "tokens_to_outweigh = lambda weights, kv: weights // kv + 1"
+ANSWERS = {"2.1": BYTES, "2.2": OUTWEIGH, "2.3": STEP, "2.4": GROUPED, "2.5": SESSION}
+
+# exercise, what of the right answer is replaced, by what, and what the hint must say
+MISTAKES = [
+    ("2.1", "num_tokens * 2 *", "num_tokens *", "a key and a value"),
+    ("2.1", "num_key_value_heads", "num_attention_heads", "Query heads share them"),
+    ("2.1", "* c.num_hidden_layers ", "", "Every layer"),
+    ("2.1", "* c.num_key_value_heads ", "", "Every key/value head"),
+    ("2.1", "* itemsize", "", "takes `itemsize` bytes"),
+    ("2.1", "num_tokens * 2", "2", "That is one token"),
+    ("2.2", "// kv + 1", "// kv", "not more than"),
+    ("2.2", "// kv + 1", "// kv + 2", "do so already"),
+    ("2.2", "weights // kv + 1", "-(-weights // kv)", "exactly|just as large|not more than"),
+    ("2.2", "// kv + 1", "/ kv + 1", "whole numbers"),
+    ("2.3", " / len(q) ** 0.5", "", "square root of D before"),
+    ("2.3", "** 0.5", "", "must be its square root"),
+    ("2.3", ".softmax(0)", "", "Scores are not weights"),
+    ("2.3", "torch.cat((keys, k[None]))", "torch.cat((k[None], keys))", "cached ones and then the new one"),
+    ("2.3", "(keys @ q / len(q) ** 0.5).softmax(0) @ values", "(keys[:-1] @ q / len(q) ** 0.5).softmax(0) @ values[:-1]",
+     "sees itself"),
+    ("2.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "changed in place"),
+    ("2.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
+    ("2.4", " / q.shape[1] ** 0.5", "", "not attention of every query head"),
+    ("2.5", "self.forward(prompt_ids, 0)", "self.forward(prompt_ids[:-1], 0)", "whole prompt"),
+    ("2.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "nobody has computed"),
+    ("2.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "begin at position"),
+    ("2.5", "        self.kv_len += 1\n", "", "number of tokens computed so far"),
+    ("2.5", "True, 0", "True, self.kv_len", "holds no K/V"),
+    ("2.5", "token_id == self.end_token_id or ", "", "since the end token came"),
+    ("2.5", " - self.prompt_len", "", "`finished` must be"),
+    ("2.5", "        if self.finished:\n            return None\n", "", "pass too many"),
+    ("2.5", "self.token_ids, self.prompt_len = list(prompt_ids)", "self.token_ids, self.prompt_len = prompt_ids",
+     "caller's list|prompt and these"),
+]  # fmt: skip
+
+
+def written(text: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(text, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("id", ANSWERS)
+def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(id, written(ANSWERS[id]))
+    assert capsys.readouterr().out.startswith(f"✓ {id}")
+
+
+@pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
+def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    assert right in ANSWERS[id]
+    with pytest.raises(Hint, match=hint):
+        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
