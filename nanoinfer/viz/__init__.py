@@ -13,8 +13,9 @@ from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
 from nanoinfer.viz.heat_map import heat_map
+from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
 from nanoinfer.viz.mask import extend_mask
-from nanoinfer.viz.metadata import input_metadata, last_input_metadata
+from nanoinfer.viz.metadata import input_metadata
 from nanoinfer.viz.overview import engine
 from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
@@ -32,6 +33,8 @@ __all__ = [
     "heat_map",
     "input_metadata",
     "last_input_metadata",
+    "last_labels",
+    "last_tokens",
     "lines",
     "owners",
     "padded_batch",

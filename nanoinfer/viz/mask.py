@@ -3,119 +3,163 @@
 from collections.abc import Sequence
 
 from nanoinfer.input_metadata import InputMetadata
-from nanoinfer.viz.metadata import Facts
+from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet
-from nanoinfer.viz.words import count, expect_type
+from nanoinfer.viz.sheet import TINY, Sheet, text_width
+from nanoinfer.viz.words import abridged, count
 
-MOST_CELLS = 40  # keys, and queries, drawn one by one
-MOST_LINES = 240  # queries drawn as lines; of more, every k-th
+MOST_CELLS = 32  # keys drawn one by one, and queries
+MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
+GUTTER = 46.0  # left of a mask, for the positions of its queries
+TEXT_ROOM = 44.0  # more, for their texts
 
 
 def extend_mask(
     metadata: InputMetadata,
     *,
     tokens: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
     sliding_window: int | None = None,
     title: str | None = None,
 ) -> Picture:
     """For each request a rectangle: its new tokens (queries) down, all its tokens (keys) across; filled where it sees.
 
     A query at position p sees the keys 0..p, with `sliding_window=W` the last W of them. `tokens`: texts of all tokens,
-    request after request. Of more than 8 requests the first 8 are drawn. Raises ValueError when `tokens` are not as many or
-    the window is below 1.
+    request after request; `labels`: names of the requests. Of more than 8 requests the first 8 are drawn. Raises ValueError
+    when `tokens` or `labels` are not as many or the window is below 1.
     """
-    expect_type("metadata", metadata, InputMetadata)
+    m = Facts(metadata, tokens, labels)
     if sliding_window is not None and (not isinstance(sliding_window, int) or sliding_window < 1):
-        raise ValueError(f"sliding_window={sliding_window!r}: must be at least 1, or None")
-    m = Facts(metadata, tokens)
+        raise ValueError(f"sliding_window={sliding_window!r}: must be an integer, at least 1, or None")
     sheet = Sheet(
         title, f"Who sees whom in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)"
     )
-    sheet.legend(
-        [
-            (ROLES["tree"], "sees, key from the prefix"),
-            (ROLES["new"], "sees, key computed in this pass"),
-            (ROLES["hidden"], "hidden"),
-        ]
-    )
+    sees = [(ROLES["tree"], "sees; K/V was there (prefix)"), (ROLES["new"], "sees; K/V computed in this pass")]
+    sheet.legend([*sees, (ROLES["hidden"], "hidden")])
     x, bottom = sheet.left, sheet.y
-    cell = 22.0
-    seen_of = []
     for i in range(m.shown):
-        seq, new = m.seq_lens[i], m.new_lens[i]
-        seen_of.append(sum(min(p + 1, sliding_window or p + 1) for p in range(seq - new, seq)))
-        small = seq <= MOST_CELLS and new <= MOST_CELLS
-        label = 74 if m.tokens is not None else 44
-        width = label + (max(seq * min(cell, (sheet.right - sheet.left - label) / seq), 150) if small else 700)
-        if x > sheet.left and x + width > sheet.right:
+        mask = _Mask(sheet, m, i, sliding_window)
+        if x > sheet.left and x + mask.width > sheet.right:
             x, sheet.y = sheet.left, bottom
-        y = _one(sheet, m, i, x, sheet.y, width, label, small, sliding_window)
-        bottom = max(bottom, y)
-        x += width + 30
+        bottom = max(bottom, mask.draw(x, sheet.y))
+        x += mask.width + 30
     sheet.y = bottom
     if m.shown < m.batch_size:
         sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
-    window = f", sliding window {sliding_window}" if sliding_window else ""
-    alt = f"{metadata.forward_mode.name} mask{window}"
-    for i, seen in enumerate(seen_of):
-        pairs = m.new_lens[i] * m.seq_lens[i]
-        alt += (
-            f"; request {i}: {count(m.new_lens[i], 'query')} × {count(m.seq_lens[i], 'key')} "
-            f"({m.prefixes[i]} in the prefix), {seen:,} of {pairs:,} pairs seen"
+    return sheet.picture(_alt(m, sliding_window))
+
+
+def _alt(m: Facts, window: int | None) -> str:
+    told = [f"{m.of.forward_mode.name} mask" + (f", sliding window {window}" if window else "")]
+    for i in range(m.shown):
+        seen = sum(min(p + 1, window or p + 1) for p in range(m.prefixes[i], m.seq_lens[i]))
+        told.append(
+            f"{m.labels[i]}: {count(m.new_lens[i], 'query')} × {count(m.seq_lens[i], 'key')} "
+            f"({m.prefixes[i]:,} in the prefix), {seen:,} of {m.new_lens[i] * m.seq_lens[i]:,} pairs seen"
         )
-    return sheet.picture(alt + ".")
+    return "; ".join(told) + "."
 
 
-def _one(
-    sheet: Sheet, m: Facts, i: int, x: float, y: float, width: float, label: float, small: bool, window: int | None
-) -> float:
-    """One request's rectangle; returns where it ends."""
-    prefix, new, seq = m.prefixes[i], m.new_lens[i], m.seq_lens[i]
-    sheet.text(x, y + 8, f"request {i}: {new} new, {prefix} in the prefix", weight="bold", size=BODY, width=width + 26)
-    y += 22
-    x0 = x + label
-    if small:
-        cell = min(22.0, (width - label) / seq)
+class _Mask:
+    """One request's rectangle. In cells while its new tokens are few, a long prefix from both ends; else to scale."""
+
+    def __init__(self, sheet: Sheet, m: Facts, i: int, window: int | None):
+        self.sheet, self.m, self.i, self.window = sheet, m, i, window
+        self.prefix, self.new, self.seq = m.prefixes[i], m.new_lens[i], m.seq_lens[i]
+        self.gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
+        self.title = f"{m.labels[i]}: {self.new:,} new, {self.prefix:,} in the prefix"
+        self.columns: list[int | None] = []
+        room = sheet.right - sheet.left - self.gutter
+        self.in_cells = self.new <= MOST_CELLS - 6
+        if self.in_cells:
+            share = MOST_CELLS - self.new if self.seq > MOST_CELLS else self.prefix
+            self.columns = [*abridged(self.prefix, share), *range(self.prefix, self.seq)]
+            self.cell = min(24.0, room / len(self.columns))
+        across = self.cell * len(self.columns) if self.in_cells else room - 20
+        self.width = max(self.gutter + across, text_width(self.title, weight="bold") + 6)
+
+    def draw(self, x: float, y: float) -> float:
+        """Returns where it ends."""
+        self.sheet.text(x, y + 8, self.title, weight="bold")
+        return (self._cells if self.in_cells else self._to_scale)(x + self.gutter, y + 22)
+
+    def _seen(self, position: int) -> tuple[int, int]:
+        """The keys that the query at `position` sees: from, to (exclusive)."""
+        return max(0, position + 1 - self.window) if self.window else 0, position + 1
+
+    def _cells(self, x0: float, y: float) -> float:
+        sheet, m, cell = self.sheet, self.m, self.cell
         if m.tokens is not None:
-            y += 40
-            for k in range(seq):
-                sheet.text(x0 + (k + 0.65) * cell, y - 3, m.token(i, k)[:8], size=TINY, rotation=55, va="bottom")
-        else:
-            for k in range(seq):
-                sheet.text(x0 + (k + 0.5) * cell, y + 4, str(k), size=TINY, colour=MUTED, ha="center")
-            y += 12
-        for q in range(new):
-            p, top = prefix + q, y + q * cell
-            name = f"{p} {m.token(i, p)[:8]}" if m.tokens is not None else str(p)
-            sheet.text(x0 - 5, top + cell / 2, name, size=TINY, ha="right", width=label - 6)
-            for k in range(seq):
-                sees = k <= p and (window is None or k > p - window)
-                style = ROLES["hidden"] if not sees else ROLES["tree"] if k < prefix else ROLES["new"]
-                sheet.rect(x0 + k * cell, top, cell, cell, style, edge="#ffffff", name=f"mask {i} {p} {k} {int(sees)}")
-        height, scale = new * cell, cell
-    else:
-        scale, height = (width - label) / seq, float(min(max(new * 3, 40), 240))
-        step = max(1, -(-new // MOST_LINES))
-        sheet.rect(x0, y, seq * scale, height, ROLES["hidden"])
+            y += 38
+            for c, k in enumerate(self.columns):
+                text = "" if k is None else m.token(self.i, k)[:7]
+                sheet.text(x0 + (c + 0.6) * cell, y - 1, text, size=TINY, rotation=55, va="bottom")
+        for c, k in enumerate(self.columns):
+            label = "…" if k is None else str(k)
+            sheet.text(x0 + (c + 0.5) * cell, y + 6, label, size=TINY, colour=MUTED, ha="center", width=cell + 2)
+        y += 13
+        for q in range(self.new):
+            position, top = self.prefix + q, y + q * cell
+            sheet.text(x0 - 6, top + cell / 2, str(position), size=TINY, colour=MUTED, ha="right")
+            if m.tokens is not None:
+                sheet.text(
+                    x0 - 34, top + cell / 2, m.token(self.i, position), size=TINY, ha="right", width=TEXT_ROOM + 6
+                )
+            for c, k in enumerate(self.columns):
+                left, right = (k, k + 1) if k is not None else self._left_out(c)
+                self._cell(x0 + c * cell, top, left, right, position)
+        if self.prefix:
+            border = x0 + cell * (len(self.columns) - self.new)
+            sheet.line([border, border], [y - 4, y + self.new * cell + 3], colour=INK, line=2)
+        return y + self.new * cell + 18
+
+    def _left_out(self, column: int) -> tuple[int, int]:
+        """The keys that the column `…` stands for."""
+        before, after = self.columns[column - 1], self.columns[column + 1]
+        assert before is not None
+        assert after is not None
+        return before + 1, after
+
+    def _cell(self, x: float, y: float, left: int, right: int, position: int) -> None:
+        """Keys left..right-1 as one cell, in part hidden where they are several."""
+        low, high = self._seen(position)
+        hidden = min(max(low - left, 0), right - left) / (right - left) if left < high else 1.0
+        name = f"mask {self.i} {position} {left} {'sees' if hidden < 1 else 'hidden'}"
+        style = ROLES["hidden"] if hidden == 1 else ROLES["tree" if left < self.prefix else "new"]
+        self.sheet.rect(x, y, self.cell, self.cell, style, edge="#ffffff", name=name)
+        if 0 < hidden < 1:
+            self.sheet.rect(x, y, self.cell * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
+
+    def _to_scale(self, x0: float, y: float) -> float:
+        """Lines instead of cells. A prefix much longer than what is new gets less than its share of the width."""
+        sheet, prefix, new, seq = self.sheet, self.prefix, self.new, self.seq
+        room = self.width - self.gutter
+        break_x = room * (prefix / seq if prefix <= 2 * new else 0.5)
+        height = float(min(max(new * 3, 60), 240))
+
+        def place(key: int) -> float:
+            if key <= prefix:
+                return x0 + break_x * key / max(prefix, 1)
+            return x0 + break_x + (room - break_x) * (key - prefix) / new
+
+        sheet.rect(x0, y, room, height, ROLES["hidden"])
+        step = -(-new // MOST_LINES)
         for q in range(0, new, step):
-            lines = min(step, new - q)
-            p, top, thick = prefix + q, y + height * q / new, height * lines / new
-            low = 0 if window is None else max(0, p + 1 - window)
-            if low < prefix:
-                sheet.rect(x0 + low * scale, top, (prefix - low) * scale, thick, ROLES["tree"], name=f"prefix {i} {p}")
-            start = max(low, prefix)
-            sheet.rect(x0 + start * scale, top, (p + 1 - start) * scale, thick, ROLES["new"], name=f"new {i} {p}")
-        sheet.text(x0 - 5, y + 6, str(prefix), size=TINY, ha="right")
-        if new > 1:
-            sheet.text(x0 - 5, y + height - 5, str(seq - 1), size=TINY, ha="right")
-        ticks = [k for k in dict.fromkeys((0, prefix, seq)) if k in (0, seq) or 30 < k * scale < (seq * scale - 30)]
-        for k in ticks:
-            sheet.text(x0 + k * scale, y + height + 8, str(k), size=TINY, colour=MUTED, ha="center")
-        sheet.y += 0
-        height += 14
-    if prefix:
-        sheet.line([x0 + prefix * scale] * 2, [y - 4, y + height + 2 if small else y + height - 12], colour=INK, line=2)
-    sheet.text(x, y + 5, "", size=SMALL)
-    return y + height + 16
+            position, top, tall = prefix + q, y + height * q / new, height * min(step, new - q) / new
+            low, high = self._seen(position)
+            for role, left, right in (("tree", low, min(high, prefix)), ("new", max(low, prefix), high)):
+                if left < right:
+                    name = f"lines {self.i} {position} {role}"
+                    sheet.rect(place(left), top, place(right) - place(left), tall + 0.3, ROLES[role], name=name)
+        for position, at in ((prefix, y + 6), (seq - 1, y + height - 6)):
+            sheet.text(x0 - 6, at, f"{position:,}", size=TINY, colour=MUTED, ha="right")
+        for key in dict.fromkeys((0, prefix, seq)):
+            sheet.text(
+                place(key), y + height + 9, f"{key:,}", size=TINY, colour=MUTED, ha="right" if key == seq else "center"
+            )
+        if prefix:
+            sheet.line([x0 + break_x] * 2, [y - 4, y + height + 3], colour=INK, line=2)
+        if prefix > 2 * new:
+            sheet.text(x0 + break_x / 2, y + height + 9, "prefix, not to scale", size=TINY, colour=MUTED, ha="center")
+        return y + height + 30

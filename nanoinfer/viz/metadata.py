@@ -1,305 +1,242 @@
 """input_metadata: every field of an InputMetadata, over the tokens it is about."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from nanoinfer.engine import Engine
-from nanoinfer.input_metadata import ForwardMode, InputMetadata
-from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, request_style
+from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.viz.facts import Facts
+from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet
-from nanoinfer.viz.words import abridged, count, expect_type, runs, visible
+from nanoinfer.viz.words import abridged, count, runs
 
-MOST_REQUESTS = 8
-GUTTER = 140.0
-
-
-def last_input_metadata(engine: Engine) -> InputMetadata:
-    """The InputMetadata of the engine's last pass, made again from `engine.last_batch`. ValueError when there is none.
-
-    Made from the rows as they are now: where the tree had a token's K/V already, the row names the tree's slot by now.
-    """
-    expect_type("engine", engine, Engine)
-    batch = engine.last_batch
-    if batch is None:
-        raise ValueError("engine.last_batch=None: the last step made no pass; take a step with something to do")
-    return InputMetadata.create(
-        engine.model_runner,
-        engine.model_runner.tp_size,
-        batch.forward_mode,
-        batch.req_pool_indices,
-        batch.seq_lens,
-        batch.prefix_lens,
-        batch.out_cache_loc,
-        batch.out_cache_cont_start,
-        batch.out_cache_cont_end,
-        batch.return_normalized_logprob,
-    )
+GUTTER = 140.0  # where the names of the lines stand
+MOST_CELLS = 26  # in a line
+LARGE = 3  # more requests are drawn with less around each
+TABLE = (
+    "req_pool_indices",
+    "seq_lens",
+    "prefix_lens",
+    "extend_seq_lens",
+    "start_loc",
+    "extend_start_loc",
+    "kv_last_page_len",
+)
 
 
 def input_metadata(
-    metadata: InputMetadata, *, tokens: Sequence[str] | None = None, title: str | None = None
+    metadata: InputMetadata,
+    *,
+    tokens: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
 ) -> Picture:
     """Every field by its name: those over the tokens of the pass, those over all tokens, those over requests, and numbers.
 
-    `tokens`: the texts of all tokens, request after request, [Σ seq_lens]. Long sequences are drawn from both ends, and of
-    more than 8 requests the first 8. Raises ValueError when `tokens` are not as many.
+    `tokens`: the texts of all tokens, request after request, [Σ seq_lens]. `labels`: names of the requests, [B]; else they
+    are counted from 0. Long sequences are drawn from both ends, and of more than 8 requests the first 8. Raises ValueError
+    when `tokens` or `labels` are not as many.
     """
-    expect_type("metadata", metadata, InputMetadata)
-    m = Facts(metadata, tokens)
+    m = Facts(metadata, tokens, labels)
     what = "the new tokens of each sequence" if m.extend else "one new token of each sequence"
     sheet = Sheet(title, f"InputMetadata of one {metadata.forward_mode.name} pass: {what}")
     entries = [(ROLES["tree"], "K/V is there already (prefix)"), (ROLES["new"], "new: computed in this pass")]
-    sheet.legend([*entries, *[(request_style(i), f"request {i}") for i in range(m.shown)]])
+    sheet.legend([*entries, *[(m.style(i), m.labels[i]) for i in range(m.shown)]])
     _new_tokens(sheet, m)
-    _all_tokens(sheet, m)
+    sheet.heading(f"All {metadata.total_num_tokens:,} tokens: the slots that attention reads")
+    for i in range(m.shown):
+        _sequence(sheet, m, i)
+    if m.shown < m.batch_size:
+        sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
+    sheet.y += 4
     _per_request(sheet, m)
-    _scalars(sheet, m)
+    _single_values(sheet, m)
     return sheet.picture(_alt(m))
 
 
-class Facts:
-    """The fields as plain lists and numbers. Request i: its place in the batch."""
-
-    def __init__(self, metadata: InputMetadata, tokens: Sequence[str] | None = None):
-        self.of, self.extend = metadata, metadata.forward_mode is ForwardMode.EXTEND
-        self.batch_size, self.shown = metadata.batch_size, min(metadata.batch_size, MOST_REQUESTS)
-        self.rows: list[int] = metadata.req_pool_indices.tolist()
-        self.seq_lens: list[int] = metadata.seq_lens.tolist()
-        self.kv_indptr: list[int] = metadata.kv_indptr.tolist()
-        self.qo_indptr: list[int] = metadata.qo_indptr.tolist()
-        self.kv_indices: list[int] = metadata.kv_indices.tolist()
-        self.out_cache_loc: list[int] = metadata.out_cache_loc.tolist()
-        self.positions: list[int] = metadata.positions.tolist()
-        self.new_lens = np.diff(self.qo_indptr).tolist()
-        self.prefixes = [seq - new for seq, new in zip(self.seq_lens, self.new_lens, strict=True)]
-        self.num_new = self.qo_indptr[-1]
-        if tokens is not None and (isinstance(tokens, str) or len(tokens) != metadata.total_num_tokens):
-            raise ValueError(
-                f"tokens: {len(tokens)} texts for total_num_tokens={metadata.total_num_tokens}; must be as many"
-            )
-        self.tokens = None if tokens is None else [visible(str(token)) for token in tokens]
-
-    def token(self, request: int, position: int) -> str:
-        return "" if self.tokens is None else self.tokens[self.kv_indptr[request] + position]
-
-
-def _line(sheet: Sheet, name: str, shape: str = "", strong: bool = True) -> None:
-    """The name of a line of cells, left of it."""
-    sheet.text(
-        sheet.left,
-        sheet.y + 9,
-        name,
-        size=SMALL,
-        weight="bold" if strong else "normal",
-        colour=INK if strong else MUTED,
-    )
+def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True) -> None:
+    """The name of a line of cells, left of it; names of fields are bold."""
+    weight, colour = ("bold", INK) if field else ("normal", MUTED)
+    sheet.text(sheet.left, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
     if shape:
         sheet.text(sheet.left + GUTTER - 6, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
 
 
+def _value(sheet: Sheet, x: float, width: float, style: Style, label: str, name: str) -> None:
+    """A cell with its number; a text too wide for its cell is set smaller, then cut."""
+    if style is ROLES["free"]:
+        style = style._replace(text=INK)
+    if not sheet.cell(x, sheet.y, width, 18, style, label, edge="#8a8a8a", name=name) and label:
+        behind = style.face if style.hatch else None
+        middle = sheet.y + 9
+        sheet.text(
+            x + width / 2, middle, label, size=TINY, colour=style.text, ha="center", width=width - 2, behind=behind
+        )
+
+
+def _faint(sheet: Sheet, x0: float, width: float, labels: Sequence[str]) -> None:
+    """A line of small numbers that are no field."""
+    for c, label in enumerate(labels):
+        sheet.text(x0 + (c + 0.5) * width, sheet.y + 8, label, size=TINY, colour=MUTED, ha="center")
+    sheet.y += 16
+
+
 def _new_tokens(sheet: Sheet, m: Facts) -> None:
-    """[T] fields: one column a new token, requests side by side; as many columns as fit."""
-    sheet.heading(f"The T = {m.num_new} new tokens, flat: what the model is given")
-    per_request = max(3, 27 // m.shown)
-    columns: list[tuple[int, int | None]] = []  # request, index in it
-    for i in range(m.shown):
-        columns += [(i, j) for j in abridged(m.new_lens[i], per_request if m.num_new > 27 else 27)]
+    """[T] fields: a column a new token, requests side by side, from both ends where they are many."""
+    sheet.heading(f"The T = {count(m.num_new, 'new token')}, one after the other: what the model is given")
+    share = MOST_CELLS if m.num_new <= MOST_CELLS else max(3, MOST_CELLS // m.shown)
+    columns = [(i, j) for i in range(m.shown) for j in abridged(m.new_lens[i], share)]
     x0 = sheet.left + GUTTER
-    width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
-    top = sheet.y
-    lines: list[tuple[str, str, Any]] = [
-        ("token", "[T]", lambda i, j: m.token(i, m.prefixes[i] + j)),
-        ("index in the batch", "", lambda i, j: str(m.qo_indptr[i] + j)),
-        ("positions", "[T]", lambda i, j: str(m.positions[m.qo_indptr[i] + j])),
-        ("out_cache_loc", "[T]", lambda i, j: str(m.out_cache_loc[m.qo_indptr[i] + j])),
-    ]
-    for name, shape, value in lines if m.tokens is not None else lines[1:]:
-        field = name in ("positions", "out_cache_loc")
-        _line(sheet, name, shape, strong=field)
-        for c, (i, j) in enumerate(columns):
-            x = x0 + c * width
-            label = "…" if j is None else value(i, j)
-            if name == "index in the batch":
-                sheet.text(x + width / 2, sheet.y + 9, label, size=TINY, colour=MUTED, ha="center")
-                continue
-            style = ROLES["new"] if name == "out_cache_loc" else request_style(i) if name == "token" else ROLES["free"]
-            _value_cell(sheet, x, width, style, label, f"{name} {i} {j}")
+    room = sheet.right - x0 - (100 if m.shown < m.batch_size else 14)
+    width, top = min(room / max(len(columns), 14), 44), sheet.y
+
+    def line(value: Callable[[int, int], str]) -> list[str]:
+        return ["…" if j is None else value(i, j) for i, j in columns]
+
+    if m.tokens is not None:
+        _name(sheet, "token", field=False)
+        for c, text in enumerate(line(lambda i, j: m.token(i, m.prefixes[i] + j))):
+            _value(sheet, x0 + c * width, width, m.style(columns[c][0]), text, f"new token {c}")
         sheet.y += 20
-    _marks(sheet, m, "qo_indptr", m.qo_indptr, x0, width, [i for i, _ in columns], top)
-
-
-def _value_cell(sheet: Sheet, x: float, width: float, style: Style, label: str, name: str) -> None:
-    plain = style._replace(text=INK) if style is ROLES["free"] else style
-    if not sheet.cell(x, sheet.y, width, 18, plain, label, edge="#8a8a8a", name=name):
-        behind = plain.face if plain.hatch else None
-        sheet.text(
-            x + width / 2, sheet.y + 9, label, size=TINY, colour=plain.text, ha="center", width=width - 2, behind=behind
-        )
-
-
-def _marks(
-    sheet: Sheet, m: Facts, name: str, pointers: list[int], x0: float, width: float, requests: list[int], top: float
-) -> None:
-    """CSR row pointers as marks at the borders between requests."""
-    _line(sheet, name, "[B+1]")
-    borders = [c for c in range(len(requests)) if c == 0 or requests[c] != requests[c - 1]] + [len(requests)]
-    for i, border in enumerate(borders):
-        x = x0 + border * width
-        sheet.line([x, x], [top - 3, sheet.y + 2], colour=INK, line=1.4)
-        value = pointers[i] if i < len(borders) - 1 or m.shown == m.batch_size else pointers[m.shown]
-        sheet.text(x, sheet.y + 10, str(value), size=SMALL, weight="bold", ha="center")
+    _name(sheet, "index in the pass", field=False)
+    _faint(sheet, x0, width, line(lambda i, j: str(m.qo_indptr[i] + j)))
+    for name, values, style in (
+        ("positions", m.positions, ROLES["free"]),
+        ("out_cache_loc", m.out_cache_loc, ROLES["new"]),
+    ):
+        _name(sheet, name, "[T]")
+        for c, (i, j) in enumerate(columns):
+            index = None if j is None else m.qo_indptr[i] + j
+            look = m.style(i) if name == "positions" and m.tokens is None else style
+            _value(sheet, x0 + c * width, width, look, "…" if index is None else str(values[index]), f"{name} {index}")
+        sheet.y += 20
+    _name(sheet, "qo_indptr", "[B+1]")
+    borders = [c for c in range(len(columns)) if c == 0 or columns[c][0] != columns[c - 1][0]] + [len(columns)]
+    for value, border in zip(m.qo_indptr, borders, strict=False):
+        _pointer(sheet, x0 + border * width, top, value)
     if m.shown < m.batch_size:
-        sheet.text(
-            x0 + len(requests) * width + 16, sheet.y + 10, f"… {m.batch_size - m.shown} more requests", size=SMALL
-        )
+        more = f"… {m.batch_size - m.shown} more requests"
+        sheet.text(x0 + len(columns) * width + 8, sheet.y - 20, more, size=TINY, colour=MUTED)
     sheet.y += 28
 
 
-def _all_tokens(sheet: Sheet, m: Facts) -> None:
-    """[Σ seq_lens] fields: one line of cells a request."""
-    sheet.heading(f"All {m.of.total_num_tokens} tokens: where attention reads K and V")
-    x0 = sheet.left + GUTTER
-    for i in range(m.shown):
-        prefix, new = m.prefixes[i], m.new_lens[i]
-        limit = 26
-        if prefix + new <= limit:
-            columns: list[int | None] = list(range(prefix + new))
-        else:
-            share = max(4, min(prefix, limit - min(new, limit // 2)))
-            columns = [
-                *abridged(prefix, share),
-                *[None if j is None else prefix + j for j in abridged(new, limit - share)],
-            ]
-        width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
+def _pointer(sheet: Sheet, x: float, top: float, value: int) -> None:
+    """A border between requests with the row pointer's value under it."""
+    sheet.line([x, x], [top - 3, sheet.y + 2], colour=INK, line=1.4)
+    sheet.text(x, sheet.y + 9, str(value), size=SMALL, weight="bold", ha="center")
+
+
+def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
+    """[Σ seq_lens] fields of one request: a column a token, prefix and new apart, from both ends where they are many."""
+    prefix, new = m.prefixes[i], m.new_lens[i]
+    columns: list[int | None] = list(range(prefix + new))
+    if prefix + new > MOST_CELLS:
+        share = max(min(4, prefix), min(prefix, MOST_CELLS - min(new, MOST_CELLS // 2)))
+        columns = abridged(prefix, share)
+        columns += [None if j is None else prefix + j for j in abridged(new, MOST_CELLS - share)]
+    x0, top, large = sheet.left + GUTTER, sheet.y, m.shown <= LARGE
+    width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
+    end, band = x0 + len(columns) * width, 5.0
+    told = f"{m.labels[i]}: req_pool_indices[{i}] = {m.rows[i]}, seq_lens[{i}] = {m.seq_lens[i]}"
+    if large and m.extend:
+        told += f", prefix_lens[{i}] = {prefix}, extend_seq_lens[{i}] = {new}"
+    if large:
+        sheet.text(x0 + 3, sheet.y + 6, told, size=TINY, width=sheet.right - x0 - 10)
+        sheet.y += 14
         top = sheet.y
-        sheet.rect(x0, sheet.y, len(columns) * width, 14, request_style(i))
-        behind = request_style(i).face
-        label = f"request {i}: row {m.rows[i]}, seq_lens[{i}] = {m.seq_lens[i]}"
-        if m.extend:
-            label += f", prefix_lens[{i}] = {prefix}, extend_seq_lens[{i}] = {new}"
-        sheet_width = len(columns) * width - 6
-        sheet.text(
-            x0 + 4, sheet.y + 7, label, size=TINY, colour=request_style(i).text, behind=behind, width=sheet_width
-        ) if sheet_width > 250 else sheet.text(x0 + len(columns) * width + 8, sheet.y + 7, label, size=TINY)
-        sheet.y += 16
-        if m.tokens is not None:
-            _line(sheet, "token", strong=False)
-            for c, p in enumerate(columns):
-                label = "…" if p is None else m.token(i, p)
-                _value_cell(sheet, x0 + c * width, width, ROLES["free"], label, f"all token {i} {p}")
-            sheet.y += 20
-        _line(sheet, "position in sequence", strong=False)
+    else:
+        sheet.text(sheet.left, sheet.y + 12, m.labels[i], size=SMALL, width=GUTTER - 30)
+    sheet.rect(x0, sheet.y, len(columns) * width, band, m.style(i), name=f"request {i}")
+    sheet.y += band
+    if m.tokens is not None:
+        if large:
+            _name(sheet, "token", field=False)
         for c, p in enumerate(columns):
-            sheet.text(
-                x0 + (c + 0.5) * width, sheet.y + 8, "…" if p is None else str(p), size=TINY, colour=MUTED, ha="center"
-            )
-        sheet.y += 16
-        _line(sheet, "kv_indices", "" if i else "[Σ seq_lens]")
-        for c, p in enumerate(columns):
-            before = next((q for q in columns[c::-1] if q is not None), 0)
-            is_prefix = (p if p is not None else before) < prefix
-            label = "…" if p is None else str(m.kv_indices[m.kv_indptr[i] + p])
-            style = ROLES["tree"] if is_prefix else ROLES["new"]
-            _value_cell(sheet, x0 + c * width, width, style, label, f"kv_indices {i} {p}")
-        sheet.y += 20
-        end = x0 + len(columns) * width
-        for x, value in ((x0, m.kv_indptr[i]), (end, m.kv_indptr[i + 1])):
-            sheet.line([x, x], [top, sheet.y + 2], colour=INK, line=1.4)
-            sheet.text(x, sheet.y + 9, str(value), size=SMALL, weight="bold", ha="center")
-        _line(sheet, "kv_indptr", "[B+1]" if not i else "")
-        sheet.text(x0 + 14, sheet.y + 9, f"= start_loc[{i}]", size=TINY, colour=MUTED)
-        sheet.y += 26
-    if m.shown < m.batch_size:
-        sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
+            _value(sheet, x0 + c * width, width, ROLES["free"], "…" if p is None else m.token(i, p), f"token {i} {p}")
+        sheet.y += 18
+    if large:
+        _name(sheet, "position in sequence", field=False)
+        _faint(sheet, x0, width, ["…" if p is None else str(p) for p in columns])
+    if large or m.tokens is not None:
+        _name(sheet, "kv_indices", "[Σ seq_lens]" if not i else "")
+    for c, p in enumerate(columns):
+        in_prefix = next(q for q in columns[c::-1] if q is not None) < prefix
+        label = "…" if p is None else str(m.kv_indices[m.kv_indptr[i] + p])
+        look = ROLES["tree" if in_prefix else "new"]
+        _value(sheet, x0 + c * width, width, look, label, f"kv_indices {i} {p}")
+    sheet.y += 20
+    if large or i in (0, m.shown - 1):
+        name, shape = ("kv_indptr", "[B+1]") if large or i else ("kv_indices, kv_indptr", "")
+        _name(sheet, name, shape)
+    _pointer(sheet, x0, top, m.kv_indptr[i])
+    _pointer(sheet, end, top, m.kv_indptr[i + 1])
+    sheet.text(x0 + 14, sheet.y + 9, f"= start_loc[{i}]", size=TINY, colour=MUTED)
+    sheet.y += 24
 
 
 def _per_request(sheet: Sheet, m: Facts) -> None:
     """[B] fields as a table."""
-    sheet.heading(
-        f"The B = {count(m.batch_size, 'request')}: one number each"
-        if m.batch_size > 1
-        else "B = 1 request: one number"
-    )
-    of = m.of
-    names = [
-        "req_pool_indices",
-        "seq_lens",
-        "prefix_lens",
-        "extend_seq_lens",
-        "start_loc",
-        "extend_start_loc",
-        "kv_last_page_len",
-    ]
-    x0, width = sheet.left + 62, (sheet.right - sheet.left - 62) / len(names)
-    for c, name in enumerate(names):
+    sheet.heading(f"B = {count(m.batch_size, 'request')}: a number each")
+    x0 = sheet.left + 76
+    width = (sheet.right - x0) / len(TABLE)
+    for c, name in enumerate(TABLE):
         sheet.text(x0 + (c + 0.5) * width, sheet.y + 8, name, size=SMALL, weight="bold", ha="center")
     sheet.y += 18
     for i in range(m.shown):
-        sheet.rect(sheet.left, sheet.y + 2, 12, 14, request_style(i))
-        sheet.text(sheet.left + 16, sheet.y + 9, f"request {i}", size=TINY)
-        for c, name in enumerate(names):
-            values = getattr(of, name)
+        sheet.rect(sheet.left, sheet.y + 2, 12, 14, m.style(i))
+        sheet.text(sheet.left + 16, sheet.y + 9, m.labels[i], size=TINY, width=58)
+        for c, name in enumerate(TABLE):
+            values = getattr(m.of, name)
             label = "None" if values is None else str(int(values[i]))
-            sheet.cell(
-                x0 + c * width + 2, sheet.y, width - 4, 18, ROLES["free"]._replace(text=INK), label, edge="#b8b8b8"
-            )
+            style = ROLES["free"]._replace(text=MUTED if values is None else INK)
+            sheet.cell(x0 + c * width + 2, sheet.y, width - 4, 18, style, label, edge="#b8b8b8", name=f"{name} {i}")
         sheet.y += 20
     sheet.y += 8
 
 
-def _scalars(sheet: Sheet, m: Facts) -> None:
-    """The fields that are one number, and the objects."""
-    sheet.heading("One for the pass")
-    for i, (name, value) in enumerate(entries := _single(m)):
-        column, line = divmod(i, -(-len(entries) // 3))
-        x, y = sheet.left + column * 293, sheet.y + 17 * line
-        width = sheet.text(x, y + 8, name, size=SMALL, weight="bold")
-        sheet.text(x + width + 8, y + 8, value, size=SMALL, width=285 - width - 8)
-    sheet.y += 17 * -(-len(entries) // 3) + 6
-
-
-def _single(m: Facts) -> list[tuple[str, str]]:
-    of = m.of
+def _single_values(sheet: Sheet, m: Facts) -> None:
+    """The fields that are one number, and the objects, in three columns."""
+    sheet.heading("One for the whole pass")
+    of, entries = m.of, list[tuple[str, str]]()
+    for name in ("forward_mode", "batch_size", "total_num_tokens", "max_seq_len", "max_extend_len", "other_kv_index"):
+        entries.append((name, of.forward_mode.name if name == "forward_mode" else str(getattr(of, name))))
+    for name in ("out_cache_cont_start", "out_cache_cont_end", "return_normalized_logprob"):
+        entries.append((name, str(getattr(of, name))))
     rows, slots = of.req_to_token_pool, of.token_to_kv_pool
-    return [
-        ("forward_mode", of.forward_mode.name),
-        *(
-            (name, str(getattr(of, name)))
-            for name in ("batch_size", "total_num_tokens", "max_seq_len", "max_extend_len", "other_kv_index")
-        ),
-        *((name, str(getattr(of, name))) for name in ("out_cache_cont_start", "out_cache_cont_end")),
-        ("return_normalized_logprob", str(of.return_normalized_logprob)),
-        ("req_to_token_pool", f"{rows.size} rows × {rows.max_context_len}"),
-        ("token_to_kv_pool", f"{slots.size} slots, page_size={slots.page_size}"),
+    entries += [
+        ("req_to_token_pool", f"{rows.size:,} rows × {rows.max_context_len:,}"),
+        ("token_to_kv_pool", f"{slots.size:,} slots, page_size={slots.page_size}"),
         ("attention_backend", "None" if of.attention_backend is None else type(of.attention_backend).__name__),
         ("attention_plan", "None" if of.attention_plan is None else "the backend's own"),
     ]
+    lines = -(-len(entries) // 3)
+    for i, (name, value) in enumerate(entries):
+        column, line = divmod(i, lines)
+        x, y = sheet.left + column * 293, sheet.y + 17 * line + 8
+        width = sheet.text(x, y, name, size=SMALL, weight="bold")
+        sheet.text(x + width + 8, y, value, size=SMALL, width=285 - width - 8)
+    sheet.y += 17 * lines + 6
 
 
 def _alt(m: Facts) -> str:
     of = m.of
-    parts = [
-        f"{of.forward_mode.name} of {count(m.batch_size, 'request')}, {count(m.num_new, 'new token')} of "
-        f"{of.total_num_tokens} in all",
-        f"req_pool_indices={_short(m.rows)}",
-        f"seq_lens={_short(m.seq_lens)}",
-        f"prefix_lens={_short(m.prefixes) if m.extend else None}",
-        f"positions={_short(m.positions)}",
-        f"out_cache_loc={_short(m.out_cache_loc)}",
-        f"start_loc={_short(of.start_loc.tolist())}",
-        f"qo_indptr={_short(m.qo_indptr)}",
-        f"kv_indptr={_short(m.kv_indptr)}",
-        f"kv_indices in slots {runs(m.kv_indices, 8)}",
-        f"kv_last_page_len={_short(of.kv_last_page_len.tolist())}",
-    ]
+    all_of_them = {
+        "req_pool_indices": m.rows,
+        "seq_lens": m.seq_lens,
+        "prefix_lens": m.prefixes if m.extend else None,
+        "positions": m.positions,
+        "out_cache_loc": m.out_cache_loc,
+        "start_loc": m.kv_indptr[:-1],
+        "qo_indptr": m.qo_indptr,
+        "kv_indptr": m.kv_indptr,
+        "kv_last_page_len": of.kv_last_page_len.tolist(),
+    }
+    told = [f"{name}={None if values is None else _short(values)}" for name, values in all_of_them.items()]
+    told.insert(-1, f"kv_indices in slots {runs(m.kv_indices, 8)}")
     if of.other_kv_index is not None:
-        parts.append(f"other_kv_index={of.other_kv_index}")
-    return "; ".join(parts) + "."
+        told.append(f"other_kv_index={of.other_kv_index}")
+    new = f"{count(m.num_new, 'new token')} of {of.total_num_tokens:,} in all"
+    return f"{of.forward_mode.name} of {count(m.batch_size, 'request')}, {new}; {'; '.join(told)}."
 
 
 def _short(values: list[int]) -> str:
-    shown = abridged(len(values), 16)
-    return "[" + ", ".join("…" if i is None else str(values[i]) for i in shown) + "]"
+    return "[" + ", ".join("…" if i is None else str(values[i]) for i in abridged(len(values), 16)) + "]"

@@ -4,7 +4,7 @@ from nanoinfer.engine import Engine
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import draw_request_rows
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.slots import draw_slot_map, owners, request_labels
+from nanoinfer.viz.slots import draw_slot_map, owners, running_labels
 from nanoinfer.viz.tree import draw_radix_tree
 from nanoinfer.viz.words import count, expect_type, plural_list
 
@@ -19,7 +19,7 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
     sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting")
     sheet.heading(f"TokenToKVPool: {cache.token_to_kv_pool.size:,} slots, page_size={cache.token_to_kv_pool.page_size}")
     slots = draw_slot_map(sheet, cache.token_to_kv_pool, owners(engine), engine.radix_cache, None)
-    reqs = list(zip(request_labels(engine), scheduler.running, strict=True))
+    reqs = list(zip(running_labels(engine), scheduler.running, strict=True))
     shown = [(label, req) for label, req in reqs if req.req_pool_idx is not None][:MOST_ROWS]
     sheet.heading(
         f"ReqToTokenPool: {cache.req_to_token_pool.size} rows, {cache.req_to_token_pool.available_size()} free"

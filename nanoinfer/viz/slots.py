@@ -8,10 +8,11 @@ from nanoinfer.engine import Engine
 from nanoinfer.memory_pool import TokenToKVPool
 from nanoinfer.radix_cache import RadixCache
 from nanoinfer.slot_allocator import Indices
+from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet
-from nanoinfer.viz.words import checked_slots, count, expect_type, plural_list, runs
+from nanoinfer.viz.words import checked_slots, count, expect_type, runs
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
 MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
@@ -24,18 +25,13 @@ def owners(engine: Engine) -> dict[str, np.ndarray]:
     rows = engine.cache.rows
     return {
         label: rows[req.req_pool_idx, req.tree_len : req.allocated_len].astype(np.int64)
-        for label, req in zip(request_labels(engine), engine.scheduler.running, strict=True)
+        for label, req in zip(running_labels(engine), engine.scheduler.running, strict=True)
     }
 
 
-def request_labels(engine: Engine) -> list[str]:
-    """What the pictures call the running requests: `request 3`; completions of one request are `request 3 (2)`."""
-    seen: dict[int, int] = {}
-    labels = []
-    for req in engine.scheduler.running:
-        seen[req.request_id] = copy = seen.get(req.request_id, 0) + 1
-        labels.append(f"request {req.request_id}" + (f" ({copy})" if copy > 1 else ""))
-    return labels
+def running_labels(engine: Engine) -> list[str]:
+    """What the pictures call the running requests, in order of admission."""
+    return request_labels([req.request_id for req in engine.scheduler.running])
 
 
 def slot_map(
@@ -171,8 +167,3 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
 
 def _dominant(owner: np.ndarray, group: int) -> np.ndarray:
     return np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
-
-
-def describe_owners(owned: Mapping[str, np.ndarray]) -> str:
-    """`request 0: 3 slots, ...` for captions."""
-    return plural_list([f"{label}: {count(len(slots), 'slot')}" for label, slots in owned.items()])

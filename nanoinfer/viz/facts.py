@@ -1,0 +1,107 @@
+"""Facts: an InputMetadata as plain lists, with names and texts for what it is about; and how to get those of an Engine."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nanoinfer.batch import Batch
+from nanoinfer.engine import Engine
+from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.tokenizer import Tokenizer
+from nanoinfer.viz.palette import Style, owner_style
+from nanoinfer.viz.words import expect_type, visible
+
+MOST_REQUESTS = 8
+
+
+def last_input_metadata(engine: Engine) -> InputMetadata:
+    """The InputMetadata of the engine's last pass, made again from `engine.last_batch`. ValueError when there is none.
+
+    Made from the rows as they are now: where the tree had a token's K/V already, the row names the tree's slot by now.
+    """
+    batch = _last_batch(engine)
+    return InputMetadata.create(
+        engine.model_runner,
+        engine.model_runner.tp_size,
+        batch.forward_mode,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        batch.prefix_lens,
+        batch.out_cache_loc,
+        batch.out_cache_cont_start,
+        batch.out_cache_cont_end,
+        batch.return_normalized_logprob,
+    )
+
+
+def last_tokens(engine: Engine) -> list[str]:
+    """Texts of all tokens of the engine's last pass, request after request: `tokens=` of the pictures of its metadata.
+
+    Token ids where the model has no tokenizer files. ValueError when there was no pass.
+    """
+    batch, tokenizer = _last_batch(engine), engine.builder.tokenizer
+    token_ids = [req.token_ids[:n].tolist() for req, n in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)]
+    return [token_text(tokenizer, token_id) for own in token_ids for token_id in own]
+
+
+def last_labels(engine: Engine) -> list[str]:
+    """The engine's names of the requests in its last pass, `request 3`: `labels=` of the pictures of its metadata."""
+    return request_labels([req.request_id for req in _last_batch(engine).reqs])
+
+
+def request_labels(request_ids: Sequence[int]) -> list[str]:
+    """`request 3`; several completions of one request are `request 3`, `request 3 (2)`, ..."""
+    seen: dict[int, int] = {}
+    labels = []
+    for request_id in request_ids:
+        seen[request_id] = copy = seen.get(request_id, 0) + 1
+        labels.append(f"request {request_id}" + (f" ({copy})" if copy > 1 else ""))
+    return labels
+
+
+def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """The text of one token; of a special one its name; its id without a tokenizer."""
+    if tokenizer is None:
+        return str(token_id)
+    return tokenizer.decode([token_id]) or str(tokenizer.hf_tokenizer.convert_ids_to_tokens(token_id))
+
+
+def _last_batch(engine: Engine) -> Batch:
+    expect_type("engine", engine, Engine)
+    if engine.last_batch is None:
+        raise ValueError("engine.last_batch=None: the last step made no pass; take a step with something to do")
+    return engine.last_batch
+
+
+class Facts:
+    """The fields as plain lists and numbers. Request i: the one at place i of the batch; the first 8 are drawn."""
+
+    def __init__(
+        self, metadata: InputMetadata, tokens: Sequence[str] | None = None, labels: Sequence[str] | None = None
+    ):
+        expect_type("metadata", metadata, InputMetadata)
+        self.of, self.extend = metadata, metadata.forward_mode.name == "EXTEND"
+        self.batch_size, self.shown = metadata.batch_size, min(metadata.batch_size, MOST_REQUESTS)
+        self.rows: list[int] = metadata.req_pool_indices.tolist()
+        self.seq_lens: list[int] = metadata.seq_lens.tolist()
+        self.kv_indptr: list[int] = metadata.kv_indptr.tolist()
+        self.qo_indptr: list[int] = metadata.qo_indptr.tolist()
+        self.kv_indices: list[int] = metadata.kv_indices.tolist()
+        self.out_cache_loc: list[int] = metadata.out_cache_loc.tolist()
+        self.positions: list[int] = metadata.positions.tolist()
+        self.new_lens: list[int] = np.diff(self.qo_indptr).tolist()
+        self.prefixes = [seq - new for seq, new in zip(self.seq_lens, self.new_lens, strict=True)]
+        self.num_new = self.qo_indptr[-1]
+        for name, given, want in (("tokens", tokens, metadata.total_num_tokens), ("labels", labels, self.batch_size)):
+            if given is not None and (isinstance(given, str) or len(given) != want):
+                whole = "total_num_tokens" if name == "tokens" else "batch_size"
+                raise ValueError(f"{name}: {len(given)} texts for {whole}={want}; must be as many")
+        self.tokens = None if tokens is None else [visible(str(token)) for token in tokens]
+        self.labels = [f"request {i}" for i in range(self.batch_size)] if labels is None else list(map(str, labels))
+
+    def token(self, request: int, position: int) -> str:
+        """The text of one token, where texts are given."""
+        return "" if self.tokens is None else self.tokens[self.kv_indptr[request] + position]
+
+    def style(self, request: int) -> Style:
+        return owner_style(self.labels[request], request)
