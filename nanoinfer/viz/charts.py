@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS
 from nanoinfer.viz.picture import WIDTH, Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
-from nanoinfer.viz.words import count, expect_type, number
+from nanoinfer.viz.words import count, expect_type, number, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -28,7 +28,7 @@ def bars(values: Mapping[str, float], *, unit: str, title: str | None = None, co
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
     base = numbers[compare] if compare is not None else None
     told = {
-        label: f"{number(value)} {unit}" + ("" if base is None or label == compare else f"  ({number(value / base)}×)")
+        label: f"{number(value)} {unit}" + ("" if base is None or label == compare else f"  ({ratio(value / base)}×)")
         for label, value in numbers.items()
     }
     sheet = Sheet(title)

@@ -75,7 +75,7 @@ class _Mask:
         if self.in_cells:
             share = MOST_CELLS - self.new if self.seq > MOST_CELLS else self.prefix
             self.columns = [*abridged(self.prefix, share), *range(self.prefix, self.seq)]
-            self.cell = min(24.0, room / len(self.columns))
+            self.cell = min(24.0, room / len(self.columns), 320 / self.new)
         across = self.cell * len(self.columns) if self.in_cells else room - 20
         self.width = max(self.gutter + across, text_width(self.title, weight="bold") + 6)
 

@@ -53,10 +53,10 @@ def input_metadata(
     return sheet.picture(_alt(m))
 
 
-def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True) -> None:
+def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True, indent: float = 0) -> None:
     """The name of a line of cells, left of it; names of fields are bold."""
     weight, colour = ("bold", INK) if field else ("normal", MUTED)
-    sheet.text(sheet.left, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
+    sheet.text(sheet.left + indent, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
     if shape:
         sheet.text(sheet.left + GUTTER - 6, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
 
@@ -144,7 +144,7 @@ def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
         sheet.y += 14
         top = sheet.y
     else:
-        sheet.text(sheet.left, sheet.y + 12, m.labels[i], size=SMALL, width=GUTTER - 30)
+        sheet.text(sheet.left, sheet.y + band + 9, m.labels[i], size=SMALL, width=62)
     sheet.rect(x0, sheet.y, len(columns) * width, band, m.style(i), name=f"request {i}")
     sheet.y += band
     if m.tokens is not None:
@@ -156,17 +156,14 @@ def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
     if large:
         _name(sheet, "position in sequence", field=False)
         _faint(sheet, x0, width, ["…" if p is None else str(p) for p in columns])
-    if large or m.tokens is not None:
-        _name(sheet, "kv_indices", "[Σ seq_lens]" if not i else "")
+    _name(sheet, "kv_indices", "[Σ seq_lens]" if large and not i else "", indent=0 if large else 66)
     for c, p in enumerate(columns):
         in_prefix = next(q for q in columns[c::-1] if q is not None) < prefix
         label = "…" if p is None else str(m.kv_indices[m.kv_indptr[i] + p])
         look = ROLES["tree" if in_prefix else "new"]
         _value(sheet, x0 + c * width, width, look, label, f"kv_indices {i} {p}")
     sheet.y += 20
-    if large or i in (0, m.shown - 1):
-        name, shape = ("kv_indptr", "[B+1]") if large or i else ("kv_indices, kv_indptr", "")
-        _name(sheet, name, shape)
+    _name(sheet, "kv_indptr", "[B+1]" if large and not i else "", indent=0 if large else 66)
     _pointer(sheet, x0, top, m.kv_indptr[i])
     _pointer(sheet, end, top, m.kv_indptr[i + 1])
     sheet.text(x0 + 14, sheet.y + 9, f"= start_loc[{i}]", size=TINY, colour=MUTED)

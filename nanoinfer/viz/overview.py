@@ -32,6 +32,7 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
             req.req_pool_idx: min(req.tree_len, req.kv_len) for _, req in shown if req.req_pool_idx is not None
         },
         labels=[label for label, _ in shown],
+        prefix_role="tree_locked",
     )
     if len(reqs) > len(shown):
         sheet.caption(f"… and {count(len(reqs) - len(shown), 'more running request')}.")

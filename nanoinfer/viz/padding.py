@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanoinfer.sessions import InferenceSession
-from nanoinfer.viz.palette import INK, MUTED, ROLES, owner_style
+from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, text_width
 from nanoinfer.viz.words import count, expect_type, num_bytes, percent
@@ -40,14 +40,13 @@ def padded_batch(
     room = sheet.right - sheet.left - gutter - 150
     x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
     for i, (name, length) in enumerate(list(zip(names, lens, strict=True))[:MOST_ROWS]):
-        style = owner_style(f"request {i}", i)
         sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
         if longest <= MOST_CELLS:
             for k in range(longest):
-                look = style if k < length else ROLES["padding"]
+                look = REQUESTS[0] if k < length else ROLES["padding"]
                 sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
         else:
-            sheet.rect(x0, sheet.y, length * width, 20, style, name=f"row {i} used")
+            sheet.rect(x0, sheet.y, length * width, 20, REQUESTS[0], name=f"row {i} used")
             sheet.rect(
                 x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
             )
@@ -64,7 +63,7 @@ def padded_batch(
     in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
     sheet.legend(
         [
-            (owner_style("request 0", 0), f"used: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"),
+            (REQUESTS[0], f"used: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"),
             (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
         ]
     )

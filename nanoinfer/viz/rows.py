@@ -37,8 +37,9 @@ def draw_request_rows(
     seq_lens: Mapping[int, int],
     prefix_lens: Mapping[int, int] | None,
     labels: Mapping[int, str] | Sequence[str] | None,
+    prefix_role: str = "tree",
 ) -> str:
-    """`request_rows` on a sheet; returns its alt text."""
+    """`request_rows` on a sheet; returns its alt text. `prefix_role`: what a prefix looks like."""
     expect_type("req_to_token_pool", pool, ReqToTokenPool)
     lens = checked_lens("seq_lens", seq_lens, pool.size, pool.max_context_len)
     prefixes = checked_lens("prefix_lens", prefix_lens or {}, pool.size, pool.max_context_len)
@@ -53,11 +54,11 @@ def draw_request_rows(
     gutter = 16 + max([text_width(name) for name in names.values()] + [text_width("position", SMALL)], default=0)
     gutter = min(gutter, 220)
     if lens and widest <= MOST_CELLS:
-        _cells(sheet, table, lens, prefixes, names, gutter)
+        _cells(sheet, table, lens, prefixes, names, gutter, ROLES[prefix_role])
     elif lens:
-        _run_boxes(sheet, table, lens, prefixes, names, gutter)
+        _run_boxes(sheet, table, lens, prefixes, names, gutter, ROLES[prefix_role])
     if lens:
-        _legend(sheet, lens, prefixes, names)
+        _legend(sheet, prefixes, next(iter(_styles(names).values())), ROLES[prefix_role])
     used = count(len(lens), "row")
     alt = f"{used} of {pool.size}"
     for row, length in lens.items():
@@ -81,11 +82,9 @@ def _styles(names: Mapping[int, str]) -> dict[int, Style]:
     return {row: owner_style(name, i) for i, (row, name) in enumerate(names.items())}
 
 
-def _legend(sheet: Sheet, lens: Mapping[int, int], prefixes: Mapping[int, int], names: Mapping[int, str]) -> None:
-    entries = [(ROLES["tree"], "prefix, the tree's")] if any(prefixes.values()) else []
-    entries += [(style, f"{names[row].split(': ', 1)[-1]}: {lens[row]:,}") for row, style in _styles(names).items()]
-    entries.append((ROLES["leftover"], "left over, means nothing"))
-    sheet.legend(entries)
+def _legend(sheet: Sheet, prefixes: Mapping[int, int], own: Style, shared: Style) -> None:
+    entries = [(shared, "slots of the tree (prefix)")] if any(prefixes.values()) else []
+    sheet.legend([*entries, (own, "slots of its own"), (ROLES["leftover"], "left over from before, means nothing")])
 
 
 def _cells(
@@ -95,6 +94,7 @@ def _cells(
     prefixes: Mapping[int, int],
     names: Mapping[int, str],
     gutter: float,
+    shared: Style,
 ) -> None:
     x0 = sheet.left + gutter
     columns = min(table.shape[1], max(max(lens.values()) + 4, 16), MOST_CELLS + 2)
@@ -107,7 +107,7 @@ def _cells(
     for row, style in _styles(names).items():
         sheet.text(x0 - 8, sheet.y + height / 2, names[row], ha="right", width=gutter - 8)
         for i in range(columns):
-            look = ROLES["tree"] if i < prefixes.get(row, 0) else style if i < lens[row] else ROLES["leftover"]
+            look = shared if i < prefixes.get(row, 0) else style if i < lens[row] else ROLES["leftover"]
             label = str(int(table[row, i]))
             sheet.cell(
                 x0 + i * width, sheet.y, width, height, look, label, size=size, edge="#b8b8b8", name=f"row {row} {i}"
@@ -127,6 +127,7 @@ def _run_boxes(
     prefixes: Mapping[int, int],
     names: Mapping[int, str],
     gutter: float,
+    shared: Style,
 ) -> None:
     """Each row as boxes, one a run of neighbouring slots: positions above, slots inside; not to scale."""
     x0, height = sheet.left + gutter, 26.0
@@ -134,7 +135,7 @@ def _run_boxes(
         prefix, length = prefixes.get(row, 0), lens[row]
         boxes = [
             (look, start + first, slots)
-            for look, start, end in ((ROLES["tree"], 0, prefix), (style, prefix, length))
+            for look, start, end in ((shared, 0, prefix), (style, prefix, length))
             for first, slots in _with_positions(table[row, start:end])
         ]
         y = sheet.y + 12

@@ -12,7 +12,7 @@ from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet
-from nanoinfer.viz.words import checked_slots, count, expect_type, runs
+from nanoinfer.viz.words import checked_slots, count, expect_type, runs, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
 MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
@@ -73,9 +73,8 @@ def draw_slot_map(
     kinds = _kinds(owned, told)
     _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
-    optional = {TREE, LOCKED} if radix_cache is None else set()
-    optional |= {NOBODY, SEVERAL} | ({LOCKED} if not counts[LOCKED] else set())
-    shown = [i for i in range(len(kinds)) if counts[i] or i not in optional]
+    always = {FREE} if radix_cache is None else {FREE, TREE}
+    shown = [i for i in range(len(kinds)) if counts[i] or i in always]
     entries = [(kinds[i][0], f"{kinds[i][1]}: {counts[i]:,}") for i in shown]
     if marked.size:
         entries.append((ROLES["highlight"], f"marked: {runs(np.sort(marked))}"))
@@ -124,12 +123,12 @@ def _owner_of_each_slot(
 def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Style], marked: np.ndarray) -> None:
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
-    group = 1 if size <= MOST_CELLS else -(-size // MOST_CELLS)
+    group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
     cells = owner if group == 1 else _dominant(owner, group)
     per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
     if page > 1 and group == 1 and page < per_row:
         per_row -= per_row % page
-    gutter = 8 + 7 * len(str(size))
+    gutter = 0 if numbered else 8 + 7 * len(str(size))
     x0 = sheet.left + gutter
     width = min((sheet.right - x0) / min(per_row, max(len(cells), 20)), 40)
     height = max(20.0 if len(cells) > 64 else 26.0, 0) if numbered else max(min(width, 9.0), 6)
@@ -137,7 +136,7 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     y = sheet.y
     for row_start in range(0, len(cells), per_row):
         row = cells[row_start : row_start + per_row]
-        if numbered or (row_start // per_row) % 4 == 0:
+        if not numbered and row_start // per_row % 4 == 0:
             sheet.text(x0 - 6, y + height / 2, str(row_start * group), size=SMALL, colour=MUTED, ha="right")
         if numbered:
             for i, who in enumerate(row.tolist()):
@@ -148,9 +147,12 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         else:
             edges = np.flatnonzero(np.diff(row)) + 1
             for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
-                name = f"slots {(row_start + start) * group}"
-                sheet.rect(x0 + start * width, y, (end - start) * width, height - 1, styles[row[start]], name=name)
-            sheet.rect(x0, y, len(row) * width, height - 1, edge="#b8b8b8", line=0.4)
+                first, last = (row_start + start) * group, min((row_start + end) * group, size) - 1
+                style = styles[row[start]]
+                dense = style._replace(hatch=2 * style.hatch)  # cells are small
+                name = f"slots {span(first, last)}"
+                sheet.rect(x0 + start * width, y, (end - start) * width, height, dense, name=name)
+            sheet.rect(x0, y, len(row) * width, height, edge="#c4c4c4", line=0.4)
         if page > 1 and group == 1 and page * width > 6:
             for i in range(0, len(row), page):
                 sheet.rect(x0 + i * width, y, min(page, len(row) - i) * width, height, edge="#1a1a1a", line=1.1)

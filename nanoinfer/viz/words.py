@@ -9,10 +9,15 @@ from nanoinfer.slot_allocator import Indices, as_int_array
 
 
 def runs(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
-    """Slots in their order as runs of neighbours: `0-6, 16-20`; after `limit` runs `...`."""
+    """Slots in their order as runs of neighbours: `0-6, 16-20`; after `limit` runs `…`."""
     pieces = run_list(numbers)
     shown = [span(start, end) for start, end in pieces[:limit]]
     return ", ".join(shown) + (", …" if len(pieces) > limit else "") if pieces else "none"
+
+
+def slots(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
+    """`slot 3`, or `slots 0-6, 16-20`."""
+    return f"slot{'' if len(numbers) == 1 else 's'} {runs(numbers, limit)}"
 
 
 def run_list(numbers: np.ndarray | Sequence[int]) -> list[tuple[int, int]]:
@@ -52,6 +57,11 @@ def number(value: float) -> str:
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def ratio(value: float) -> str:
+    """Two places behind the point below 10, one below 100."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def visible(text: str) -> str:
