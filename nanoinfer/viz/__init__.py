@@ -12,8 +12,8 @@ except ImportError as error:
 from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
-from nanoinfer.viz.heat_map import heat_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
+from nanoinfer.viz.heat_map import heat_map
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata
 from nanoinfer.viz.overview import engine
