@@ -45,8 +45,11 @@ class Run:
     bytes_padding: int
 
 
-def bench_decode(llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds: int = 5) -> list[DecodeResult]:
-    """Decode `num_requests` requests of mixed lengths greedily, each way in turn, round by round.
+def bench_decode(
+    llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds: int = 5, use_tqdm: bool = True
+) -> list[DecodeResult]:
+    """Decode `num_requests` requests of mixed lengths greedily, each way in turn, round by round; shows a progress bar
+    unless `use_tqdm=False`.
 
     Only decode passes are timed; prompts are computed before. Flushes the engine's cache. ValueError naming an argument
     that is out of range, or when the engine has other requests.
@@ -84,7 +87,7 @@ def bench_decode(llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds:
     for batched in (False, True):  # memory and threads of a first pass are nobody's cost
         _run_sessions(llm, prompts[:1], 2, batched)
     _run_pooled(llm, prompts[:1], 2)
-    with tqdm(total=rounds * len(ways), desc="bench decode", unit="run") as bar:
+    with tqdm(total=rounds * len(ways), desc="bench decode", unit="run", disable=not use_tqdm) as bar:
         for _ in range(rounds):
             for way, run in ways.items():
                 runs[way].append(run())

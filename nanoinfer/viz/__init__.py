@@ -20,6 +20,7 @@ from nanoinfer.viz.overview import engine
 from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import request_rows
+from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.slots import owners, slot_map
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
@@ -41,6 +42,7 @@ __all__ = [
     "radix_tree",
     "record",
     "request_rows",
+    "session_steps",
     "slot_map",
     "timeline",
 ]
