@@ -7,7 +7,6 @@ second build changes nothing but the outputs of cells tagged `nbval-ignore-outpu
 
 import argparse
 import copy
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 from notebooks.student import NotebookError, student_notebook, tags
 from notebooks.tidy import clear_outputs, output_problems, tidy, tidy_outputs
-from tests.notebook_sync import ROOT, read, source_of, sources, sync, write
+from tests.notebook_sync import ROOT, as_text, read, source_of, sources, sync, write
 
 CELL_SECONDS = 120  # for one cell; a whole notebook should take less than 60
 
@@ -42,7 +41,7 @@ def build(source: Path, root: Path = ROOT, *, run: bool = True, timeout: int = C
     tidy(notebook)
     if target != source:
         clear_outputs(notebook)
-        if _text(notebook) != old_text:
+        if as_text(notebook) != old_text:
             write(source, notebook)
         notebook = student_notebook(notebook, name)
     if run:
@@ -96,7 +95,7 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    executed = nbformat.reads(_text(notebook), as_version=4)
+    executed = nbformat.reads(as_text(notebook), as_version=4)
     client = NotebookClient(executed, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": folder}})
     client.extra_arguments = ["--log-level=ERROR"]  # of the kernel, whose log goes to this process's stderr
     running = 0
@@ -161,10 +160,6 @@ def _keep_outputs(notebook: dict[str, Any], old: dict[str, Any]) -> None:
         if cell["cell_type"] == "code":
             before = outputs.get(source_of(cell), {"outputs": [], "execution_count": None})
             cell.update(outputs=before["outputs"], execution_count=before["execution_count"])
-
-
-def _text(notebook: dict[str, Any]) -> str:
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -65,9 +65,15 @@ def read(path: Path) -> dict[str, Any]:
     return notebook
 
 
+def as_text(notebook: dict[str, Any]) -> str:
+    """A notebook as nbformat writes it: JSON with an indent of one, sources as lists of lines, a newline at the end."""
+    cells = [{**cell, "source": source_of(cell).splitlines(keepends=True)} for cell in notebook["cells"]]
+    return json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 def write(path: Path, notebook: dict[str, Any]) -> None:
-    """A notebook as nbformat writes it: JSON with an indent of one, and a newline at the end."""
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    """Write a notebook's file."""
+    path.write_text(as_text(notebook), encoding="utf-8")
 
 
 def source_of(cell: dict[str, Any]) -> str:
@@ -109,9 +115,14 @@ def sync(notebook: dict[str, Any], name: str, root: Path) -> tuple[list[str], se
     return problems, shown
 
 
+def public_names(path: str, root: Path) -> set[str]:
+    """Public functions, classes and methods of a file, as "RadixCache" and "RadixCache.match_prefix"."""
+    return Module((root / path).read_text(), path).public()
+
+
 def coverage(shown: set[str], core: Iterable[str], not_taught: dict[str, str], root: Path) -> list[str]:
     """What is neither shown nor excused, and excuses that are none: one message each."""
-    public = {f"{path}:{name}" for path in core for name in Module((root / path).read_text(), path).public()}
+    public = {f"{path}:{name}" for path in core for name in public_names(path, root)}
     excused = set(not_taught)
     return (
         [f"{name}: no notebook shows it, and NOT_TAUGHT does not say why" for name in sorted(public - shown - excused)]

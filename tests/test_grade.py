@@ -83,12 +83,9 @@ import sys
 sys.modules["nanoinfer.teaching"] = sys
 """,
     "patches what is compared": """
-class Same(list):
-    __eq__ = lambda self, other: True
-    __len__ = lambda self: 2
 import builtins, numpy, torch
+builtins.zip = lambda *args, **kwargs: []
 builtins.isinstance = lambda *args: True
-builtins.len = lambda *args: 2
 numpy.isclose = torch.equal = lambda *args: True
 from nanoinfer.memory_pool import ReqToTokenPool
 ReqToTokenPool.alloc = lambda self, n: torch.tensor([0, 1])

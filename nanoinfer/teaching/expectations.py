@@ -1,12 +1,14 @@
 """Hint, expect and expect_equal: what a check says when an exercise is not right yet."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 _SHOWN = 400  # characters of a value that a hint shows
+_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Hint(AssertionError):
@@ -31,7 +33,8 @@ def expect_equal(got: object, want: object, hint: str, *, atol: float = 0.0, rto
     """Raise Hint unless `got` equals `want`: `hint`, then both, with shapes and dtypes where they have them.
 
     Tensors and arrays must agree in kind, dtype, shape and every value; floats within `atol + rtol * |want|`, NaN equals
-    NaN. Lists, tuples and dicts are compared item by item by the same rules, everything else by `==`.
+    NaN. Lists, tuples and dicts are compared item by item by the same rules. Where a plain number, string or None is
+    wanted, nothing else will do (numpy's numbers count as numbers). The rest is compared by `==`.
     """
     difference = _difference(got, want, atol, rtol)
     if difference is not None:
@@ -43,36 +46,35 @@ def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
     if isinstance(want, torch.Tensor | np.ndarray):
         return _array_difference(got, want, atol, rtol)
     if isinstance(want, list | tuple):
-        if not isinstance(got, type(want)) and not (isinstance(got, list | tuple) and type(got) is type(want)):
-            return f"\n  a {type(got).__name__} instead of a {type(want).__name__}"
+        if type(got) is not type(want):
+            return f"\n  {_a(got)} instead of {_a(want)}"
         if len(got) != len(want):
-            return f"\n  {len(got)} items instead of {len(want)}"
-        for i, (mine, theirs) in enumerate(zip(got, want, strict=True)):
-            if (inner := _difference(mine, theirs, atol, rtol)) is not None:
-                return f"\n  first difference at [{i}]{inner if _is_array(theirs) else ''}"
-        return None
+            return f"\n  length {len(got)} instead of {len(want)}"
+        return _first_difference(zip(range(len(want)), got, want, strict=True), atol, rtol)
     if isinstance(want, dict):
         if not isinstance(got, dict):
-            return f"\n  a {type(got).__name__} instead of a dict"
+            return f"\n  {_a(got)} instead of {_a(want)}"
         if got.keys() != want.keys():
             missing, extra = [k for k in want if k not in got], [k for k in got if k not in want]
             return (f"\n  missing keys: {missing}" if missing else "") + (f"\n  unknown keys: {extra}" if extra else "")
-        for key in want:
-            if (inner := _difference(got[key], want[key], atol, rtol)) is not None:
-                return f"\n  first difference at [{key!r}]{inner if _is_array(want[key]) else ''}"
-        return None
+        return _first_difference(((key, got[key], want[key]) for key in want), atol, rtol)
+    if _is_array(got) or (type(want) in _PLAIN and type(got) not in _PLAIN and not isinstance(got, np.generic)):
+        return f"\n  {_a(got)} instead of {_a(want)}"
     if isinstance(want, float | np.floating) and isinstance(got, int | float | np.number):
-        same = np.isclose(got, want, atol=atol, rtol=rtol, equal_nan=True)
-    else:
-        same = got == want
-    if isinstance(same, torch.Tensor | np.ndarray):
-        return f"\n  a {_kind(got)} instead of a {type(want).__name__}"
-    return None if same else ""
+        return None if np.isclose(got, want, atol=atol, rtol=rtol, equal_nan=True) else ""
+    return None if got == want else ""
+
+
+def _first_difference(items: Iterable[tuple[Any, Any, Any]], atol: float, rtol: float) -> str | None:
+    for place, mine, theirs in items:
+        if (inner := _difference(mine, theirs, atol, rtol)) is not None:
+            return f"\n  first difference at [{place!r}]{inner}"
+    return None
 
 
 def _array_difference(got: Any, want: torch.Tensor | np.ndarray, atol: float, rtol: float) -> str | None:
     if not isinstance(got, type(want)):
-        return f"\n  a {_kind(got)} instead of a {_kind(want)}"
+        return f"\n  {_a(got)} instead of {_a(want)}"
     if tuple(got.shape) != tuple(want.shape):
         return f"\n  shape {list(got.shape)} instead of {list(want.shape)}"
     if got.dtype != want.dtype:
@@ -108,6 +110,12 @@ def _kind(value: object) -> str:
     return {torch.Tensor: "tensor", np.ndarray: "numpy array"}.get(type(value), type(value).__name__)
 
 
+def _a(value: object) -> str:
+    """ "a list", "an int", "None"."""
+    kind = _kind(value)
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
 def _show(value: object) -> str:
     """A value in one line, arrays with shape and dtype, cut where it is long."""
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -120,7 +128,7 @@ def _show(value: object) -> str:
     if isinstance(value, dict) and any(map(_is_array, value.values())):
         return _cut("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
     if type(value).__repr__ is object.__repr__ and not dataclasses.is_dataclass(value):
-        return f"a {type(value).__name__}"  # its address says nothing
+        return _a(value)  # its address says nothing
     return _cut(repr(value))
 
 

@@ -1,0 +1,24 @@
+"""Run a notebook by nbval, as a command: in a fresh kernel, its text outputs compared with those in the file."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from notebooks.build import kernel_environment
+from tests.notebook_sync import ROOT
+
+CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess[str]:
+    """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are."""
+    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}", "--color=no"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
+        cwd=ROOT,
+        env={**kernel_environment(ROOT), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=NOTEBOOK_SECONDS,
+        check=False,
+    )

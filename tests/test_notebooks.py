@@ -1,0 +1,102 @@
+"""The notebooks as committed: they run, say the same again, and their exercises can be solved and cannot be skipped.
+
+Every notebook runs once (nbval), and of those with exercises the solution once (the grader); as many at a time as there are
+cores.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer.teaching.exercises import exercises_of
+from notebooks.build import built_path, check
+from notebooks.student import checked_ids, number_of
+from notebooks.submission import Graded, grade
+from notebooks.tidy import clear_outputs, output_problems, tidy
+from tests.nbval_run import CELL_SECONDS, NOTEBOOK_SECONDS, nbval
+from tests.notebook_sync import ROOT, read, source_of, sources
+
+SOURCES = sources(ROOT)
+BUILT = [built_path(source) for source in SOURCES]
+SOLUTIONS = [source for source in SOURCES if source.parent.name == "solutions"]
+
+
+def every(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", paths, ids=[str(path.relative_to(ROOT / "notebooks")) for path in paths])
+
+
+def graded(path: Path) -> Graded:
+    return grade(path, timeout=CELL_SECONDS, total=NOTEBOOK_SECONDS)
+
+
+Runs = dict[tuple[str, Path], Future[Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """Everything that the tests chosen for this session run, begun at once."""
+    jobs: dict[str, Callable[[Path], Any]] = {"nbval": nbval, "graded": graded}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        started: Runs = {}
+        for item in request.session.items:
+            kind = next((mark.args[0] for mark in item.iter_markers("runs_notebook")), None)
+            if kind is not None and isinstance(item, pytest.Function):
+                path = item.callspec.params["path"]
+                started[kind, path] = pool.submit(jobs[kind], path)
+        yield started
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.runs_notebook("nbval")
+@every(BUILT)
+def test_a_notebook_runs_and_says_what_it_said(path: Path, runs: Runs) -> None:
+    done = runs["nbval", path].result()
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.runs_notebook("graded")
+@every(SOLUTIONS)
+def test_every_solution_passes(path: Path, runs: Runs) -> None:
+    result = runs["graded", path].result()
+    assert result.notes == []
+    assert set(result.outcomes.values()) == {"passed"}, result
+
+
+@every(SOLUTIONS)
+def test_every_stub_fails(path: Path) -> None:
+    """Of the committed outputs; that they are right, `test_a_notebook_runs_and_says_what_it_said` shows."""
+    told = {}
+    for cell in read(built_path(path))["cells"]:
+        if cell["cell_type"] == "code" and (ids := checked_ids(source_of(cell))):
+            told |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
+    number = number_of(path.stem)
+    assert number is not None
+    assert told == {exercise.id: ["NotWritten"] for exercise in exercises_of(number)}
+
+
+@every(SOURCES)
+def test_a_notebook_is_what_its_source_gives(path: Path) -> None:
+    assert check(path) == []
+
+
+@every(SOURCES)
+def test_a_notebook_is_committed_tidy_and_with_its_outputs(path: Path) -> None:
+    built, source = read(built_path(path)), read(path)
+    code = [cell for cell in built["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert output_problems(built, path.stem) == []
+    tidied = read(built_path(path))
+    tidy(tidied)
+    assert built == tidied
+    if path in SOLUTIONS:
+        clear_outputs(tidied := read(path))
+        assert source == tidied, "solutions are committed without outputs"
+
+
+def test_no_notebook_is_without_a_source() -> None:
+    stray = set((ROOT / "notebooks").glob("**/*.ipynb")) - set(SOURCES) - set(BUILT)
+    assert not {path for path in stray if ".ipynb_checkpoints" not in path.parts}

@@ -1,0 +1,305 @@
+"""nanoinfer.teaching: classes that grow, exercises, checks and what they say."""
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.teaching import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
+from nanoinfer.teaching.exercises import all_exercises, exercises_of, find
+from tests.sample_series import save_checks
+
+
+class Grown:
+    """Grows below."""
+
+    start = 3
+
+
+class TestExtend:
+    """A class that grows over several cells."""
+
+    def test_all_kinds_of_members(self) -> None:
+        class Thing:
+            size = 2
+
+        alive = Thing()
+
+        @extend(Thing)
+        def double(self: Any) -> int:
+            return 2 * self.size
+
+        @extend(Thing)
+        @property
+        def half(self: Any) -> float:
+            return self.size / 2
+
+        @extend(Thing)
+        @classmethod
+        def make(cls: Any) -> Any:
+            return cls()
+
+        @extend(Thing)
+        @staticmethod
+        def three() -> int:
+            return 3
+
+        @extend(Thing)
+        @cached_property
+        def once(self: Any) -> object:
+            return object()
+
+        assert (alive.double(), alive.half, alive.three(), Thing.three()) == (4, 1.0, 3, 3)
+        assert isinstance(Thing.make(), Thing)
+        assert alive.once is alive.once
+        assert Thing.double.__qualname__.endswith("Thing.double")
+
+    def test_a_member_is_replaced_for_living_objects(self) -> None:
+        class Thing:
+            def size(self) -> int:
+                return 1
+
+        alive = Thing()
+
+        @extend(Thing)
+        def size(self: Any) -> int:
+            return 2
+
+        assert alive.size() == 2
+
+    def test_names_keep_their_meaning_and_cells_can_be_run_again(self) -> None:
+        namespace: dict[str, Any] = {"extend": extend, "count": itertools.count}
+        exec("class Thing: pass", namespace)
+        for answer in (1, 2):
+            exec(f"@extend(Thing)\ndef count(self): return {answer}", namespace)
+            exec(f"@extend(Thing)\ndef size(self): return {answer}", namespace)
+            assert namespace["count"] is itertools.count
+            assert namespace["Thing"]().count() == answer
+            assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
+
+    def test_a_bound_method_can_be_pickled(self) -> None:
+        @extend(Grown)
+        def more(self: Any) -> int:
+            return self.start + 1
+
+        assert Grown.more.__module__ == __name__
+        assert pickle.loads(pickle.dumps(Grown().more))() == 4
+
+    def test_what_is_no_class_or_no_member_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="takes the class"):
+            extend(Grown())
+        with pytest.raises(TypeError, match="no function"):
+            extend(Grown)(3)
+        with pytest.raises(TypeError, match="no function"):
+
+            @extend(Grown)
+            class Inner:
+                pass
+
+
+class TestExpectEqual:
+    """What is equal, and what is said where it is not."""
+
+    @pytest.mark.parametrize(
+        ("got", "want"),
+        [
+            (torch.tensor([1, 2]), torch.tensor([1, 2])),
+            (np.float32([1.0, np.nan]), np.float32([1.0, np.nan])),
+            (torch.zeros(0, 3), torch.zeros(0, 3)),
+            (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
+            ([1, (2, torch.tensor(3))], [1, (2, torch.tensor(3))]),
+            ({"a": [1]}, {"a": [1]}),
+            (np.int64(3), 3),
+            (None, None),
+            (float("nan"), float("nan")),
+            ("a", "a"),
+        ],
+    )
+    def test_equal(self, got: object, want: object) -> None:
+        expect_equal(got, want, "unused")
+
+    @pytest.mark.parametrize(
+        ("got", "want", "said"),
+        [
+            (torch.tensor([1, 2]), torch.tensor([1, 3]), "1 of 2 differ, first [1]: 2 instead of 3"),
+            (torch.tensor([1.0]), torch.tensor([1]), "dtype float32 instead of int64"),
+            (torch.zeros(2, 1), torch.zeros(2), "shape [2, 1] instead of [2]"),
+            ([0, 1], torch.tensor([0, 1]), "a list instead of a tensor"),
+            (np.array([0, 1]), torch.tensor([0, 1]), "a numpy array instead of a tensor"),
+            (torch.tensor([0, 1]), [0, 1], "a tensor instead of a list"),
+            (torch.tensor(3), 3, "a tensor instead of an int"),
+            (None, [0], "None instead of a list"),
+            ((0, 1), [0, 1], "a tuple instead of a list"),
+            ([0], [0, 1], "length 1 instead of 2"),
+            ([0, 2], [0, 1], "first difference at [1]"),
+            ({"a": torch.tensor(1)}, {"a": torch.tensor(2)}, "first difference at ['a']"),
+            ({"a": 1}, {"b": 1}, "missing keys: ['b']\n  unknown keys: ['a']"),
+            (0.5, 0.25, "got:    0.5\n  wanted: 0.25"),
+            (True, None, "got:    True"),
+        ],
+    )
+    def test_different(self, got: object, want: object, said: str) -> None:
+        with pytest.raises(Hint) as caught:
+            expect_equal(got, want, "the hint")
+        assert str(caught.value).startswith("the hint\n  got: ")
+        assert said in str(caught.value)
+
+    def test_floats_within_a_tolerance(self) -> None:
+        expect_equal(torch.tensor([1.0]), torch.tensor([1.01]), "", atol=0.1)
+        expect_equal([1.0], [1.01], "", rtol=0.1)
+        with pytest.raises(Hint):
+            expect_equal(torch.tensor([1.0]), torch.tensor([1.01]), "")
+
+    def test_an_object_that_claims_to_equal_everything_does_not(self) -> None:
+        class Same:
+            def __eq__(self, other: object) -> bool:
+                return True
+
+        with pytest.raises(Hint, match="a Same instead of an int"):
+            expect_equal(Same(), 3, "")
+
+    def test_long_values_are_cut_and_addresses_left_out(self) -> None:
+        with pytest.raises(Hint) as caught:
+            expect_equal(["x" * 5000, object()], 1, "hint")
+        assert len(str(caught.value)) < 1000
+        with pytest.raises(Hint) as caught:
+            expect_equal(object(), 1, "hint")
+        assert "0x" not in str(caught.value)
+        with pytest.raises(Hint, match=r"tensor \[1000\] int64: \[  0   1"):
+            expect_equal(torch.arange(1000), 1, "hint")
+
+    def test_expect(self) -> None:
+        expect(True, "unused")
+        with pytest.raises(Hint, match="why"):
+            expect([], "why")
+
+    def test_a_hint_is_shown_without_a_traceback(self) -> None:
+        assert Hint("two\nlines")._render_traceback_() == ["Hint: two\nlines"]
+
+
+@pytest.fixture
+def notebook_90(tmp_path: Path) -> Iterator[None]:
+    """The checks of the made-up notebook 90."""
+    checks.__path__.append(str(save_checks(tmp_path)))
+    yield
+    checks.__path__.pop()
+
+
+def cells(source: str) -> dict[str, Any]:
+    """What a notebook's globals are after a cell."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<cell>", "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.usefixtures("notebook_90")
+class TestCheck:
+    """check("90.1", globals())."""
+
+    def test_a_right_answer_prints_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        check("90.1", cells("def lowest(free, n): return sorted(free)[:n]"))
+        check("90.2", cells("def twice(n): return 2 * n"))
+        out = "✓ 90.1 The lowest first: 3 free, 2 taken\n✓ 90.2 Twice as much\n"
+        assert capsys.readouterr().out == out
+
+    def test_a_wrong_answer_is_hinted_at(self) -> None:
+        with pytest.raises(Hint, match=r"(?s)^90.1 The lowest first: The lowest go first.*got:    \[3, 1\]"):
+            check("90.1", cells("def lowest(free, n): return free[:n]"))
+
+    def test_a_missing_name_a_stub_and_anothers_stub_are_told(self) -> None:
+        with pytest.raises(NotWritten, match="no `lowest` in this notebook"):
+            check("90.1", {})
+        for text in ('"exercise 90.1"', ""):
+            with pytest.raises(NotWritten, match=r"^90.1 The lowest first: not written yet.$"):
+                check("90.1", cells(f"def lowest(free, n): raise NotImplementedError({text})"))
+        with pytest.raises(NotWritten, match=r"needs exercise 90.2, which is not written yet."):
+            check("90.1", cells('def lowest(free, n): raise NotImplementedError("exercise 90.2")'))
+
+    def test_the_readers_exception_is_told_with_its_lines(self) -> None:
+        source = "def lowest(free, n):\n    return inner(free)\n\ndef inner(free):\n    return free.pop('x')\n"
+        with pytest.raises(Hint) as caught:
+            check("90.1", cells(source))
+        assert "your code raises TypeError: " in str(caught.value)
+        assert str(caught.value).endswith("\n  in lowest, line 2 of its cell\n  in inner, line 5 of its cell")
+        assert isinstance(caught.value.__cause__, TypeError)
+
+    def test_other_kinds_of_errors(self) -> None:
+        with pytest.raises(Hint, match="raises NotImplementedError: later"):
+            check("90.1", cells("def lowest(free, n): raise NotImplementedError('later')"))
+        with pytest.raises(Hint, match="raises RecursionError"):
+            check("90.1", cells("def lowest(free, n): return lowest(free, n)"))
+        with pytest.raises(Hint, match="cannot work with what your code gives: TypeError"):
+            check("90.1", {"lowest": 3})
+        with pytest.raises(KeyboardInterrupt):
+            check("90.1", cells("def lowest(free, n): raise KeyboardInterrupt"))
+
+    def test_an_unknown_exercise_lists_those_there_are(self) -> None:
+        for id in ("90.9", "nonsense", "91.1"):
+            with pytest.raises(ValueError, match=rf"no exercise '{id}': there are .*90.1, 90.2, 90.3"):
+                check(id, {})
+        assert exercises_of(91) == []
+        assert [exercise.id for exercise in exercises_of(90)] == ["90.1", "90.2", "90.3"]
+        assert {exercise.id for exercise in all_exercises()} >= {"90.1", "90.2", "90.3"}
+        assert (find("90.1").points, find("90.2").points) == (2, 1)
+
+    def test_a_checker_cannot_write_into_the_notebook(self) -> None:
+        namespace = {"alloc": 1}
+        given = Given(namespace)
+        with pytest.raises(TypeError):
+            given["alloc"] = 2
+        given._namespace["alloc"] = 2
+        assert namespace == {"alloc": 1}
+        assert "alloc" in given
+        assert "free" not in given
+
+
+class TestExercise:
+    """@exercise("4.1", ...)."""
+
+    @pytest.mark.parametrize("id", ["4", "4.", "a.1", "4.1.2", " 4.1"])
+    def test_a_bad_id_is_refused(self, id: str) -> None:
+        with pytest.raises(ValueError, match="exercise id"):
+            exercise(id, "title")
+
+    def test_bad_points_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="points=0"):
+            exercise("4.1", "title", points=0)
+
+    @pytest.mark.usefixtures("notebook_90")
+    def test_an_id_is_given_once_and_in_its_own_file(self, tmp_path: Path) -> None:
+        find("90.1")
+        with pytest.raises(ValueError, match=r"90.1: is there already"):
+            exercise("90.1", "again")(lambda given: None)
+        (tmp_path / "nb92.py").write_text(
+            "from nanoinfer.teaching import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
+        )
+        with pytest.raises(ValueError, match=r"belongs to nb93.py, not to nb92.py"):
+            exercises_of(92)
+
+
+class TestAttempt:
+    """with attempt("90.1"): a picture of what the reader's code did."""
+
+    def test_an_unwritten_exercise_is_told_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with attempt("90.1"):
+            raise NotImplementedError("exercise 90.1")
+        with attempt("90.2"):
+            raise NotImplementedError("exercise 90.1")
+        told = "90.1: not written yet.\n90.2: needs exercise 90.1, which is not written yet.\n"
+        assert capsys.readouterr().out == told
+
+    def test_everything_else_passes_through(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with attempt("90.1"):
+            value = 3
+        assert value == 3
+        with pytest.raises(NotImplementedError, match="later"), attempt("90.1"):
+            raise NotImplementedError("later")
+        with pytest.raises(KeyError), attempt("90.1"):
+            raise KeyError("exercise 90.1")
+        assert capsys.readouterr().out == ""
