@@ -13,6 +13,7 @@ from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
+from nanoinfer.viz.given_mask import attention_mask
 from nanoinfer.viz.heat_map import heat_map
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata
@@ -27,6 +28,7 @@ from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
     "Picture",
+    "attention_mask",
     "bars",
     "decoder",
     "engine",

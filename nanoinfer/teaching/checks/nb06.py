@@ -1,0 +1,241 @@
+"""Checks of notebook 06, storing into slots and attending through them: against loops in float64."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import torch
+
+from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+
+ATOL = 2e-4
+N = 24  # slots
+
+
+@exercise("6.1", "Store K/V into slots")
+def _(given: Given) -> str | None:
+    store = given["store_kv"]
+    cases = {
+        "scattered slots": [5, 9, 2],
+        "neighbours": [6, 7, 8, 9],
+        "neighbours the other way round": [9, 8, 7],
+        "a row of padding among others": [5, -1, 2],
+        "padding first": [-1, 3, 4, 5],
+        "padding only": [-1, -1],
+        "the last slot": [0, N - 1],
+        "no tokens at all": [],
+    }
+    for what, slots in cases.items():
+        generator = torch.Generator().manual_seed(len(slots))
+        keys, values = torch.randn(2, N, 2, 4, generator=generator)
+        k, v = torch.randn(2, len(slots), 2, 4, generator=generator)
+        want = [keys.clone(), values.clone()]
+        for i, slot in enumerate(slots):
+            if slot >= 0:
+                want[0][slot], want[1][slot] = k[i], v[i]
+        last = keys[-1].clone()
+        store(keys, values, torch.tensor(slots, dtype=torch.int32), k, v)
+        told = f"{what}, slots={slots}"
+        if N - 1 not in slots:
+            expect(
+                torch.equal(keys[-1], last),
+                f"{told}: the last slot of the pool has changed. To an index, -1 is the last one: somebody's K/V",
+            )
+        expect(
+            not torch.equal(keys, want[1]) or torch.equal(want[0], want[1]),
+            f"{told}: keys and values have changed places",
+        )
+        expect_equal(keys, want[0], f"{told}: keys; token i belongs into slots[i], and no other slot may change")
+        expect_equal(values, want[1], f"{told}: values; token i belongs into slots[i], and no other slot may change")
+    return "index, neighbours and padding"
+
+
+@exercise("6.2", "Which K/V head?")
+def _(given: Given) -> str | None:
+    expand = given["expand_kv"]
+    for num_heads, num_kv_heads in ((8, 2), (6, 3), (4, 4), (5, 1)):
+        kv = torch.randn(3, num_kv_heads, 4, generator=torch.Generator().manual_seed(num_heads))
+        got, group = expand(kv, num_heads), num_heads // num_kv_heads
+        want = torch.stack([kv[:, head // group] for head in range(num_heads)], dim=1)
+        told = f"H={num_heads}, Hk={num_kv_heads}"
+        if isinstance(got, torch.Tensor) and got.shape == want.shape and 1 < num_kv_heads < num_heads:
+            expect(
+                not torch.equal(got, kv.repeat(1, group, 1)),
+                f"{told}: your heads go 0, 1, ..., Hk-1, 0, 1, ... Neighbours share: the first H / Hk query heads all read "
+                "K/V head 0",
+            )
+        expect_equal(got, want, f"{told}: query head h reads K/V head h // (H / Hk)")
+    return "four shapes, one K/V head for all among them"
+
+
+@exercise("6.3", "DECODE attention over slots", points=3)
+def _(given: Given) -> str | None:
+    decode = given["decode_attention"]
+    cases = {
+        "one request, one token": ([[3]], 2, 2),
+        "one request in scattered slots": ([[7, 2, 19, 4]], 4, 4),
+        "grouped heads": ([[7, 2, 19, 4, 11]], 6, 2),
+        "one K/V head for all": ([[1, 9, 5]], 4, 1),
+        "requests of different lengths": ([[7, 2, 19, 4, 11], [8], [20, 21, 22]], 8, 2),
+        "two requests that share a prefix": ([[7, 2, 19, 4], [7, 2, 19, 13, 5]], 8, 2),
+    }
+    for what, (rows, num_heads, num_kv_heads) in cases.items():
+        q, keys, values = _qkv(len(rows), num_heads, num_kv_heads)
+        kv_indptr = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
+        everything = list(chain(*rows))
+        before = keys.clone()
+        got = decode(q, keys, values, torch.tensor(everything, dtype=torch.int32), kv_indptr, 0.3)
+        mistakes: dict[str, dict[str, Any]] = {
+            "scores are q · k times `scale`; without it the softmax is too sharp": {"scale": 1.0},
+            "query heads read the wrong K/V head: it is h // (H / Hk), so neighbours share": {"tiled": True},
+            "each request sees the slots of all requests: its own are kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
+                "rows": [everything] * len(rows)
+            },
+            "K/V is read from neighbouring slots: look each token's slot up in kv_indices": {
+                "rows": [list(range(a, b)) for a, b in pairwise(kv_indptr.tolist())]
+            },
+            "the softmax runs over heads: a head's weights over its request's tokens must add up to 1": {
+                "over_heads": True
+            },
+        }
+        _expect_attention(got, partial(_attend_each, q, keys, values, rows=rows), what, mistakes)
+        expect(torch.equal(keys, before), f"{what}: attention only reads: the buffer has changed")
+    q, keys, values = _qkv(1, 2, 2)
+    got = decode(
+        q, 100 * keys, values, torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32), 1.0
+    )
+    expect(
+        bool(torch.isfinite(got).all()),
+        "large scores: exp overflows. Take the largest score off first, or let torch's softmax do it",
+    )
+    return "six batches, ragged, scattered and shared, as loops in float64 compute them"
+
+
+@exercise("6.4", "The mask of an EXTEND", points=2)
+def _(given: Given) -> str | None:
+    extend_mask = given["extend_mask"]
+    for prefix, seq, window in (
+        (0, 1, None),
+        (0, 5, None),
+        (6, 10, None),
+        (9, 10, None),
+        (0, 6, 3),
+        (6, 10, 3),
+        (2, 10, 1),
+        (3, 6, 100),
+    ):
+        got = extend_mask(prefix, seq) if window is None else extend_mask(prefix, seq, window)
+        new = seq - prefix
+        want = torch.tensor(
+            [[k <= p and (window is None or p - k < window) for k in range(seq)] for p in range(prefix, seq)]
+        )
+        told = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
+        expect(isinstance(got, torch.Tensor), f"{told}: must be a tensor, got {type(got).__name__}")
+        expect_equal(
+            list(got.shape),
+            [new, seq],
+            f"{told}: a row for each new token, a column for each token of the sequence, the prefix included",
+        )
+        expect_equal(got.dtype, torch.bool, f"{told}: True and False, as torch's attention takes it")
+        if torch.equal(got, want):
+            continue
+        key, row = torch.arange(seq), torch.arange(new)[:, None]
+        if prefix and torch.equal(got, (key <= row) & ((row - key < window) if window else True)):
+            raise Hint(f"{told}: row i is not position i. It is position prefix_len + i, and sees the whole prefix")
+        if torch.equal(got, want & (key != row + prefix)):
+            raise Hint(f"{told}: a token sees itself, too")
+        if window is not None and torch.equal(got, (key <= row + prefix) & (row + prefix - key <= window)):
+            raise Hint(f"{told}: a window of {window} is {window} tokens with the token itself; yours has {window + 1}")
+        if window is not None and torch.equal(got, key <= row + prefix):
+            raise Hint(f"{told}: with a window, what is too far back is hidden as well")
+        expect_equal(got, want, f"{told}: query i is position prefix_len + i and sees keys up to itself")
+    return "with and without prefix and window"
+
+
+@exercise("6.5", "EXTEND attention of one request", points=2)
+def _(given: Given) -> str | None:
+    extend = given["extend_attention"]
+    cases = {
+        "one token, nothing before it": ([3], 1, 2, 2),
+        "no prefix": ([7, 2, 19, 4, 11], 5, 4, 2),
+        "a prefix of 3": ([7, 2, 19, 4, 11, 5, 6], 4, 8, 2),
+        "one new token after a prefix": ([7, 2, 19, 4], 1, 4, 1),
+        "a prefix longer than what is new": ([*range(20)], 3, 4, 4),
+    }
+    for what, (slots, new, num_heads, num_kv_heads) in cases.items():
+        q, keys, values = _qkv(new, num_heads, num_kv_heads)
+        got = extend(q, keys, values, torch.tensor(slots, dtype=torch.int32), 0.3)
+        mistakes: dict[str, dict[str, Any]] = {
+            "scores are q · k times `scale`": {"scale": 1.0},
+            "query heads read the wrong K/V head: it is h // (H / Hk)": {"tiled": True},
+            "new tokens see later ones: the mask is missing": {"mask": "none"},
+            "the mask is not shifted by the prefix: row i is position prefix + i": {"mask": "unshifted"},
+            "hidden scores still have weight: set them to minus infinity before the softmax, not to 0": {"hidden": 0.0},
+            "K/V is read from the slots 0, 1, 2, ...: look them up in `slots`": {"slots": list(range(len(slots)))},
+        }
+        if isinstance(got, torch.Tensor) and got.shape == q.shape:
+            expect(
+                not got.isnan().any(),
+                f"{what}: NaN: a row whose scores are all minus infinity. Every token sees at least itself",
+            )
+        _expect_attention(got, partial(_attend, q, keys, values, slots=slots), what, mistakes)
+    return "five requests, as loops in float64 compute them"
+
+
+def _qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [tokens, H, 8] and buffers [N, Hk, 8]."""
+    generator = torch.Generator().manual_seed(100 * tokens + 10 * num_heads + num_kv_heads)
+    q = torch.randn(tokens, num_heads, 8, generator=generator)
+    keys, values = torch.randn(2, N, num_kv_heads, 8, generator=generator)
+    return q, 2 * keys, values
+
+
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: Sequence[int],
+    scale: float = 0.3,
+    tiled: bool = False,
+    over_heads: bool = False,
+    mask: str = "shifted",
+    hidden: float = -torch.inf,
+) -> torch.Tensor:
+    """The last `len(q)` of the tokens in `slots` attend, in loops and float64; with one of the usual mistakes on demand."""
+    new, num_heads, num_kv_heads, total = len(q), q.shape[1], keys.shape[1], len(slots)
+    shift = {"shifted": total - new, "unshifted": 0, "none": total}[mask]
+    scores = torch.empty(new, num_heads, total, dtype=torch.float64)
+    kv_head = [head % num_kv_heads if tiled else head // (num_heads // num_kv_heads) for head in range(num_heads)]
+    for i in range(new):
+        for head in range(num_heads):
+            for place, slot in enumerate(slots):
+                dot = q[i, head].double() @ keys[slot, kv_head[head]].double() * scale
+                scores[i, head, place] = dot if place <= shift + i else hidden
+    weights = scores.softmax(dim=1 if over_heads else 2)
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for i in range(new):
+        for head in range(num_heads):
+            for place, slot in enumerate(slots):
+                out[i, head] += weights[i, head, place] * values[slot, kv_head[head]].double()
+    return out.float()
+
+
+def _attend_each(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Sequence[Sequence[int]], **options: Any
+) -> torch.Tensor:
+    """One query a request, over the slots in its row."""
+    return torch.cat([_attend(q[i : i + 1], keys, values, row, **options) for i, row in enumerate(rows)])
+
+
+def _expect_attention(
+    got: Any, reference: Callable[..., torch.Tensor], what: str, mistakes: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """`got` is what `reference()` gives; else the hint of the mistake (options of `reference`) that gives the same."""
+    want = reference()
+    if isinstance(got, torch.Tensor) and got.shape == want.shape and not torch.allclose(got.float(), want, atol=ATOL):
+        for hint, mistake in mistakes.items():
+            wrong = reference(**mistake)
+            if not torch.allclose(wrong, want, atol=ATOL) and torch.allclose(got.float(), wrong, atol=ATOL):
+                raise Hint(f"{what}: {hint}")
+    expect_equal(got, want, f"{what}: the weighted mean of the values differs", atol=ATOL)

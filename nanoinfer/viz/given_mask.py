@@ -1,0 +1,64 @@
+"""attention_mask: a mask that somebody computed, and where it differs from the one it should be."""
+
+import torch
+
+from nanoinfer.viz.palette import INK, MUTED, ROLES
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import TINY, Sheet
+from nanoinfer.viz.words import count, expect_type
+
+MOST_CELLS = 32
+
+
+def attention_mask(
+    mask: torch.Tensor, *, prefix_len: int, sliding_window: int | None = None, title: str | None = None
+) -> Picture:
+    """`mask` bool [new, S], True = sees: the mask of a request's last `new` tokens, the first `prefix_len` of S cached.
+
+    Cells that a causal mask (with `sliding_window=W`: of the last W tokens) would have otherwise are marked as wrong.
+    ValueError when `mask` is no such tensor or more than 32 wide.
+    """
+    expect_type("mask", mask, torch.Tensor)
+    if mask.dtype is not torch.bool or mask.ndim != 2:
+        raise ValueError(f"mask: must be bool [new, S], got {mask.dtype} {list(mask.shape)}")
+    new, total = mask.shape
+    if total != prefix_len + new or not new > 0 or total > MOST_CELLS:
+        raise ValueError(
+            f"mask: shape {list(mask.shape)} with prefix_len={prefix_len}: must be [new, {prefix_len} + new], "
+            f"from 1 row up to {MOST_CELLS} columns"
+        )
+    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)")
+    styles = {
+        "prefix": (ROLES["tree"], "sees, K/V was there (prefix)"),
+        "new": (ROLES["new"], "sees, K/V computed in this pass"),
+        "hidden": (ROLES["hidden"], "hidden"),
+        "too much": (ROLES["conflict"], "wrong: sees what it must not"),
+        "too little": (ROLES["leaked"], "wrong: does not see what it must"),
+    }
+    told = []
+    cell, x0, y = min(24.0, (sheet.right - sheet.left - 40) / total), sheet.left + 40, sheet.y
+    for key in range(total):
+        sheet.text(x0 + (key + 0.5) * cell, y + 5, str(key), size=TINY, colour=MUTED, ha="center")
+    y += 13
+    for row in range(new):
+        position, top = prefix_len + row, y + row * cell
+        sheet.text(x0 - 6, top + cell / 2, str(position), size=TINY, colour=MUTED, ha="right")
+        for key in range(total):
+            sees = bool(mask[row, key])
+            wanted = key <= position and (sliding_window is None or position - key < sliding_window)
+            kind = "hidden" if not sees else "prefix" if key < prefix_len else "new"
+            if sees != wanted:
+                kind = "too much" if sees else "too little"
+            told.append(kind)
+            sheet.rect(
+                x0 + key * cell, top, cell, cell, styles[kind][0], edge="#ffffff", name=f"{position} {key} {kind}"
+            )
+    if prefix_len:
+        sheet.line([x0 + prefix_len * cell] * 2, [y - 4, y + new * cell + 3], colour=INK, line=2)
+    sheet.y = y + new * cell + 12
+    sheet.legend([entry for kind, entry in styles.items() if kind in told])
+    wrong = ", ".join(f"{told.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in told)
+    return sheet.picture(
+        f"{count(new, 'query')} × {count(total, 'key')} ({prefix_len} in the prefix): {int(mask.sum())} of {mask.numel()} "
+        f"pairs seen; {wrong or 'as it should be'}."
+    )
