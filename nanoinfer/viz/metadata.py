@@ -166,7 +166,8 @@ def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
     _name(sheet, "kv_indptr", "[B+1]" if large and not i else "", indent=0 if large else 66)
     _pointer(sheet, x0, top, m.kv_indptr[i])
     _pointer(sheet, end, top, m.kv_indptr[i + 1])
-    sheet.text(x0 + 14, sheet.y + 9, f"= start_loc[{i}]", size=TINY, colour=MUTED)
+    beside = x0 + 14 if end - x0 > 120 else end + 20
+    sheet.text(beside, sheet.y + 9, f"start_loc[{i}] = {m.kv_indptr[i]}", size=TINY, colour=MUTED)
     sheet.y += 24
 
 

@@ -7,7 +7,7 @@ from nanoinfer.sessions import InferenceSession
 from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, text_width
-from nanoinfer.viz.words import count, expect_type, num_bytes, percent
+from nanoinfer.viz.words import count, expect_type, is_a, num_bytes, percent
 
 MOST_CELLS = 40
 MOST_ROWS = 24
@@ -76,12 +76,12 @@ def padded_batch(
 
 def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
     """Tokens a row, and bytes of K/V a token (0: unknown)."""
-    sessions = [item for item in given if isinstance(item, InferenceSession)]
+    sessions = [item for item in given if is_a(item, InferenceSession)]
     if len(sessions) == len(given):
         return [session.kv_len for session in sessions], sessions[0].engine.kv_bytes_per_token
     lens = []
     for i, item in enumerate(given):
-        if isinstance(item, InferenceSession | bool) or not hasattr(item, "__index__"):
+        if is_a(item, InferenceSession) or isinstance(item, bool) or not hasattr(item, "__index__"):
             raise ValueError(f"sessions_or_lens[{i}]: must be all InferenceSessions or all integers, got {item!r}")
         if int(item) < 0:
             raise ValueError(f"sessions_or_lens[{i}]={int(item)}: must not be negative")
