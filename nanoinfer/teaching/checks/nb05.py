@@ -1,0 +1,232 @@
+"""Checks of notebook 05, input metadata. The oracle walks over requests and positions one by one."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+
+# seq_lens, prefix_lens: the worked example, no prefix, mixed, one new token each, no new rectangle anywhere.
+BATCHES = [
+    ([12], [7]),
+    ([7], [0]),
+    ([8, 3, 6], [5, 0, 2]),
+    ([4, 4, 4], [0, 1, 3]),
+    ([9, 1, 13, 2], [8, 0, 12, 1]),
+    ([1], [0]),
+]
+LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+
+
+def int32(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def checked_tensor(got: Any, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """`got` if it is a one-dimensional tensor of `dtype`; else a Hint."""
+    expect(got is not None, f"{what} is None. Is a `return` missing?")
+    expect(isinstance(got, torch.Tensor), f"{what} must be a tensor, got {type(got).__name__}")
+    expect(got.ndim == 1, f"{what} must have one dimension, flat over the batch: got shape {list(got.shape)}")
+    name = str(dtype).removeprefix("torch.")
+    expect(
+        got.dtype == dtype,
+        f"{what} must be {name}, got {str(got.dtype).removeprefix('torch.')}: kernels read these tensors by address",
+    )
+    return got
+
+
+@exercise("5.1", "Positions of the new tokens")
+def positions(given: Given) -> str:
+    student = given["positions"]
+    for seq_lens, prefix_lens in BATCHES:
+        want = [p for seq, prefix in zip(seq_lens, prefix_lens, strict=True) for p in range(prefix, seq)]
+        got = checked_tensor(student(int32(seq_lens), int32(prefix_lens)), torch.int64, "positions").tolist()
+        case = f"seq_lens={seq_lens}, prefix_lens={prefix_lens}"
+        new_lens = [seq - prefix for seq, prefix in zip(seq_lens, prefix_lens, strict=True)]
+        expect(
+            got != [p for new in new_lens for p in range(new)] or got == want,
+            f"{case}: every request starts at position 0 here. The cached tokens come before the new ones: the first "
+            "new token stands right behind the prefix",
+        )
+        expect(
+            got != list(range(len(want))) or got == want,
+            f"{case}: these are places in the batch, 0 to T - 1. A position counts within the token's own text",
+        )
+        expect(
+            got != [p for seq in seq_lens for p in range(seq)] or got == want,
+            f"{case}: these are the positions of all tokens. Only the new ones are computed in this pass",
+        )
+        expect_equal(got, want, f"{case}: prefix_len, ..., seq_len - 1 of each request in turn")
+    return "prefix_len .. seq_len - 1 of each request, whatever stands beside it"
+
+
+@exercise("5.2", "CSR row pointers")
+def row_pointers(given: Given) -> str:
+    student = given["row_pointers"]
+    for lens in ([12], [8, 3, 6], [1, 1, 1, 1], [5, 17, 2, 9, 30]):
+        got = student(int32(lens))
+        expect(isinstance(got, tuple) and len(got) == 2, f"Return two tensors, (indptr, start_loc), got {got!r}")
+        indptr, start_loc = (
+            checked_tensor(got[0], torch.int32, "indptr"),
+            checked_tensor(got[1], torch.int32, "start_loc"),
+        )
+        want = [sum(lens[:i]) for i in range(len(lens) + 1)]
+        expect(
+            indptr.tolist() != want[1:],
+            f"lens={lens}: the 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]",
+        )
+        expect(
+            indptr.tolist() != want[:-1],
+            f"lens={lens}: the total is missing at the end. Request i owns indptr[i] : indptr[i + 1], the last one too, so "
+            "B requests have B + 1 pointers",
+        )
+        expect_equal(indptr.tolist(), want, f"lens={lens}: indptr is 0 and then the running sums")
+        expect(
+            start_loc.tolist() != want[1:],
+            f"lens={lens}: start_loc says where each request *ends* here. It is the sum of the lengths *before* it",
+        )
+        expect_equal(start_loc.tolist(), want[:-1], f"lens={lens}: start_loc is where each request begins: [B]")
+    lens_tensor = int32([3, 4])
+    student(lens_tensor)
+    expect_equal(lens_tensor.tolist(), [3, 4], "The lengths that you were given have changed: they are still needed")
+    return "B + 1 pointers, and start_loc is all but the last"
+
+
+@exercise("5.3", "Is it a range?")
+def contiguous(given: Given) -> str:
+    student = given["contiguous"]
+    cases: list[tuple[list[int], str]] = [
+        ([16, 17, 18, 19, 20], ""),
+        ([0, 1, 2, 3, 4, 5, 6], ""),
+        ([9], "one slot alone is a range, too"),
+        ([0], "slot 0 is a slot like any other"),
+        (
+            [4, 6, 5, 7],
+            "first and last fit, but the order is not that of the range: the K/V of two tokens would change places",
+        ),
+        (
+            [4, 9, 2, 7],
+            "the last is first + 3, but those between are elsewhere: somebody else's slots would be overwritten",
+        ),
+        ([7, 6, 5, 4], "the slots are neighbours, but in falling order: a copy would store the K/V back to front"),
+        ([3, 4, 6, 7], "there is a gap"),
+        ([5, 6, 7, 3], "the last one lies before the others"),
+        ([2, 2], "the same slot twice is no range"),
+    ]
+    for slots, why in cases:
+        for dtype in (torch.int32, torch.int64):
+            is_range = all(after == before + 1 for before, after in pairwise(slots))
+            want = (slots[0], slots[-1] + 1) if is_range else (None, None)
+            got = student(torch.tensor(slots, dtype=dtype))
+            expect(isinstance(got, tuple | list) and len(got) == 2, f"{slots}: return two values, got {got!r}")
+            if not is_range:
+                expect(tuple(got) == want, f"{slots}: {why}. The answer is (None, None), got {tuple(got)}")
+                continue
+            expect(
+                None not in got, f"{slots}: this is a range{': ' + why if why else ''}, but the answer is (None, None)"
+            )
+            start, end = int(got[0]), int(got[1])
+            expect(
+                end != want[0] + len(slots) - 1 or start != want[0],
+                f"{slots}: `end` is exclusive: the slot after the last",
+            )  # type: ignore[operator]
+            expect_equal((start, end), want, f"{slots}: from the first slot to the one after the last")
+    return "order, gaps and single slots"
+
+
+def refuse_loops(function: Callable[..., Any]) -> None:
+    """Hint when the source of `function` has a loop or a comprehension; nothing when the source cannot be had."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, LOOPS):
+            raise Hint(
+                "There is a Python loop (or a comprehension) in it. It is right, but in a batch of 64 requests with 500 "
+                "tokens each it takes 32,000 steps before every pass: do all tokens at once"
+            )
+
+
+@exercise("5.4", "kv_indices without a loop", points=2)
+def kv_indices(given: Given) -> str:
+    student = given["kv_indices"]
+    rng = np.random.default_rng(0)
+    for rows, seq_lens in (
+        ([0], [12]),
+        ([2, 0, 3], [8, 3, 6]),
+        ([3, 1], [1, 16]),
+        ([1, 0, 3, 2], [5, 5, 5, 5]),
+        ([2, 3], [16, 16]),
+    ):
+        table = torch.from_numpy(rng.permutation(64).reshape(4, 16).astype(np.int32))
+        want = [int(table[row, p]) for row, seq in zip(rows, seq_lens, strict=True) for p in range(seq)]
+        before = table.clone()
+        got = checked_tensor(student(table, int32(rows), int32(seq_lens)), torch.int32, "kv_indices").tolist()
+        case = f"req_pool_indices={rows}, seq_lens={seq_lens}"
+        by_place = [int(table[i, p]) for i, seq in enumerate(seq_lens) for p in range(seq)]
+        expect(
+            got != by_place or got == want,
+            f"{case}: these are rows 0, 1, ... of the table. Request i of the batch is in row req_pool_indices[i]",
+        )
+        expect(
+            len(got) == len(want),
+            f"{case}: {len(got)} slots for {len(want)} tokens. One slot for each token of each request: no padding, "
+            "none left out",
+        )
+        expect_equal(got, want, f"{case}: request after request, its slots in the order of its positions")
+        expect(torch.equal(table, before), f"{case}: the table of rows has changed; it is only to be read")
+    refuse_loops(student)
+    return "every token of every request in one look-up"
+
+
+@exercise("5.5", "A whole description, by hand", points=2)
+def predicted(given: Given) -> str:
+    rows = {2: [8, 9, 10, 11, 0, 1, 2, 3, 20], 0: [8, 9, 10, 11, 4]}
+    seq_lens, prefix_lens, page_size = [9, 5], [6, 4], 4
+    new_lens = [3, 1]
+    want: dict[str, tuple[list[int], str]] = {
+        "req_pool_indices": ([2, 0], "the rows, in the order of the batch: row 2 comes first here"),
+        "seq_lens": (seq_lens, "how many tokens each has *after* this pass"),
+        "prefix_lens": (
+            prefix_lens,
+            "how many have K/V before this pass. It does not matter whether another request computed it or this one",
+        ),
+        "extend_seq_lens": (new_lens, "seq_lens - prefix_lens"),
+        "positions": ([6, 7, 8, 4], "prefix_len .. seq_len - 1 of row 2, then of row 0"),
+        "out_cache_loc": (
+            [slot for row, prefix in zip(rows, prefix_lens, strict=True) for slot in rows[row][prefix:]],
+            "what the rows name at the new positions, no matter which page it is in",
+        ),
+        "start_loc": ([0, 9], "where each request begins among *all* tokens: the sum of the seq_lens before it"),
+        "qo_indptr": ([0, 3, 4], "where each request begins among the *new* tokens, and their total at the end"),
+        "kv_indptr": ([0, 9, 14], "start_loc, and the total of all tokens at the end"),
+        "kv_indices": (rows[2] + rows[0], "all slots of row 2 up to its length, then all of row 0"),
+        "kv_last_page_len": (
+            [(seq - 1) % page_size + 1 for seq in seq_lens],
+            "tokens in the last page. 9 tokens in pages of 4 are 4 + 4 + 1; a full last page would count 4, never 0",
+        ),
+    }
+    got = given["predicted"]()
+    expect(isinstance(got, dict), f"predicted() must return a dict, got {type(got).__name__}")
+    missing = [name for name in want if name not in got]
+    expect(not missing, f"These fields are still missing: {', '.join(missing)}")
+    unknown = [name for name in got if name not in want]
+    expect(not unknown, f"There are no such fields: {', '.join(map(str, unknown))}")
+    right = 0
+    wrong: list[str] = []
+    for name, (values, why) in want.items():
+        mine = got[name].tolist() if isinstance(got[name], torch.Tensor | np.ndarray) else got[name]
+        if mine is not None and list(mine) == values:
+            right += 1
+        else:
+            wrong.append(f"`{name}` is {mine}, which is not right. It is {why}")
+    if wrong:
+        raise Hint(f"{right} of {len(want)} fields are right. The first that is not: {wrong[0]}")
+    return f"all {len(want)} fields"
