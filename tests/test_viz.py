@@ -24,7 +24,7 @@ from nanoinfer.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.radix_cache import RadixCache, TreeNode
 from nanoinfer.sessions import InferenceEngine, InferenceSession
-from nanoinfer.viz.palette import REQUESTS, ROLES, Style
+from nanoinfer.viz.palette import REQUESTS, ROLES
 
 # --- what is looked at, and how -----------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ def test_rows_show_the_tree_s_part_their_own_and_what_is_left_over() -> None:
 
 def test_long_rows_are_drawn_as_runs() -> None:
     picture = viz.request_rows(make_rows(), {2: 177, 3: 40}, prefix_lens={2: 100})
-    assert {"0-99", "100-176", "78", "34 runs"} <= set(texts(picture))
+    assert {"0-99", "100-176", "78", "29 runs"} <= set(texts(picture))
     assert "177 tokens (100 of them the tree's) in slots 0-176" in picture.alt
     assert_readable(picture)
 
@@ -528,9 +528,18 @@ def test_decode_makes_text_of_the_tokens() -> None:
     insert(tree, [104, 105, 32, 111])
     picture = viz.radix_tree(tree, decode=lambda ids: bytes(ids).decode())
     assert "hi o" in texts(picture)
+    assert '"hi o" in slots 0-3' in picture.alt
 
 
-@pytest.mark.parametrize("decode", [None, lambda ids: " " + " ".join(f"word{i}" for i in ids)])
+def test_a_node_without_text_shows_its_ids() -> None:
+    tree = make_tree()
+    insert(tree, [1])
+    picture = viz.radix_tree(tree, decode=lambda ids: "")
+    assert "1" in texts(picture)
+    assert "[1] in slot 0" in picture.alt
+
+
+@pytest.mark.parametrize("decode", [None, lambda ids: " " + " ".join(f"a{i}long·word" * 9 for i in ids)])
 def test_a_deep_tree_shows_both_ends_and_counts_the_rest(decode: Any) -> None:
     tree = make_tree(6000)
     for i in range(50):
@@ -734,7 +743,3 @@ def test_lines_of_nonsense_are_refused(series: Any, message: str) -> None:
 def test_wrong_things_are_refused_by_name(draw: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw()
-
-
-def test_styles_have_a_face_each() -> None:
-    assert all(isinstance(style, Style) and len(style.face) == 7 for style in (*ROLES.values(), *REQUESTS))

@@ -1,6 +1,7 @@
 """Facts: an InputMetadata as plain lists, with names and texts for what it is about; and how to get those of an Engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -57,6 +58,13 @@ def request_labels(request_ids: Sequence[int]) -> list[str]:
         seen[request_id] = copy = seen.get(request_id, 0) + 1
         labels.append(f"request {request_id}" + (f" ({copy})" if copy > 1 else ""))
     return labels
+
+
+def decoder_of(tokenizer: Tokenizer | None) -> Callable[[list[int]], str] | None:
+    """Token ids → text with the special tokens in it: they have slots, too."""
+    if tokenizer is None:
+        return None
+    return partial(tokenizer.hf_tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:

@@ -58,7 +58,7 @@ def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True, indent: 
     weight, colour = ("bold", INK) if field else ("normal", MUTED)
     sheet.text(sheet.left + indent, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
     if shape:
-        sheet.text(sheet.left + GUTTER - 6, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
+        sheet.text(sheet.left + GUTTER - 14, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
 
 
 def _value(sheet: Sheet, x: float, width: float, style: Style, label: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """engine: slots, rows and tree of a live Engine in one picture."""
 
 from nanoinfer.engine import Engine
+from nanoinfer.viz.facts import decoder_of
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import draw_request_rows
 from nanoinfer.viz.sheet import Sheet
@@ -41,8 +42,7 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
         tree = "Radix tree: disabled."
     else:
         sheet.heading(f"RadixCache: {count(engine.radix_cache.total_size(), 'token')}")
-        decode = engine.builder.tokenizer.decode if engine.builder.tokenizer is not None else None
-        tree = draw_radix_tree(sheet, engine.radix_cache, decode, None)
+        tree = draw_radix_tree(sheet, engine.radix_cache, decoder_of(engine.builder.tokenizer), None)
     names = [f"request {req.request_id} ({count(req.num_tokens, 'token')})" for req in waiting]
     queue = f"Waiting: {plural_list(names)}." if names else "Nobody waits."
     sheet.caption(queue)

@@ -63,7 +63,7 @@ LINES: tuple[str, ...] = (
     "#8a5a2b",
     "#33288a",
     "#b5a000",
-)  # charts
+)
 
 
 def request_style(number: int) -> Style:

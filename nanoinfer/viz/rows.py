@@ -11,7 +11,7 @@ from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
 from nanoinfer.viz.words import checked_lens, count, expect_type, run_list, runs, span
 
 MOST_CELLS = 30  # positions drawn one by one; longer rows are drawn as runs
-MOST_RUNS = 7
+MOST_RUNS = 12
 
 
 def request_rows(
@@ -148,7 +148,7 @@ def _run_boxes(
             skipped = position < 0
             inside = f"{first} runs" if skipped else span(first, last)
             above = "…" if skipped else span(position, position + last - first)
-            width = min(room, max(text_width(inside, SMALL) + 14, text_width(above, TINY) + 8, 46))
+            width = min(room, max(text_width(inside, SMALL) + 12, text_width(above, TINY) + 6, 40))
             sheet.cell(x, y, width, height, look, inside, edge="#767676", name=f"row {row} run")
             sheet.text(x + width / 2, y - 6, above, size=TINY, colour=MUTED, ha="center")
             x += width

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from nanoinfer.viz.palette import INK, MUTED, Style
-from nanoinfer.viz.picture import WIDTH, Picture
+from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture
 
 MARGIN = 14.0
 BODY, SMALL, TINY = 8.5, 7.5, 6.5  # points
@@ -218,11 +218,11 @@ def _glyphs() -> frozenset[int]:
 
 @lru_cache(maxsize=1)
 def _ruler() -> RendererAgg:
-    return RendererAgg(8, 8, 200)
+    return RendererAgg(8, 8, 100 * PIXEL_RATIO)  # letters are as wide as they will be drawn, to the pixel
 
 
 @lru_cache(maxsize=20_000)
 def _measure(text: str, size: float, weight: str) -> float:
     if not text:
         return 0.0
-    return float(_ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]) / 2
+    return float(_ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]) / PIXEL_RATIO

@@ -57,18 +57,18 @@ def draw_radix_tree(sheet: Sheet, tree: RadixCache, decode: Decode | None, highl
     if depth:
         sheet.y -= 3
         sheet.caption("last use: last_access_time, in ticks of the tree's own clock. hits: hit_count.", size=TINY)
-    return _alt(tree, depth, following, marked)
+    return _alt(tree, depth, pen, marked)
 
 
-def _alt(tree: RadixCache, depth: int, following: TreeNode | None, marked: list[TreeNode]) -> str:
+def _alt(tree: RadixCache, depth: int, pen: "_Pen", marked: list[TreeNode]) -> str:
     nodes = [node for _, node in tree.nodes()]
     told = [
         f"Radix tree: {count(len(nodes), 'node')}, depth {depth}, {count(tree.total_size(), 'token')} "
         f"({tree.evictable_size():,} evictable, {tree.protected_size():,} locked)"
     ]
     for node in nodes[:8]:
-        text = f"[{_ids(node)}] in {slots(node.value)}, lock_ref {node.lock_ref}, last use {node.last_access_time}"
-        told.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is following else ''}")
+        text = f"{pen.name_of(node)} in {slots(node.value)}, lock_ref {node.lock_ref}, last use {node.last_access_time}"
+        told.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is pen.following else ''}")
     if len(nodes) > 8:
         told.append(f"and {count(len(nodes) - 8, 'more node')}")
     if marked:
@@ -101,7 +101,7 @@ class _Pen:
     """Draws one box at a time, in either layout."""
 
     def __init__(self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None):
-        self.sheet, self._decode, self._following = sheet, decode, following
+        self.sheet, self._decode, self.following = sheet, decode, following
         self._marked = set(map(id, marked))
 
     def box(self, box: Box, width: float, height: float) -> None:
@@ -122,6 +122,14 @@ class _Pen:
             sheet.rect(x - 2, y - 2, width + 4, height + 4, edge=ROLES["highlight"].face, line=2.4, over=True)
         (self._three_lines if height == TALL else self._one_line)(node, style, x, y, width, height)
 
+    def name_of(self, node: TreeNode) -> str:
+        """Its tokens in a sentence: `[1 2 3]`, or `"text"`, its middle left out where it is long."""
+        text = self._decode(node.key.tolist()) if self._decode is not None else ""
+        if not text:
+            return f"[{_ids(node)}]"
+        text = text.replace("\n", "⏎")
+        return f'"{text}"' if len(text) <= 36 else f'"{text[:24]}…{text[-10:]}"'
+
     def namespace(self, box: Box, x: float, y: float, width: float) -> None:
         if box.extra_key is not None:
             self.sheet.text(x, y, f"extra_key={box.extra_key!r}", size=TINY, colour=MUTED, width=width)
@@ -131,17 +139,17 @@ class _Pen:
         use = f"lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
         self.sheet.text(x + 7, y + 26, self._slots_of(node, room, SMALL), size=SMALL, colour=colour, width=room)
         self.sheet.text(x + 7, y + 40, use, size=TINY, colour=colour, width=room)
-        if node is self._following:
+        if node is self.following:
             room -= self._badge(x + width - 4, y + 11) + 4
         text = self._text_of(node, room, BODY)
         self.sheet.text(x + 7, y + 11, text, weight="bold", colour=colour, width=room)
 
     def _one_line(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
         middle, right, room = y + height / 2, x + width - 8, width - 24
-        if node is self._following:
+        if node is self.following:
             badge = self._badge(right + 4, middle) + 6
             right, room = right - badge, room - badge
-        told = self._slots_of(node, 180, TINY)
+        told = self._slots_of(node, 150, TINY)
         told += f" · lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
         room -= self.sheet.text(right, middle, told, size=TINY, colour=style.text, ha="right", width=room - 60)
         text = self._text_of(node, room, SMALL)
@@ -164,7 +172,7 @@ class _Pen:
         if self._decode is None:
             texts = [_ids(node, limit) for limit in range(min(max(len(node), 3), 40), 2, -1)]
             return next((text for text in texts if text_width(text, size, "bold") <= width), texts[-1])
-        text = self._decode(node.key.tolist())
+        text = self._decode(node.key.tolist()) or _ids(node)
         inner = text.strip(" ")
         lead = len(text) - len(text.lstrip(" "))
         text = "·" * lead + visible(inner).replace("·", " ") + "·" * (len(text) - lead - len(inner))
