@@ -38,7 +38,8 @@ def notes(graded: Graded) -> str:
 
 
 def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False, names: bool = False) -> str:
-    """Submissions of one notebook: file, marks, sum, notes. `verbose`: hints below the rows; `names`: titles below all."""
+    """Submissions of one notebook: file, marks, sum, notes. `verbose`: below each row its hints and exceptions;
+    `names`: below all the exercises' titles."""
     total = sum(exercise.points for exercise in exercises)
     head = ["file", *(exercise.id for exercise in exercises), f"of {total}" if exercises else "", "notes"]
     body = []
@@ -50,8 +51,9 @@ def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: boo
     for row, cells in zip(rows, body, strict=True):
         lines.append(_line(cells, widths))
         if verbose:
-            hints = (row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) == "wrong")
-            lines += [f"    {line}" for hint in hints for line in hint.splitlines()]
+            said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) == "wrong"]
+            said += [f"cell {number} raises {error}" for number, error in row.raised.items()]
+            lines += [f"    {line}" for text in said for line in text.splitlines()]
     if names:
         lines += ["", *(f"{e.id:>6}  {e.title} ({e.points})" for e in exercises)]
     return "\n".join(lines)
@@ -87,8 +89,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--total", type=float, default=600, metavar="S", help="seconds for a submission (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="at a time (%(default)s)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the marks to FILE")
-    parser.add_argument("--verbose", action="store_true", help="show each hint")
+    parser.add_argument("--verbose", action="store_true", help="show each hint, and what cells raise")
     parser.add_argument("--names", action="store_true", help="say what the exercises are")
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the cells that the exercises need, by their names"
+    )
     parser.add_argument(
         "--checks", type=Path, action="append", default=[], metavar="FOLDER", help="has nbNN.py with your own exercises"
     )
@@ -105,10 +110,12 @@ def main(arguments: list[str] | None = None) -> int:
         if str(folder.resolve()) not in checks.__path__:
             checks.__path__.append(str(folder.resolve()))
     folders = [folder.resolve() for folder in options.checks]
+
+    def graded(path: Path) -> Graded:
+        return grade(path, timeout=options.timeout, total=options.total, checks=folders, quick=options.quick)
+
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(
-            pool.map(lambda p: grade(p, timeout=options.timeout, total=options.total, checks=folders), options.files)
-        )
+        rows = list(pool.map(graded, options.files))
     numbers = sorted({row.notebook for row in rows if row.notebook is not None})
     tables = [
         table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose, names=options.names)

@@ -73,8 +73,11 @@ def main() -> None:
             set_timer(signal.ITIMER_REAL, job["timeout"], 0.5)
             if "source" in step:
                 result = shell.run_cell(step["source"], store_history=False)
-                if isinstance(result.error_in_exec, OutOfTime):
+                error = result.error_before_exec or result.error_in_exec
+                if isinstance(error, OutOfTime):
                     outcome = {"outcome": "timeout"}
+                elif error is not None:
+                    outcome = {"outcome": "raised", "text": type(error).__name__ + f": {error}"[:500]}
             else:
                 outcome = mark(step["check"])
             armed = False

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of, notebook_of
+from notebooks.needed import needed
 from notebooks.student import checked_ids, exercise_ids, number_of
 from tests.notebook_sync import ROOT, read, source_of
 
@@ -38,20 +39,22 @@ class Step:
 @dataclass
 class Graded:
     """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed" or
-    "not reached"; `texts`: exercise → the hint; `notes`: what went wrong elsewhere."""
+    "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what went wrong elsewhere."""
 
     name: str
     notebook: int | None = None
     outcomes: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    raised: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def plan(notebook: dict[str, Any], name: str) -> tuple[int | None, list[Step]]:
+def plan(notebook: dict[str, Any], name: str, *, quick: bool = False) -> tuple[int | None, list[Step]]:
     """Which notebook of the series this is, by its exercises (else by its file's name), and the steps to take.
 
     A check stands where its cell stands, since later cells may give a name another meaning; a check whose cell is gone
-    follows the cell of its exercise, or else the last cell.
+    follows the cell of its exercise, or else the last cell. With `quick` only those cells are run that the exercises' cells
+    need by their names; all, where one of those cells has lost its tag.
     """
     cells = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"]
     there = []
@@ -72,8 +75,17 @@ def plan(notebook: dict[str, Any], name: str) -> tuple[int | None, list[Step]]:
         missing = [id for id in written if id not in placed]
         placed |= set(missing)
         steps += [Step(i, check=id) for id in [*checks, *missing] if id in wanted]
+    if quick and set(wanted) <= {id for written, _ in there for id in written}:
+        steps = _only_needed(steps, {i for (i, _), (written, _) in zip(cells, there, strict=True) if written})
     last = cells[-1][0] if cells else 0
     return number, steps + [Step(last, check=id) for id in wanted if id not in placed]
+
+
+def _only_needed(steps: list[Step], exercise_cells: set[int]) -> list[Step]:
+    runs = [step for step in steps if step.source is not None]
+    chosen = needed([step.source or "" for step in runs], {i for i, s in enumerate(runs) if s.cell in exercise_cells})
+    kept = {runs[i].cell for i in chosen}
+    return [step for step in steps if step.check is not None or step.cell in kept]
 
 
 def _only_checks(source: str) -> bool:
@@ -91,14 +103,15 @@ def _only_checks(source: str) -> bool:
     )
 
 
-def grade(path: Path, *, timeout: float, total: float, checks: Sequence[Path] = ()) -> Graded:
-    """Run and check one submission. `timeout`: seconds for a cell or a check; `total`: for all of it, starts included.
+def grade(path: Path, *, timeout: float, total: float, checks: Sequence[Path] = (), quick: bool = False) -> Graded:
+    """Run and check one submission. `timeout`: seconds for a cell or a check; `total`: for all of it, starts included;
+    `checks`: more folders with nbNN.py; `quick`: as for `plan`.
 
     Nothing a submission does raises here: what cannot be read or run is noted, and costs the exercises it concerns.
     """
     graded = Graded(path.name)
     try:
-        graded.notebook, steps = plan(read(path), path.stem)
+        graded.notebook, steps = plan(read(path), path.stem, quick=quick)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         graded.notes.append(f"cannot be read ({type(error).__name__})")
         return graded
@@ -199,6 +212,9 @@ class _Run:
         """Note how a step ended; a check that has once been passed stays so."""
         step = self.steps[number]
         if step.check is None:
+            if outcome == "raised":
+                self.graded.raised[step.cell] = text
+                return
             note = f"{outcome}{self._in(number)}"
             if note not in self.graded.notes:
                 self.graded.notes.append(note)

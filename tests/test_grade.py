@@ -9,6 +9,7 @@ import pytest
 
 from nanoinfer.teaching import checks
 from notebooks.grade import main, notes, points
+from notebooks.needed import needed
 from notebooks.student import student_notebook
 from notebooks.submission import Graded, grade, plan
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
@@ -58,6 +59,7 @@ def test_endless_loops_and_crashes_cost_only_themselves(folder: Path, tmp_path: 
     result = graded(folder, tmp_path, content, timeout=2)
     assert outcomes(result) == ["timeout", "crashed", "passed"]
     assert result.notes == ["timeout in cell 3", "crashed in cell 4"]
+    assert result.raised == {5: "ValueError: nobody minds"}
 
 
 def test_the_time_for_all_ends_it_and_keeps_the_marks(folder: Path, tmp_path: Path) -> None:
@@ -162,6 +164,54 @@ class TestPlan:
         assert (4, None) in steps
         assert (6, None) not in steps
         assert steps.index((4, None)) < steps.index((4, "90.1"))
+
+    def test_quick_runs_what_the_exercises_need(self) -> None:
+        content = series({"90.2": "two = helper(2)\n" + SOLUTIONS["90.2"]})
+        more = ["unused = ReqToTokenPool(4, 8)", "helper = lambda n: other[n]", "other = {}", "other[2] = 2", "%time 1"]
+        content["cells"][2:2] = [code(source) for source in more]
+
+        def cells(quick: bool) -> list[int]:
+            return [step.cell for step in plan(content, "90_sample", quick=quick)[1] if step.source]
+
+        assert cells(quick=False) == [2, 3, 4, 5, 6, 7, 8, 10, 12]
+        assert cells(quick=True) == [4, 5, 6, 7, 8, 10, 12]
+        content["cells"][7]["metadata"] = {}
+        assert cells(quick=True) == cells(quick=False), "an exercise without its tag may need anything"
+
+
+class TestNeeded:
+    """Which cells are needed, by names."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import torch.nn as name",
+            "from torch import nn as name",
+            "import name.inner",
+            "class name: ...",
+            "async def name(): ...",
+            "a, (*name, b) = x",
+            "for name in x: ...",
+            "with x as name: ...",
+            "name: int = 3",
+            "name += 1",
+            "(name := 3)",
+            "name.inner[0].x = 3",
+            "del name[0]",
+            "@extend(name)\ndef method(self): ...",
+            "from anywhere import *",
+            "%load_ext anything",
+        ],
+    )
+    def test_whatever_gives_a_name_a_value_is_needed(self, source: str) -> None:
+        assert needed([source, "def f():\n    return name"], {1}) == {0, 1}
+
+    @pytest.mark.parametrize("source", ["name", "name.method()", "other = name", "def g(): return name"])
+    def test_what_only_uses_it_is_not(self, source: str) -> None:
+        assert needed([source, "def f():\n    return name"], {1}) == {1}
+
+    def test_what_the_needed_need_is_needed(self) -> None:
+        assert needed(["a = 1", "b = a", "def f(): return b + c", "d = 1", "c = 2"], {2}) == {0, 1, 2, 4}
 
 
 class TestCommand:

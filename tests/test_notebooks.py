@@ -1,7 +1,7 @@
 """The notebooks as committed: they run, say the same again, and their exercises can be solved and cannot be skipped.
 
-Every notebook runs once (nbval), and of those with exercises the solution once (the grader); as many at a time as there are
-cores.
+Every notebook runs once (nbval); of those with exercises the solution runs once (the grader), and once the cells that the
+stubs need. As many run at a time as there are cores.
 """
 
 import os
@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import built_path, check
-from notebooks.student import checked_ids, number_of
+from notebooks.student import checked_ids, tags
 from notebooks.submission import Graded, grade
 from notebooks.tidy import clear_outputs, output_problems, tidy
 from tests.nbval_run import CELL_SECONDS, NOTEBOOK_SECONDS, nbval
@@ -33,13 +32,17 @@ def graded(path: Path) -> Graded:
     return grade(path, timeout=CELL_SECONDS, total=NOTEBOOK_SECONDS)
 
 
+def graded_quickly(path: Path) -> Graded:
+    return grade(path, timeout=CELL_SECONDS, total=NOTEBOOK_SECONDS, quick=True)
+
+
 Runs = dict[tuple[str, Path], Future[Any]]
 
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
     """Everything that the tests chosen for this session run, begun at once."""
-    jobs: dict[str, Callable[[Path], Any]] = {"nbval": nbval, "graded": graded}
+    jobs: dict[str, Callable[[Path], Any]] = {"nbval": nbval, "graded": graded, "graded quickly": graded_quickly}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         started: Runs = {}
         for item in request.session.items:
@@ -64,18 +67,21 @@ def test_every_solution_passes(path: Path, runs: Runs) -> None:
     result = runs["graded", path].result()
     assert result.notes == []
     assert set(result.outcomes.values()) == {"passed"}, result
+    meant = {i for i, cell in enumerate(read(path)["cells"], 1) if "raises-exception" in tags(cell)}
+    assert {i: error for i, error in result.raised.items() if i not in meant} == {}
 
 
-@every(SOLUTIONS)
-def test_every_stub_fails(path: Path) -> None:
-    """Of the committed outputs; that they are right, `test_a_notebook_runs_and_says_what_it_said` shows."""
+@pytest.mark.runs_notebook("graded quickly")
+@every([built_path(path) for path in SOLUTIONS])
+def test_every_stub_fails(path: Path, runs: Runs) -> None:
+    result = runs["graded quickly", path].result()
+    assert result.notes == []
+    assert set(result.outcomes.values()) == {"not written"}, result
     told = {}
-    for cell in read(built_path(path))["cells"]:
+    for cell in read(path)["cells"]:
         if cell["cell_type"] == "code" and (ids := checked_ids(source_of(cell))):
             told |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
-    number = number_of(path.stem)
-    assert number is not None
-    assert told == {exercise.id: ["NotWritten"] for exercise in exercises_of(number)}
+    assert told == {id: ["NotWritten"] for id in result.outcomes}, "and the notebook as committed says so"
 
 
 @every(SOURCES)
