@@ -46,7 +46,7 @@ def session_steps(
     for i in range(0, len(steps), every):
         sheet.text(x0 + (i + 0.5) * width, sheet.y + 6, str(i + 1), ha="center", size=TINY, colour=MUTED)
     sheet.y += 16
-    edge = "#ffffff" if width > 5 else None
+    edge = "#ffffff" if width > 10 else None
     for place in abridged(len(ids), MOST_ROWS):
         if place is None:
             sheet.text(x0 - 8, sheet.y + 7, "…", ha="right")

@@ -1,0 +1,110 @@
+"""Checks of notebook 03: right answers pass, and each typical mistake is told what it is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer.teaching import Hint, check
+
+PAD = """
+def pad(keys):
+    lens = [len(own) for own in keys]
+    rectangle = torch.zeros(len(keys), max(lens), *keys[0].shape[1:])
+    for row, own in enumerate(keys):
+        rectangle[row, : len(own)] = own
+    seen = torch.arange(max(lens)) < torch.tensor(lens)[:, None]
+    return rectangle, seen
+"""
+ATTENTION = """
+def batched_decode_attention(q, keys, values, seen):
+    keys, values = keys.clone(), values.clone()
+    keys[~seen] = 0
+    values[~seen] = 0
+    group = q.shape[1] // keys.shape[2]
+    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)
+    scores = torch.einsum("bhd,bshd->bhs", q, keys) / q.shape[2] ** 0.5
+    scores[~seen[:, None].expand_as(scores)] = -torch.inf
+    return torch.einsum("bhs,bshd->bhd", scores.softmax(-1), values)
+"""
+SPLIT = """
+def split_rows(rectangle, lens):
+    return [rectangle[row, :length].clone() for row, length in enumerate(lens)]
+"""
+STEP = """
+def step(running, waiting, max_running, decode):
+    finished = []
+    while waiting and len(running) < max_running:
+        request = waiting.popleft()
+        request.prefill()
+        (finished if request.finished else running).append(request)
+    if running:
+        decode(running)
+    finished += [request for request in running if request.finished]
+    running[:] = [request for request in running if not request.finished]
+    return finished
+"""
+SHARE = """
+def padding_share(prompt_lens, new_tokens):
+    used = total = 0
+    for i in range(max(new_tokens) - 1):
+        rows = [n + i + 1 for n, new in zip(prompt_lens, new_tokens) if new - 1 > i]
+        used, total = used + sum(rows), total + len(rows) * max(rows)
+    return 1 - used / total if total else 0.0
+"""
+ANSWERS = {"3.1": PAD, "3.2": ATTENTION, "3.3": SPLIT, "3.4": STEP, "3.5": SHARE}
+
+# exercise, what of the right answer is replaced, by what, and what the hint must say
+MISTAKES = [
+    ("3.1", "max(lens)) <", "max(lens)) >=", "True for padding here"),
+    ("3.1", "max(lens)) <", "max(lens)) <=", "True where a row has a token"),
+    ("3.1", "torch.zeros(", "torch.ones(", "not zeros"),
+    ("3.1", ": len(own)] = own", "-len(own) :] = own", "must begin with"),
+    ("3.1", "max(lens), *keys", "10, *keys", "longest"),
+    ("3.1", "return rectangle, seen", "return rectangle", "two things"),
+    ("3.2", "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n", "", "Padding is not masked"),
+    ("3.2", "= -torch.inf", "= 0", "Padding is not masked"),
+    ("3.2", "    values[~seen] = 0\n", "", "the output is NaN"),
+    ("3.2", "keys.clone(), values.clone()", "keys, values", "changed in place"),
+    ("3.2", "keys.repeat_interleave(group, 2)", "keys.repeat(1, 1, group, 1)", "rows differ"),
+    ("3.2", " / q.shape[2] ** 0.5", "", "rows differ"),
+    ("3.3", ".clone()", "", "keeps 480 bytes alive"),
+    ("3.3", "rectangle[row, :length].clone()", "rectangle[row].clone()", "first 3 tokens"),
+    ("3.3", "[rectangle[row, :length].clone() for row, length in enumerate(lens)]", "rectangle", "Return a list"),
+    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass over nobody"),
+    ("3.4", "(finished if request.finished else running)", "running", "but has finished"),
+    ("3.4", "        request.prefill()\n", "", "has not been prefilled"),
+    ("3.4", "popleft()", "pop()", "waited longest"),
+    ("3.4", "len(running) < max_running", "len(running) <= max_running", "room for"),
+    ("3.4", "while waiting and", "if waiting and", "though there is room"),
+    ("3.4", "while waiting and", "while waiting and not running and", "though there is room"),
+    ("3.4", "if not request.finished]", "]", "their rows are not free"),
+    ("3.4", "    finished += [request for request in running if request.finished]\n", "", "returned"),
+    ("3.4", "        decode(running)", "        for one in running:\n            decode([one])", "Two decode passes"),
+    ("3.5", "n + i + 1 for n, new in zip(prompt_lens, new_tokens) if new - 1 > i",
+     "n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens)", "stay in the batch"),
+    ("3.5", "used = total = 0\n", "return 1 - sum(prompt_lens) / len(prompt_lens) / max(prompt_lens)\n", "Rows grow"),
+    ("3.5", "n + i + 1", "n + i", "another share"),
+    ("3.5", "new - 1 > i", "new > i", "another share"),
+    ("3.5", "1 - used / total", "used / total", "another share"),
+    ("3.5", "max(new_tokens) - 1", "max(new_tokens)", "your code raises"),
+]  # fmt: skip
+
+
+def written(text: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(text, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("id", ANSWERS)
+def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(id, written(ANSWERS[id]))
+    assert capsys.readouterr().out.startswith(f"✓ {id}")
+
+
+@pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
+def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    assert right in ANSWERS[id]
+    with pytest.raises(Hint, match=hint):
+        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
