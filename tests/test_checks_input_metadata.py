@@ -1,0 +1,127 @@
+"""Checks of notebook 05: right answers pass, and each typical mistake is told what it is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.teaching import Hint, check
+
+POSITIONS = """
+def positions(seq_lens, prefix_lens):
+    spans = zip(prefix_lens.tolist(), seq_lens.tolist())
+    return torch.cat([torch.arange(start, end) for start, end in spans])
+"""
+POINTERS = """
+def row_pointers(lens):
+    indptr = torch.zeros(len(lens) + 1, dtype=torch.int32)
+    indptr[1:] = lens.cumsum(0)
+    return indptr, indptr[:-1]
+"""
+CONTIGUOUS = """
+def contiguous(out_cache_loc):
+    slots = out_cache_loc.tolist()
+    start, end = slots[0], slots[0] + len(slots)
+    return (start, end) if slots == list(range(start, end)) else (None, None)
+"""
+INDICES = """
+def kv_indices(req_to_token, req_pool_indices, seq_lens):
+    lens = seq_lens.long()
+    request = torch.repeat_interleave(torch.arange(len(lens)), lens)
+    position = torch.arange(int(lens.sum())) - (lens.cumsum(0) - lens)[request]
+    return req_to_token[req_pool_indices.long()[request], position]
+"""
+LOOP = """
+def kv_indices(req_to_token, req_pool_indices, seq_lens):
+    rows = zip(req_pool_indices.tolist(), seq_lens.tolist())
+    return torch.cat([req_to_token[row, :seq] for row, seq in rows])
+"""
+PREDICTED = """
+def predicted():
+    return {
+        "req_pool_indices": [2, 0],
+        "seq_lens": [9, 5],
+        "prefix_lens": [6, 4],
+        "extend_seq_lens": [3, 1],
+        "positions": [6, 7, 8, 4],
+        "out_cache_loc": [2, 3, 20, 4],
+        "start_loc": [0, 9],
+        "qo_indptr": [0, 3, 4],
+        "kv_indptr": [0, 9, 14],
+        "kv_indices": [8, 9, 10, 11, 0, 1, 2, 3, 20, 8, 9, 10, 11, 4],
+        "kv_last_page_len": [1, 1],
+    }
+"""
+ANSWERS = {"5.1": POSITIONS, "5.2": POINTERS, "5.3": CONTIGUOUS, "5.4": INDICES, "5.5": PREDICTED}
+
+# exercise, what of the right answer is replaced, by what, and what the hint must say
+MISTAKES = [
+    ("5.1", "torch.arange(start, end)", "torch.arange(end - start)", "starts at position 0 here"),
+    ("5.1", "torch.arange(start, end)", "torch.arange(end)", "positions of all tokens"),
+    ("5.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
+     "torch.arange(sum(end - start for start, end in spans))", "starts at position 0|places in the batch"),
+    ("5.1", "torch.arange(start, end)", "torch.arange(start + 1, end + 1)", "prefix_len, ..., seq_len - 1"),
+    ("5.1", "torch.arange(start, end)", "torch.arange(start, end, dtype=torch.int32)", "must be int64, got int32"),
+    ("5.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
+     "[p for start, end in spans for p in range(start, end)]", "must be a tensor, got list"),
+    ("5.1", "return ", "", "Is a `return` missing"),
+    ("5.2", "return indptr, indptr[:-1]", "return indptr[1:], indptr[:-1]", "0 at the front is missing"),
+    ("5.2", "return indptr, indptr[:-1]", "return indptr[:-1], indptr[:-1]", "total is missing at the end"),
+    ("5.2", "return indptr, indptr[:-1]", "return indptr, indptr[1:]", "\\*ends\\* here"),
+    ("5.2", "return indptr, indptr[:-1]", "return indptr", "Return two tensors"),
+    ("5.2", "return indptr", "return indptr.long()", "must be int32, got int64"),
+    ("5.2", "lens.cumsum(0)", "lens.cumsum_(0)", "lengths that you were given have changed"),
+    ("5.2", "lens.cumsum(0)", "lens", "the running sums"),
+    ("5.3", "slots == list(range(start, end))", "slots[-1] - slots[0] == len(slots) - 1", "the order is not"),
+    ("5.3", "slots == list(range(start, end))", "max(slots) - min(slots) == len(slots) - 1", "the order is not"),
+    ("5.3", "slots == list(range(start, end))", "sorted(slots) == list(range(min(slots), max(slots) + 1))",
+     "the order is not|falling order"),
+    ("5.3", "(start, end) if", "(start, end - 1) if", "`end` is exclusive"),
+    ("5.3", "slots == list(range(start, end))", "start and slots == list(range(start, end))", "but the answer is"),
+    ("5.3", "slots == list(range(start, end))", "len(slots) > 1 and slots == list(range(start, end))", "one slot alone"),
+    ("5.3", "else (None, None)", "else None", "return two values"),
+    ("5.4", "req_pool_indices.long()[request]", "request", "Request i of the batch is in row"),
+    ("5.4", "- (lens.cumsum(0) - lens)[request]", "* 0", "its slots in the order of its positions"),
+    ("5.4", "    return req_to_token", "    request, position = request[1:], position[1:]\n    return req_to_token",
+     "One slot for each token"),
+    ("5.4", "    return req_to_token[req_pool_indices.long()[request], position]",
+     "    return req_to_token[req_pool_indices.long()[request], position].long()", "must be int32, got int64"),
+    ("5.4", "    return req_to_token", "    req_to_token += 0\n    req_to_token[1, 15] = -1\n    return req_to_token",
+     "only to be read|order of its positions"),
+    ("5.5", '"prefix_lens": [6, 4]', '"prefix_lens": [6, 0]', "10 of 11 .*`prefix_lens` is \\[6, 0\\]"),
+    ("5.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "tokens in the last page"),
+    ("5.5", '"qo_indptr": [0, 3, 4]', '"qo_indptr": [0, 9, 14]', "among the \\*new\\* tokens"),
+    ("5.5", '        "start_loc": [0, 9],\n', "", "still missing: start_loc"),
+    ("5.5", '"start_loc"', '"star_loc"', "still missing: start_loc"),
+    ("5.5", '"kv_indptr": [0, 9, 14]', '"kv_indptr": None', "`kv_indptr` is None"),
+]  # fmt: skip
+
+
+def written(text: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"np": np, "torch": torch}
+    exec(text, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("id", ANSWERS)
+def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(id, written(ANSWERS[id]))
+    assert capsys.readouterr().out.startswith(f"✓ {id}")
+
+
+@pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
+def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    assert right in ANSWERS[id]
+    with pytest.raises(Hint, match=hint):
+        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
+
+
+def test_a_loop_is_told_where_the_source_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "answer.py"
+    path.write_text(LOOP)
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(compile(LOOP, str(path), "exec"), namespace)
+    with pytest.raises(Hint, match="Python loop"):
+        check("5.4", namespace)

@@ -1,0 +1,143 @@
+"""Checks of notebook 04: right answers pass, and each typical mistake is told what it is."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.teaching import Hint, check
+
+ALLOC = """
+def alloc(runs, need_size):
+    if need_size > sum(end - start for start, end in runs):
+        return None
+    slots = []
+    while len(slots) < need_size:
+        start, end = runs[0]
+        taken_to = min(end, start + need_size - len(slots))
+        slots += range(start, taken_to)
+        runs[:1] = [(taken_to, end)] if taken_to < end else []
+    return slots
+"""
+SLOTS_OF = """
+def slots_of(block_table, positions, page_size):
+    return block_table[positions // page_size] * page_size + positions % page_size
+"""
+SHARE = """
+def share_prefix(req_to_token_pool, token_to_kv_pool, old, new, length, total):
+    own = token_to_kv_pool.alloc(total - length)
+    if own is None:
+        return None
+    table = req_to_token_pool.req_to_token
+    table[new, :length] = table[old, :length]
+    table[new, length:total] = own
+    return len(own)
+"""
+CONTIGUOUS = """
+def alloc_contiguous(runs, need_size):
+    for i, (start, end) in enumerate(runs):
+        if end - start >= need_size:
+            taken_to = start + need_size
+            runs[i : i + 1] = [(taken_to, end)] if taken_to < end else []
+            return start, taken_to
+    return None
+"""
+FREE = """
+def free(runs, slots, size):
+    now = {slot for start, end in runs for slot in range(start, end)}
+    for i, slot in enumerate(slots):
+        if not 0 <= slot < size:
+            raise ValueError(f"slot {slot} is outside the pool")
+        if slot in now:
+            raise ValueError(f"slot {slot} is free already")
+        if slot in slots[:i]:
+            raise ValueError(f"slot {slot} is given twice")
+    ordered = sorted([*now, *slots])
+    starts = [slot for slot in ordered if slot - 1 not in ordered]
+    ends = [slot + 1 for slot in ordered if slot + 1 not in ordered]
+    runs[:] = list(zip(starts, ends))
+"""
+AUDIT = """
+def audit(pool, owners):
+    count = np.zeros(pool.size, dtype=int)
+    for slots in (pool.free_slots(), *owners.values()):
+        for slot in slots.tolist():
+            count[slot] += 1
+    return np.flatnonzero(count == 0).tolist(), np.flatnonzero(count > 1).tolist()
+"""
+ANSWERS = {"4.1": ALLOC, "4.2": SLOTS_OF, "4.3": SHARE, "4.4": CONTIGUOUS, "4.5": FREE, "4.6": AUDIT}
+
+# exercise, what of the right answer is replaced, by what, and what the hint must say
+MISTAKES = [
+    ("4.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n    while",
+     "    slots = []\n    while runs and", "All or nothing"),
+    ("4.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n"
+     "    while len(slots) < need_size:\n", "    slots = []\n    while len(slots) < need_size:\n"
+     "        if not runs:\n            return None\n", "Nothing may be taken"),
+    ("4.1", "runs[0]", "runs[-1]", "the lowest free ones come first"),
+    ("4.1", "    slots = []\n", "    slots, runs = [], list(runs)\n", "still in `runs`"),
+    ("4.1", "if taken_to < end else []", "", "a run without slots"),
+    ("4.1", "    return slots", "    return slots or None", "Is a `return` missing"),
+    ("4.1", "    return slots", "    return slots[::-1]", "ascending order"),
+    ("4.2", "block_table[positions // page_size]", "block_table[positions]", "read at the position|IndexError"),
+    ("4.2", "block_table[positions // page_size]", "block_table[positions % len(block_table)]", "read at the position"),
+    ("4.2", " + positions % page_size", "", "at offset n % P"),
+    ("4.2", "return ", "", "Is a `return` missing"),
+    ("4.3", "alloc(total - length)", "alloc(total)[length:]", "have K/V already"),
+    ("4.3", "    table[new, :length] = table[old, :length]\n", "", "must name the same slots"),
+    ("4.3", "table[new, length:total] = own", "table[new, length:total] = table[old, length:total]",
+     "slots of the old request|the new slots"),
+    ("4.3", "    if own is None:\n        return None\n    table = req_to_token_pool.req_to_token\n",
+     "    table = req_to_token_pool.req_to_token\n    table[new, :length] = table[old, :length]\n"
+     "    if own is None:\n        return None\n", "a row has changed"),
+    ("4.3", "    return len(own)", "    return total", "how many slots were taken"),
+    ("4.3", "    return len(own)", "    return length", "how many slots were taken"),
+    ("4.3", "table[new, :length] = table[old, :length]", "table[new] = table[old]", "right of the new length"),
+    ("4.3", "    return len(own)", "    k = token_to_kv_pool.get_key_buffer(0)\n"
+     "    k[own[:1].long()] = k[table[old, :1].long()]\n    return len(own)", "copied"),
+    ("4.4", ">= need_size", "> need_size", "first run that is long enough|Is a `return` missing|\\*first fit\\*"),
+    ("4.4", "enumerate(runs)", "list(enumerate(runs))[::-1]", "\\*first fit\\* takes the first"),
+    ("4.4", "return start, taken_to", "return start, taken_to - 1", "`end` is exclusive"),
+    ("4.4", "            runs[i : i + 1] = [(taken_to, end)] if taken_to < end else []\n", "", "what is left differ"),
+    ("4.4", "    return None", "    return 0, need_size", "no run is long enough"),
+    ("4.4", "end - start >= need_size", "sum(e - s for s, e in runs) >= need_size", "no run is long enough|first run|left"),
+    ("4.5", "        if not 0 <= slot < size:\n            raise ValueError(f\"slot {slot} is outside the pool\")\n", "",
+     "is outside 0..31"),
+    ("4.5", "not 0 <= slot < size", "slot >= size", "negative index would count from the end"),
+    ("4.5", "        if slot in now:\n            raise ValueError(f\"slot {slot} is free already\")\n", "",
+     "two requests would get it"),
+    ("4.5", "slot in slots[:i]", "False", "is given twice"),
+    ("4.5", "        if slot in slots[:i]:\n", "        runs.append((slot, slot + 1))\n        if slot in slots[:i]:\n",
+     "Errors before effects"),
+    ("4.5", 'f"slot {slot} is free already"', '"a slot is free already"', "must name the slot"),
+    ("4.5", "    starts = [slot for slot in ordered if slot - 1 not in ordered]\n"
+     "    ends = [slot + 1 for slot in ordered if slot + 1 not in ordered]\n    runs[:] = list(zip(starts, ends))\n",
+     "    runs += [(slot, slot + 1) for slot in slots]\n", "runs that touch are one"),
+    ("4.5", "sorted([*now, *slots])", "sorted(now)", "the wrong slots are free"),
+    ("4.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot is not lost"),
+    ("4.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor anybody's"),
+    ("4.6", "count[slot] += 1", "count[slot] = 1", "more than one owner|an owner"),
+    ("4.6", "    return", "    count[pool.free_slots()] = 1\n    return", "the free list is an owner"),
+    ("4.6", "np.flatnonzero(count > 1).tolist()", "[s for s in range(pool.size) for _ in range(count[s] - 1)] * 2",
+     "named once|more than one owner"),
+]  # fmt: skip
+
+
+def written(text: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"np": np, "torch": torch}
+    exec(text, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("id", ANSWERS)
+def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(id, written(ANSWERS[id]))
+    assert capsys.readouterr().out.startswith(f"✓ {id}")
+
+
+@pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
+def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    assert right in ANSWERS[id]
+    with pytest.raises(Hint, match=hint):
+        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
