@@ -11,6 +11,8 @@ that were changed or lost; forged messages, unless the submission looks for the 
 
 What is not: this is no sandbox. A submission runs with your rights, can read and write your files and the network, and
 code that sets out to deceive a checker inside its own process can do so. Run strangers' notebooks in a container.
+
+Needs a POSIX system (signals, process groups).
 """
 
 import argparse
@@ -116,6 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(graded, options.files))
+    folder = os.path.commonpath([path.resolve().parent for path in options.files])
+    for row, path in zip(rows, options.files, strict=True):
+        row.name = os.path.relpath(path.resolve(), folder)
     numbers = sorted({row.notebook for row in rows if row.notebook is not None})
     tables = [
         table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose, names=options.names)

@@ -39,6 +39,7 @@ def main() -> None:
     config = Config()
     config.HistoryManager.enabled = False
     shell = InteractiveShell.instance(config=config)
+    assert shell.display_formatter is not None
     shell.display_formatter.active_types = ["text/plain"]
     namespace = shell.user_module.__dict__
     intact = Intact(exercise.checker for exercise in exercises.values())

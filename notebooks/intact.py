@@ -5,7 +5,7 @@ import contextlib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -33,7 +33,7 @@ class Intact:
     where they would cover something (another name in a module, a special method).
     """
 
-    def __init__(self, functions: Iterable[FunctionType] = ()):
+    def __init__(self, functions: Iterable[Callable[..., Any]] = ()):
         """Copy now. `functions`: more of them, which stand in no module's dictionary."""
         self._modules = {name: module for name, module in sys.modules.items() if _is_ours(name)}
         held = [*self._modules.values(), builtins, *(importlib.import_module(name) for name in _OTHERS)]

@@ -56,7 +56,7 @@ def test_endless_loops_and_crashes_cost_only_themselves(folder: Path, tmp_path: 
     content["cells"].insert(2, code("while True:\n    try:\n        while True: pass\n    except:\n        pass"))
     content["cells"].insert(3, code("import ctypes\nctypes.string_at(0)"))
     content["cells"].insert(4, code("raise ValueError('nobody minds')"))
-    result = graded(folder, tmp_path, content, timeout=2)
+    result = graded(folder, tmp_path, content, timeout=4)
     assert outcomes(result) == ["timeout", "crashed", "passed"]
     assert result.notes == ["timeout in cell 3", "crashed in cell 4"]
     assert result.raised == {5: "ValueError: nobody minds"}
@@ -64,7 +64,7 @@ def test_endless_loops_and_crashes_cost_only_themselves(folder: Path, tmp_path: 
 
 def test_the_time_for_all_ends_it_and_keeps_the_marks(folder: Path, tmp_path: Path) -> None:
     sleep = "import time\ntime.sleep(600)\ndef rows(pool, n): ..."
-    result = graded(folder, tmp_path, series({"90.3": sleep}), timeout=500, total=15)
+    result = graded(folder, tmp_path, series({"90.3": sleep}), timeout=500, total=20)
     assert outcomes(result) == ["passed", "passed", "not reached"]
     assert result.notes == ["no time left in cell 7"]
 
@@ -256,6 +256,12 @@ class TestCommand:
             ("anna.ipynb", "90.3", "1", "1"),
         ]
         assert len(rows) == 3 + 4
+
+    def test_submissions_of_one_name_are_told_apart(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        files = [save(tmp_path / name, "04.ipynb", notebook(code("print(1)"))) for name in ("anna", "ben")]
+        assert main([*map(str, files)]) == 0
+        names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert names == ["file", "anna/04.ipynb", "ben/04.ipynb"]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
