@@ -1,13 +1,14 @@
-"""Pictures of the engine, drawn from its live objects. Needs matplotlib.
+"""Pictures of the engine, drawn from its live objects with matplotlib; nothing here changes what it draws.
 
-from nanoinfer import viz
-viz.slot_map(pool, {"request 1": slots})     # the last expression of a notebook cell: a picture, its numbers beneath
+As the last expression of a notebook cell, `viz.slot_map(pool, {"request 1": slots})` shows a picture and prints its numbers
+beneath it; `viz.slot_map(...).save("slots.png")` writes it. Every function returns a `Picture`. Colours mean the same in
+all of them (palette.py): green the radix tree, orange what is computed in this pass, a colour of its own for each request.
 """
 
 try:
     import matplotlib  # noqa: F401
 except ImportError as error:
-    raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.10'") from error
+    raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
 from nanoinfer.trace import record
 from nanoinfer.viz.charts import bars, lines

@@ -162,12 +162,7 @@ class Sheet:
         axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         axes.axis("off")
         for artist in self._artists:
-            if isinstance(artist, Rectangle):
-                axes.add_patch(artist)
-            elif isinstance(artist, Line2D):
-                axes.add_line(artist)
-            else:
-                axes.add_artist(artist)
+            axes.add_artist(artist)  # not add_patch, which would measure each to find limits that are set already
         return picture
 
 
