@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from matplotlib.ticker import LogLocator, NullFormatter
+
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS
 from nanoinfer.viz.picture import WIDTH, Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
@@ -90,6 +92,8 @@ def lines(
     if log:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))  # few decades need numbers between the powers
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter(lambda value, _: number(value))
         axes.yaxis.set_major_formatter(lambda value, _: number(value))
     else:

@@ -199,6 +199,15 @@ def _(given: Given) -> str | None:
 def _(given: Given) -> str | None:
     tree = _tree(given, "EvictCache")
     expect_equal(tree.evict(5), 0, "an empty tree frees nothing, and says so")
+    _filled(tree, ["AB", "ABCD", "X"])
+    tree.evict(1)
+    expect_equal(
+        _shape(tree),
+        {"AB", "X"},
+        "'AB' and 'CD' below it were used at the same time, before 'X'. 'AB' may not go before its child: without it 'CD' "
+        "could never be matched again, and its slots would be lost",
+    )
+    tree = _tree(given, "EvictCache")
     _filled(tree, ["ABCD", "ABEF", "XYZ"])
     tree.match_prefix(_ids("ABCD"))  # used last; longest unused is 'EF', then 'XYZ'
     expect_equal(tree.evict(0), 0, "nothing is asked for, so nothing is freed")
@@ -207,7 +216,7 @@ def _(given: Given) -> str | None:
     expect_equal(
         _shape(tree),
         {"AB", "ABCD", "XYZ"},
-        "'EF' was used longest ago. 'AB' may not go before its children: without it they could never be matched again",
+        "'EF' was used longest ago",
     )
     expect_equal(got, 2, "a leaf goes as a whole: two tokens, though one was asked for")
     _expect_owned(tree, "after evict(1)", queue=False)

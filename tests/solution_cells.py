@@ -1,0 +1,37 @@
+"""The exercise cells of a notebook with solutions: what the tests of its checks change, and run."""
+
+from functools import cache
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoinfer import radix_cache
+from nanoinfer.slot_allocator import as_int_array
+from tests.notebook_sync import read, source_of
+
+SOLUTIONS = Path(__file__).parent.parent / "notebooks" / "solutions"
+
+
+@cache
+def solutions(name: str) -> dict[str, str]:
+    """`{"6.1": text of the cell tagged exercise-6.1}` of notebooks/solutions/`name`.ipynb."""
+    return {
+        tag.removeprefix("exercise-"): source_of(cell)
+        for cell in read(SOLUTIONS / f"{name}.ipynb")["cells"]
+        for tag in cell["metadata"].get("tags", [])
+        if tag.startswith("exercise-")
+    }
+
+
+def written(text: str) -> dict[str, Any]:
+    """The namespace after running `text` with what the notebooks import."""
+    namespace: dict[str, Any] = {
+        **{name: getattr(radix_cache, name) for name in ("MatchResult", "RadixCache", "TreeNode", "common_prefix_len")},
+        **{"as_int_array": as_int_array, "np": np, "torch": torch},
+        **{"accumulate": accumulate, "chain": chain, "pairwise": pairwise},
+    }
+    exec(text, namespace)
+    return namespace
