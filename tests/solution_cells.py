@@ -30,8 +30,12 @@ def written(text: str) -> dict[str, Any]:
     """The namespace after running `text` with what the notebooks import."""
     namespace: dict[str, Any] = {
         **{name: getattr(radix_cache, name) for name in ("MatchResult", "RadixCache", "TreeNode", "common_prefix_len")},
-        **{"as_int_array": as_int_array, "np": np, "torch": torch},
-        **{"accumulate": accumulate, "chain": chain, "pairwise": pairwise},
+        "as_int_array": as_int_array,
+        "np": np,
+        "torch": torch,
+        "accumulate": accumulate,
+        "chain": chain,
+        "pairwise": pairwise,
     }
     exec(text, namespace)
     return namespace

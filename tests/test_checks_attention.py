@@ -13,7 +13,7 @@ MISTAKES = [
     ("6.1", "= k[wanted]", "= v[wanted]", "keys and values have changed places|keys; token i"),
     ("6.1", "value_buffer[slots[wanted]] = v[wanted]", "pass", "values; token i"),
     ("6.1", "key_buffer[slots[wanted]] =", "key_buffer[:len(slots[wanted])] =", "no other slot may change"),
-    ("6.2", "kv.repeat_interleave(num_heads // kv.shape[1], dim=1)", "kv.repeat(1, num_heads // kv.shape[1], 1)", "Neighbours"),
+    ("6.2", "repeat_interleave(num_heads // kv.shape[1], dim=1)", "repeat(1, num_heads // kv.shape[1], 1)", "Neighbours"),
     ("6.2", ", dim=1)", ", dim=2)", "shape"),
     ("6.3", " * scale", "", "too sharp"),
     ("6.3", "dim=1)  # [S, H, D]", "dim=1).flip(1)", "the weighted mean of the values differs"),
