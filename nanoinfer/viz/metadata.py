@@ -82,7 +82,8 @@ def _faint(sheet: Sheet, x0: float, width: float, labels: Sequence[str]) -> None
 
 def _new_tokens(sheet: Sheet, m: Facts) -> None:
     """[T] fields: a column a new token, requests side by side, from both ends where they are many."""
-    sheet.heading(f"The T = {count(m.num_new, 'new token')}, one after the other: what the model is given")
+    order = ", one after the other" if m.num_new > 1 else ""
+    sheet.heading(f"T = {count(m.num_new, 'new token')}{order}: what the model is given")
     share = MOST_CELLS if m.num_new <= MOST_CELLS else max(3, MOST_CELLS // m.shown)
     columns = [(i, j) for i in range(m.shown) for j in abridged(m.new_lens[i], share)]
     x0 = sheet.left + GUTTER
