@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import built_path, check
-from notebooks.student import checked_ids, tags
+from notebooks.student import checked_ids, number_of, tags
 from notebooks.submission import Graded, grade
 from notebooks.tidy import clear_outputs, output_problems, tidy
 from tests.nbval_run import CELL_SECONDS, NOTEBOOK_SECONDS, nbval
@@ -101,6 +102,19 @@ def test_a_notebook_is_committed_tidy_and_with_its_outputs(path: Path) -> None:
     if path in SOLUTIONS:
         clear_outputs(tidied := read(path))
         assert source == tidied, "solutions are committed without outputs"
+
+
+def test_the_series_is_complete() -> None:
+    numbers = [number_of(path.stem) for path in BUILT]
+    assert [number for number in numbers if number is not None] == list(range(9))
+    assert {path.stem for path in BUILT if path.parent.name == "demos"} >= {
+        "multi_turn_chat",
+        "few_shot",
+        "branching_agents",
+    }
+    exercises = {int(path.stem[:2]): len(exercises_of(int(path.stem[:2]))) for path in SOLUTIONS}
+    assert list(exercises) == list(range(2, 9)), "from 02 on, every notebook has exercises"
+    assert min(exercises.values()) >= 3
 
 
 def test_no_notebook_is_without_a_source() -> None:

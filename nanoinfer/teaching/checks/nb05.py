@@ -133,9 +133,9 @@ def contiguous(given: Given) -> str:
             )
             start, end = int(got[0]), int(got[1])
             expect(
-                end != want[0] + len(slots) - 1 or start != want[0],
+                (start, end) != (slots[0], slots[-1]),
                 f"{slots}: `end` is exclusive: the slot after the last",
-            )  # type: ignore[operator]
+            )
             expect_equal((start, end), want, f"{slots}: from the first slot to the one after the last")
     return "order, gaps and single slots"
 
