@@ -40,8 +40,8 @@ def from_runs(runs: Runs) -> list[int]:
 class TraceRequest:
     """One request (with `n` > 1: one completion of it) as it arrived.
 
-    `name`: what pictures call it. `time`: seconds since the trace began (negative: before). `outputs`: tokens it had
-    already when the trace began. `extra_key`: its `repr`, or None.
+    `name`: what pictures call it. `time`: seconds since the trace began (negative: before). `extra_key`: its `repr`, or
+    None. `outputs`, `cached_tokens`: what it had already when the trace began.
     """
 
     name: str
@@ -52,6 +52,7 @@ class TraceRequest:
     time: float
     extra_key: str | None = None
     outputs: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
 
 
 class Admission(NamedTuple):

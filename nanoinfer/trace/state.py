@@ -149,7 +149,8 @@ class TraceState:
         self.step, self.mode, self.time, self.free = event.step, event.mode, event.time + event.seconds, event.free
         for index in event.arrived:
             request = self._all[index]
-            self.requests[index] = RequestState(request, tokens=request.prompt + request.outputs)
+            tokens, cached = request.prompt + request.outputs, request.cached_tokens
+            self.requests[index] = RequestState(request, tokens=tokens, cached_tokens=cached)
         for operation in event.tree:
             self._change_tree(*operation)
         for node, lock_ref, last_access_time, hit_count in event.nodes:

@@ -127,8 +127,8 @@ class Trace:
         else:
             prompt = req.token_ids[: req.prompt_len].tolist()
         key = None if req.extra_key is None else repr(req.extra_key)
-        limit = req.params.max_new_tokens
-        self.requests.append(TraceRequest(name, req.request_id, completion, prompt, limit, time, key, req.output_ids))
+        limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
+        self.requests.append(TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached))
 
     def add_event(self, event: TraceEvent) -> None:
         """For the recorder."""
