@@ -5,7 +5,7 @@ of the tokens, because the pool hands out neighbours whenever it can.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,6 +161,7 @@ class TraceEvent:
     def from_json(cls, fields: dict[str, Any]) -> "TraceEvent":
         """The inverse of `to_json`. TypeError or ValueError when it does not look like an event."""
         event = cls(**fields)
+        event.time, event.seconds, event.step = float(event.time), float(event.seconds), int(event.step)
         if event.mode not in MODES:
             raise ValueError(f"mode={event.mode!r}: must be one of {', '.join(MODES)}")
         for name, kind in ENTRIES.items():
@@ -176,9 +177,3 @@ ENTRIES: dict[str, Any] = {
     "held": Held,
     "ended": Ended,
 }
-
-
-def request_to_json(request: TraceRequest) -> dict[str, Any]:
-    """For `json.dump`: without what is empty."""
-    fields = {name: value for name, value in asdict(request).items() if value not in ([], None)}
-    return fields | {"time": round(request.time, 6)}

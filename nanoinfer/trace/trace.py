@@ -1,9 +1,13 @@
 """Trace: what an engine did, step by step; kept, saved, looked at, and played back."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.tokenizer import REPLACEMENT
 from nanoinfer.trace import events as ev
+from nanoinfer.trace import file
+from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.events import TraceEvent, TraceRequest
 from nanoinfer.trace.state import TraceState
 
@@ -12,7 +16,6 @@ if TYPE_CHECKING:
     from nanoinfer.req import Req
     from nanoinfer.trace.recorder import Recorder
 
-FORMAT, VERSION = "nanoinfer trace", 1
 ENGINE_FIELDS = (
     "max_total_tokens",
     "max_running_requests",
@@ -48,6 +51,7 @@ class Trace:
         self.num_steps = 0
         self._events: list[TraceEvent] = []
         self._texts: dict[int, str] = {}
+        self._pieces: dict[int, dict[int, str]] = {}
         self._decode, self._recorder = decode, recorder
 
     @classmethod
@@ -86,10 +90,34 @@ class Trace:
                     self._texts[token] = self._decode([token])
         return self._texts
 
+    @property
+    def pieces(self) -> dict[int, dict[int, str]]:
+        """Request → position → text, where a token's text in its sequence is not its text alone: characters made of
+        several tokens' bytes are given to the last of them."""
+        if self._decode is not None:
+            texts = self.texts
+            for index, req in self.state().requests.items():
+                if any(REPLACEMENT in texts[token] for token in req.tokens):
+                    self._pieces[index] = _whole_characters(req.tokens, texts, self._decode)
+        return self._pieces
+
+    def text(self, request: int) -> str:
+        """Prompt and output of a request, as far as they are known, special tokens by name; '' without a tokenizer."""
+        pieces, tokens = self.pieces.get(request, {}), self.state().requests[request].tokens
+        return "".join(pieces.get(i, self.texts.get(token, "")) for i, token in enumerate(tokens))
+
     def step(self, number: int) -> TraceEvent:
         """The event of one step, from 1; negative: from the end. ValueError when there is none."""
         wanted = self._checked_step(number)
         return next(event for event in self.events if event.is_step and event.step == wanted)
+
+    def describe(self, step: int | None = None) -> str:
+        """What happened in a step, in words; None: every step, a line each. ValueError when there is no such step."""
+        _ = self.texts, self.pieces
+        if step is None:
+            return "\n".join(text for _, text in descriptions(self))
+        wanted = self._checked_step(step)
+        return next(text for event, text in descriptions(self) if event.is_step and event.step == wanted)
 
     def state(self, step: int | None = None) -> TraceState:
         """Slots, rows, tree and requests after a step (0: when the trace began; negative: from the end; None: now).
@@ -112,6 +140,21 @@ class Trace:
             yield event, state
 
     # --- writing -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON: format "nanoinfer trace", version 1 (see file.py)."""
+        file.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Read what `save` wrote. ValueError naming what is wrong with the file, down to the event."""
+        return file.load(path)
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write it in Chrome's trace-event format, for ui.perfetto.dev."""
+        from nanoinfer.trace import perfetto
+
+        perfetto.write(self, path)
 
     def stop(self) -> None:
         """End the recording, if it is still going on."""
@@ -164,3 +207,22 @@ def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     if not text:
         return name or ""
     return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
+
+def _whole_characters(
+    tokens: Sequence[int], texts: dict[int, str], decode: Callable[[Sequence[int]], str]
+) -> dict[int, str]:
+    """Position → text, where it differs from the token's own."""
+    pieces: dict[int, str] = {}
+    held: list[int] = []
+    for i, token in enumerate(tokens):
+        if not held and REPLACEMENT not in texts[token]:
+            continue
+        held.append(token)
+        text = decode(held)
+        if text.endswith(REPLACEMENT) and len(held) < 4 and i + 1 < len(tokens):  # a character has 4 bytes at most
+            pieces[i] = ""
+        else:
+            pieces[i] = text
+            held = []
+    return pieces

@@ -1,0 +1,174 @@
+"""What happened in a step, in a sentence or three."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.events import TraceEvent, from_runs
+from nanoinfer.trace.state import NodeState, TraceState
+
+if TYPE_CHECKING:
+    from nanoinfer.trace.trace import Trace
+
+T = TypeVar("T")
+MOST = 3  # requests that a sentence tells of one by one
+
+
+def descriptions(trace: "Trace") -> Iterator[tuple[TraceEvent, str]]:
+    """Every step, and what came after the last one, with its description. What happens between two is told with the later."""
+    state = TraceState(trace.engine["max_total_tokens"], trace.requests)
+    before: list[str] = []
+    between: TraceEvent | None = None
+    for event in trace.events:
+        narrator = _Narrator(trace, state, event)
+        state.apply(event)
+        told = narrator.tell(state)
+        if not event.is_step:
+            before += told
+            between = event
+            continue
+        first = f"Before it, {'; '.join(before)}. " if before else ""
+        raised = f" It raised {event.error}." if event.error else ""
+        yield event, f"{first}Step {event.step} {event.mode}: {'; '.join(told) or 'nothing'}.{raised}"
+        before, between = [], None
+    if between is not None:
+        yield between, f"After step {between.step}: {'; '.join(before) or 'nothing'}."
+
+
+class _Narrator:
+    """Knows the state before an event, and tells of it when the state after is there."""
+
+    def __init__(self, trace: "Trace", state: TraceState, event: TraceEvent):
+        self.trace, self.event = trace, event
+        self.back = {
+            e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].retractions
+        }
+        self.free = state.free
+        self.tree = set(state.tree_slots()) if any(operation[0] == "remove" for operation in event.tree) else set()
+        self.known = {
+            e.request: len(state.requests[e.request].tokens) for e in event.batch if e.request in state.requests
+        }
+
+    def tell(self, state: TraceState) -> list[str]:
+        """Clauses, in the order in which things happen."""
+        event = self.event
+        if event.mode == ev.START:
+            return self._start(state)
+        evicted = len(self.tree - set(state.tree_slots())) if self.tree else 0
+        entering = sum(
+            len(operation[3 if operation[0] == "add" else 2])
+            for operation in event.tree
+            if operation[0] in ("add", "grow")
+        )
+        given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
+        freed = event.free - self.free + given - evicted
+        told = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._admissions()]
+        if evicted:
+            told.append(f"{_count(evicted, 'cached token')} evicted")
+        told += [f"a node split after token {cut}" for cut in _cuts(state, event)[:MOST]]
+        told += self._pass()
+        told += self._ends(("stop", "length", "abort", "error"))
+        if entering:
+            told.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
+        if freed > 0:
+            exact = event.error is None and self.trace.engine["page_size"] == 1
+            told.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} freed")
+        return told
+
+    def _start(self, state: TraceState) -> list[str]:
+        running, waiting, cached = len(state.running), len(state.waiting), len(state.tree_slots())
+        if not running + waiting + cached:
+            return []
+        return [f"the trace begins with {running} running, {waiting} waiting, {_count(cached, 'token')} in the tree"]
+
+    def _arrivals(self) -> list[str]:
+        return _each(
+            self.event.arrived,
+            lambda i: f"{self._name(i)} arrives with {_count(len(self.trace.requests[i].prompt), 'prompt token')}",
+            lambda rest: f"{len(rest)} more arrive",
+        )
+
+    def _retractions(self, state: TraceState) -> list[str]:
+        return [
+            f"{self._name(i)} retracted for want of slots, {_count(len(state.requests[i].output_ids), 'output token')} kept"
+            for i in self.event.retracted
+        ]
+
+    def _admissions(self) -> list[str]:
+        def one(entry: ev.Admission) -> str:
+            total = self._length(entry.request)
+            found = f"{entry.prefix_len} of {total}" if entry.prefix_len else f"none of {total}"
+            kind = "tokens" if entry.request in self.back else "prompt tokens"
+            again = " again" if entry.request in self.back else ""
+            return f"{self._name(entry.request)} admitted{again}, {found} {kind} found in the tree"
+
+        return _each(self.event.admitted, one, lambda rest: f"{len(rest)} more admitted")
+
+    def _pass(self) -> list[str]:
+        event = self.event
+        if event.mode == ev.DECODE:
+            first = event.batch[0]
+            if len(event.batch) == 1:
+                return [
+                    f"{self._name(first.request)} computes position {first.start} in slot {first.slots[0]}"
+                    f"{self._sampled(first)}"
+                ]
+            return [f"{len(event.batch)} requests compute one token each"]
+        return _each(
+            event.batch, self._extended, lambda rest: f"{sum(e.end - e.start for e in rest)} of {len(rest)} more"
+        )
+
+    def _extended(self, entry: ev.BatchEntry) -> str:
+        what = f"{_count(entry.end - entry.start, 'token')} of {self._name(entry.request)} extended"
+        total = self._length(entry.request)
+        if entry.end < total:
+            return f"{what}, {total - entry.end} of its prompt left for later"
+        return what + self._sampled(entry)
+
+    def _sampled(self, entry: ev.BatchEntry) -> str:
+        if entry.token is None:
+            return ""
+        texts, pieces = self.trace._texts, self.trace._pieces.get(entry.request, {})
+        text = pieces.get(self._length(entry.request), texts.get(entry.token))
+        return f", next token {_quoted(text)}" if text else f", next token {entry.token}"
+
+    def _ends(self, reasons: Sequence[str]) -> list[str]:
+        ended = [entry for entry in self.event.ended if entry.reason in reasons]
+        return _each(
+            ended,
+            lambda entry: f"{self._name(entry.request)} ends ({entry.reason})",
+            lambda rest: f"{len(rest)} more end",
+        )
+
+    def _length(self, index: int) -> int:
+        """Tokens of a request before the event."""
+        return self.known.get(index, len(self.trace.requests[index].prompt))
+
+    def _name(self, index: int) -> str:
+        return self.trace.requests[index].name
+
+
+def _cuts(state: TraceState, event: TraceEvent) -> list[int]:
+    """How many tokens from the root on nodes have been cut: later splits do not change where a node ends."""
+    cuts = []
+    for what, _, *rest in event.tree:
+        node: NodeState | None = state.nodes.get(rest[0]) if what == "split" else None
+        length = 0
+        while node is not None:
+            length, node = length + len(node), node.parent
+        cuts += [length] if length else []
+    return cuts
+
+
+def _each(entries: Sequence[T], one: Callable[[T], str], rest: Callable[[Sequence[T]], str]) -> list[str]:
+    """A clause for each of the first few, one for those left."""
+    told = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
+    return told if len(told) == len(entries) else [*told, rest(entries[len(told) :])]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _quoted(text: str) -> str:
+    return "“" + text.replace("\n", "⏎").strip(" ") + "”" if text.strip() else repr(text)

@@ -1,0 +1,114 @@
+"""Traces as JSON files: format "nanoinfer trace", version 1.
+
+    {"format": ..., "version": 1, "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
+     "requests": [TraceRequest, ...], "events": [TraceEvent, ...]}
+
+What is empty is left out. The same run gives the same file, but for the times in it.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanoinfer.trace.events import TraceEvent, TraceRequest
+
+if TYPE_CHECKING:
+    from nanoinfer.trace.trace import Trace
+
+FORMAT, VERSION = "nanoinfer trace", 1
+BAD = (TypeError, KeyError, IndexError, ValueError, AttributeError, RuntimeError)  # what a wrong entry can cause
+
+
+def to_document(trace: "Trace") -> dict[str, Any]:
+    """The whole trace as plain dicts and lists."""
+    requests: list[dict[str, Any]] = []
+    before = None
+    for request in trace.requests:
+        fields = {name: value for name, value in asdict(request).items() if value not in ([], None)}
+        if before is not None and before.prompt is request.prompt:
+            del fields["prompt"]  # another completion of the same request
+        requests.append(fields | {"time": round(request.time, 6)})
+        before = request
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "engine": trace.engine,
+        "texts": {str(token): text for token, text in sorted(trace.texts.items())},
+        "pieces": {str(index): pieces for index, pieces in trace.pieces.items()},
+        "requests": requests,
+        "events": [event.to_json() for event in trace.events],
+    }
+
+
+def save(trace: "Trace", path: str | Path) -> None:
+    """Write the file, an event a line."""
+    parts = []
+    for name, value in to_document(trace).items():
+        if isinstance(value, list):
+            lines = ",\n".join(map(_dumps, value))
+            parts.append(f'"{name}": [\n{lines}\n]')
+        else:
+            parts.append(f'"{name}": {_dumps(value)}')
+    Path(path).write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def load(path: str | Path) -> "Trace":
+    """Read and check a file; every event must fit what was before it."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
+    if document.get("version") != VERSION:
+        raise ValueError(f"{path}: version={document.get('version')!r}: must be {VERSION}")
+    for name, kind in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
+        if not isinstance(document.get(name), kind):
+            raise ValueError(f"{path}: {name}: must be there and be a JSON {'object' if kind is dict else 'array'}")
+    return _from_document(document, str(path))
+
+
+def _from_document(document: dict[str, Any], path: str) -> "Trace":
+    from nanoinfer.trace.trace import ENGINE_FIELDS, Trace
+
+    missing = [name for name in ENGINE_FIELDS if name not in document["engine"]]
+    if missing:
+        raise ValueError(f"{path}: engine: {', '.join(missing)} missing")
+    trace = Trace(document["engine"])
+    where = "texts"
+    try:
+        trace._texts = {int(token): _expected(text, str) for token, text in document["texts"].items()}
+        where = "pieces"
+        trace._pieces = {
+            int(index): {int(at): _expected(text, str) for at, text in pieces.items()}
+            for index, pieces in document["pieces"].items()
+        }
+        for i, fields in enumerate(document["requests"]):
+            where = f"requests[{i}]"
+            request = TraceRequest(
+                **({"prompt": trace.requests[-1].prompt} if "prompt" not in fields else {}), **fields
+            )
+            _expected(request.name, str)
+            for token in (*request.prompt, *request.outputs):
+                _expected(token, int)
+            trace.requests.append(request)
+        for i, fields in enumerate(document["events"]):
+            where = f"events[{i}]"
+            trace.add_event(TraceEvent.from_json(fields))
+        for i, (_, state) in enumerate(trace.states()):
+            where = f"events[{i + 1}]"  # the next one; should it not fit
+            state.check_integrity()
+    except BAD as error:
+        raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
+    return trace
+
+
+def _expected(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r}: must be {kind.__name__}")
+    return value
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,86 @@
+"""A trace in Chrome's trace-event format, which ui.perfetto.dev opens: tracks over time instead of steps.
+
+Source: "Trace Event Format" (Chromium project). Times are microseconds; `ph` M names tracks, X is a slice with a duration,
+i an instant, C a counter.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.phases import spans
+
+if TYPE_CHECKING:
+    from nanoinfer.trace.trace import Trace
+
+ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks
+
+
+def write(trace: "Trace", path: str | Path) -> None:
+    """The JSON file."""
+    document = {"traceEvents": trace_events(trace), "displayTimeUnit": "ms", "otherData": trace.engine}
+    Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def trace_events(trace: "Trace") -> list[dict[str, Any]]:
+    """A track of steps, counters of slots and requests, and a track a request: what waited, extended, decoded when."""
+    told = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
+    told.append(_name("process_name", REQUESTS, 0, "requests"))
+    for index, request in enumerate(trace.requests):
+        told.append(_name("thread_name", REQUESTS, index + 1, request.name))
+        told.append({"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": index + 1,
+                     "args": {"sort_index": index}})  # fmt: skip
+    for event, state in trace.states():
+        if event.is_step:
+            args: dict[str, Any] = {
+                "step": event.step,
+                "requests": len(event.batch),
+                "tokens": sum(entry.end - entry.start for entry in event.batch),
+                "admitted": len(event.admitted),
+                "retracted": len(event.retracted),
+                "ended": len(event.ended),
+            }
+            if event.error is not None:
+                args["error"] = event.error
+            told.append(_slice(ENGINE, 1, event.mode, event.time, event.time + event.seconds, args))
+        tree, running = len(state.tree_slots()), state.running
+        counters = {
+            "free slots": state.free,
+            "tree slots": tree,
+            "request slots": sum(len(req.own) for req in running),
+            "running": len(running),
+            "waiting": len(state.waiting),
+        }
+        at = _microseconds(max(event.time + event.seconds, 0.0))
+        told += [
+            {"ph": "C", "name": name, "pid": ENGINE, "tid": 0, "ts": at, "args": {name: value}}
+            for name, value in counters.items()
+        ]
+    slices, marks = spans(trace)
+    found = {(event.step, entry.request): entry for event in trace.events for entry in event.admitted}
+    for span in slices:
+        args = {"steps": max(span.last - span.first + 1, 0)}
+        if span.tokens:
+            args |= {"step": span.first, "tokens": span.tokens}
+        if (span.first, span.request) in found and span.phase == ev.EXTEND.lower():
+            args["found in the tree"] = found[span.first, span.request].prefix_len
+        told.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))
+    for mark in marks:
+        told.append({"ph": "i", "s": "t", "name": mark.reason, "cat": "request", "pid": REQUESTS,
+                     "tid": mark.request + 1, "ts": _microseconds(mark.time), "args": {"step": mark.step}})  # fmt: skip
+    return told
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(pid: int, tid: int, name: str, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    begin = _microseconds(start)
+    return {"ph": "X", "name": name, "cat": "step" if pid == ENGINE else "request", "pid": pid, "tid": tid,
+            "ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}  # fmt: skip
+
+
+def _microseconds(seconds: float) -> float:
+    return round(1e6 * seconds, 3)
