@@ -1,4 +1,4 @@
-"""The command line: demo, generate, chat, bench, info. Errors are one line on standard error, exit code 2."""
+"""The command line: demo, generate, chat, bench, trace, info. Errors are one line on standard error, exit code 2."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.terminal import styled
+from nanoinfer.trace.command import add_arguments as add_trace_arguments
 
 if TYPE_CHECKING:
     from nanoinfer import LLM, RequestOutput, SamplingParams, StreamPiece
@@ -79,6 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="measure workloads, beside other engines and other settings")
     add_bench_commands(bench, lambda parser: _add_options(parser, "engine", ENGINE_OPTIONS))
+
+    add_trace_arguments(commands.add_parser("trace", help="what the engine does step by step, as text and as a page"))
 
     info = commands.add_parser("info", help="what a model is and what serving it takes")
     info.set_defaults(run=_info)

@@ -3,12 +3,14 @@
 import io
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.cli import main
 from nanoinfer.model_loader import resolve_model_path
+from nanoinfer.trace import Trace
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -99,10 +101,24 @@ def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in out
 
 
+def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = {"json": "run.json", "perfetto": "perfetto.json", "out": "run.html", "png": "run.png"}
+    files = {option: tmp_path / name for option, name in names.items()}
+    argv = ["trace", "One day", "One day, a fox", "--max-new-tokens", "3", "--title", "Two & two"]
+    code, out, _ = run([*argv, *(word for name, path in files.items() for word in (f"--{name}", str(path)))], capsys)
+    assert code == 0
+    assert "Step 1 EXTEND: request 0 admitted" in out
+    assert len(Trace.load(files["json"])) == out.count("Step ")
+    assert "traceEvents" in files["perfetto"].read_text()
+    assert "<title>Two &amp; two</title>" in files["out"].read_text()
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
         ([], "command"),
+        (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
         (["serve"], "serve"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
@@ -123,7 +139,7 @@ def test_an_error_is_one_line_and_exit_code_2(argv: list[str], told: str, capsys
     assert told in err
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "chat", "info"])
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "trace", "info"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run([command, "--help"], capsys)
     assert (code, err) == (0, "")

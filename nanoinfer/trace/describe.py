@@ -1,8 +1,12 @@
 """What happened in a step, in a sentence or three."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
+from nanoinfer.slot_allocator import consecutive_runs
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, from_runs
 from nanoinfer.trace.state import NodeState, TraceState
@@ -14,8 +18,23 @@ T = TypeVar("T")
 MOST = 3  # requests that a sentence tells of one by one
 
 
-def descriptions(trace: "Trace") -> Iterator[tuple[TraceEvent, str]]:
-    """Every step, and what came after the last one, with its description. What happens between two is told with the later."""
+@dataclass
+class Description:
+    """A step in words: what happened `before` it, and the `clauses` of what it did. `error`: what it raised."""
+
+    head: str
+    clauses: list[str]
+    before: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def __str__(self) -> str:
+        first = f"Before it, {'; '.join(self.before)}. " if self.before else ""
+        raised = f" It raised {self.error}." if self.error else ""
+        return f"{first}{self.head}: {'; '.join(self.clauses) or 'nothing'}.{raised}"
+
+
+def descriptions(trace: "Trace") -> Iterator[tuple[TraceEvent, Description]]:
+    """The beginning, every step, and what came after the last. What happens between two steps is told with the later."""
     state = TraceState(trace.engine["max_total_tokens"], trace.requests)
     before: list[str] = []
     between: TraceEvent | None = None
@@ -23,16 +42,14 @@ def descriptions(trace: "Trace") -> Iterator[tuple[TraceEvent, str]]:
         narrator = _Narrator(trace, state, event)
         state.apply(event)
         told = narrator.tell(state)
-        if not event.is_step:
-            before += told
-            between = event
+        if event.mode == ev.BETWEEN:
+            before, between = before + told, event
             continue
-        first = f"Before it, {'; '.join(before)}. " if before else ""
-        raised = f" It raised {event.error}." if event.error else ""
-        yield event, f"{first}Step {event.step} {event.mode}: {'; '.join(told) or 'nothing'}.{raised}"
+        head = f"Step {event.step} {event.mode}" if event.is_step else "Start"
+        yield event, Description(head, told, before, event.error)
         before, between = [], None
     if between is not None:
-        yield between, f"After step {between.step}: {'; '.join(before) or 'nothing'}."
+        yield between, Description(f"After step {between.step}", before)
 
 
 class _Narrator:
@@ -44,7 +61,7 @@ class _Narrator:
             e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].retractions
         }
         self.free = state.free
-        self.tree = set(state.tree_slots()) if any(operation[0] == "remove" for operation in event.tree) else set()
+        self.tree_size = sum(map(len, state.nodes.values()))
         self.known = {
             e.request: len(state.requests[e.request].tokens) for e in event.batch if e.request in state.requests
         }
@@ -54,12 +71,12 @@ class _Narrator:
         event = self.event
         if event.mode == ev.START:
             return self._start(state)
-        evicted = len(self.tree - set(state.tree_slots())) if self.tree else 0
         entering = sum(
             len(operation[3 if operation[0] == "add" else 2])
             for operation in event.tree
             if operation[0] in ("add", "grow")
         )
+        evicted = self.tree_size + entering - sum(map(len, state.nodes.values()))
         given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
         freed = event.free - self.free + given - evicted
         told = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._admissions()]
@@ -77,9 +94,8 @@ class _Narrator:
 
     def _start(self, state: TraceState) -> list[str]:
         running, waiting, cached = len(state.running), len(state.waiting), len(state.tree_slots())
-        if not running + waiting + cached:
-            return []
-        return [f"the trace begins with {running} running, {waiting} waiting, {_count(cached, 'token')} in the tree"]
+        slots = f"{_count(cached, 'token')} in the tree, {_count(state.free, 'free slot')}"
+        return [f"{running} running, {waiting} waiting, {slots}"]
 
     def _arrivals(self) -> list[str]:
         return _each(
@@ -113,7 +129,9 @@ class _Narrator:
                     f"{self._name(first.request)} computes position {first.start} in slot {first.slots[0]}"
                     f"{self._sampled(first)}"
                 ]
-            return [f"{len(event.batch)} requests compute one token each"]
+            slots = np.concatenate([from_runs(entry.slots) for entry in event.batch])
+            where = ", ".join(span(start, end - 1) for start, end in consecutive_runs(np.sort(slots))[:4])
+            return [f"{len(event.batch)} requests compute one token each, in slots {where}"]
         return _each(
             event.batch, self._extended, lambda rest: f"{sum(e.end - e.start for e in rest)} of {len(rest)} more"
         )
@@ -164,6 +182,11 @@ def _each(entries: Sequence[T], one: Callable[[T], str], rest: Callable[[Sequenc
     """A clause for each of the first few, one for those left."""
     told = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
     return told if len(told) == len(entries) else [*told, rest(entries[len(told) :])]
+
+
+def span(first: int, last: int) -> str:
+    """`3-7`, or `3`."""
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -96,9 +96,11 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
         for i, fields in enumerate(document["events"]):
             where = f"events[{i}]"
             trace.add_event(TraceEvent.from_json(fields))
+        where = "events[0]"
         for i, (_, state) in enumerate(trace.states()):
-            where = f"events[{i + 1}]"  # the next one; should it not fit
+            where = f"events[{i}]"
             state.check_integrity()
+            where = f"events[{i + 1}]"  # should the next not fit
     except BAD as error:
         raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
     return trace

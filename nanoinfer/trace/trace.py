@@ -14,6 +14,7 @@ from nanoinfer.trace.state import TraceState
 if TYPE_CHECKING:
     from nanoinfer.engine import Engine
     from nanoinfer.req import Req
+    from nanoinfer.trace.player import Player
     from nanoinfer.trace.recorder import Recorder
 
 ENGINE_FIELDS = (
@@ -112,12 +113,12 @@ class Trace:
         return next(event for event in self.events if event.is_step and event.step == wanted)
 
     def describe(self, step: int | None = None) -> str:
-        """What happened in a step, in words; None: every step, a line each. ValueError when there is no such step."""
+        """What happened in a step, in words; None: in all, a line each. ValueError when there is no such step."""
         _ = self.texts, self.pieces
         if step is None:
-            return "\n".join(text for _, text in descriptions(self))
+            return "\n".join(str(text) for _, text in descriptions(self))
         wanted = self._checked_step(step)
-        return next(text for event, text in descriptions(self) if event.is_step and event.step == wanted)
+        return next(str(text) for event, text in descriptions(self) if event.is_step and event.step == wanted)
 
     def state(self, step: int | None = None) -> TraceState:
         """Slots, rows, tree and requests after a step (0: when the trace began; negative: from the end; None: now).
@@ -155,6 +156,12 @@ class Trace:
         from nanoinfer.trace import perfetto
 
         perfetto.write(self, path)
+
+    def player(self, title: str | None = None) -> "Player":
+        """A page that steps through the run: shown inline in a notebook, or `save`d as one HTML file (see player.py)."""
+        from nanoinfer.trace.player import Player
+
+        return Player(self, title)
 
     def stop(self) -> None:
         """End the recording, if it is still going on."""

@@ -23,6 +23,12 @@ def timeline(trace: Trace, *, title: str | None = None, last: int | None = None,
     are drawn. Raises ValueError for a trace without steps and for values that are none of these.
     """
     expect_type("trace", trace, Trace)
+    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
+    return sheet.picture(draw_timeline(sheet, trace, last, by))
+
+
+def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str = "step") -> str:
+    """`timeline` on a sheet; returns its alt text."""
     steps = [event for event in trace.events if event.is_step]
     if not steps:
         raise ValueError("trace: has no steps yet")
@@ -32,13 +38,13 @@ def timeline(trace: Trace, *, title: str | None = None, last: int | None = None,
         raise ValueError(f"last={last!r}: must be None or an integer of at least 1")
     steps = steps[-last:] if last is not None else steps
     first_step, last_step = steps[0].step, steps[-1].step
+    earliest = 0 if first_step == 1 and by == "time" else first_step  # 0: what waited for less than a step
     told, marks = spans(trace)
-    told = [replace(span, first=max(span.first, first_step)) for span in told if span.last >= first_step]
+    told = [replace(span, first=max(span.first, first_step)) for span in told if span.last >= earliest]
     marks = [mark for mark in marks if mark.step >= first_step]
     lanes = sorted({span.request for span in told})
     shown = abridged(len(lanes), MOST_LANES)
 
-    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
     labels = ["… and others" if i is None else trace.requests[lanes[i]].name for i in shown]
     x0 = sheet.left + max(map(text_width, [*labels, "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
@@ -82,7 +88,7 @@ def timeline(trace: Trace, *, title: str | None = None, last: int | None = None,
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in told)]
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
     sheet.caption("Numbers: tokens extended.  ✓ ended by itself (stop, length),  ✕ otherwise.", size=SMALL)
-    return sheet.picture(_alt(trace, steps, told, marks, lanes))
+    return _alt(trace, steps, told, marks, lanes)
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:

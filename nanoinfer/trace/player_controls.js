@@ -1,0 +1,163 @@
+// Slider, buttons, keys, playing, and pointing at things. Everything goes through `show(number)`.
+
+const data = JSON.parse($("#data").textContent);
+const trace = data.trace;
+const replay = new Replay(trace);
+trace.steps = replay.frames.at(-1).step;
+const lanes = survey(replay);
+const page = new Page(trace, data.said, replay);
+const lastFrame = replay.frames.length - 1;
+let current = 0;
+let timer = null;
+
+/** Draw frame `number` (0: the beginning of the trace). */
+function show(number) {
+  current = Math.min(Math.max(number, 0), lastFrame);
+  page.draw(replay.goTo(current), current);
+  const frame = replay.frames[current];
+  $("#slider").value = current;
+  const where = frame.mode ? `step ${frame.step} of ${trace.steps}` : current ? `after step ${frame.step}` : "before the first step";
+  $("#where").textContent = where;
+  $("#slider").setAttribute("aria-valuetext", frame.mode ? `${where}, ${frame.mode}` : where);
+  $("#first").disabled = $("#back").disabled = current === 0;
+  $("#last").disabled = $("#forward").disabled = current === lastFrame;
+  $("#extend").disabled = nextExtend(1) === null;
+  light(null);
+}
+
+/** The next frame (direction 1) or the one before (-1) that is an EXTEND pass; null where there is none. */
+function nextExtend(direction) {
+  for (let i = current + direction; i >= 0 && i <= lastFrame; i += direction) if (replay.frames[i].mode === "EXTEND") return i;
+  return null;
+}
+
+// --- playing ---
+
+function play() {
+  if (current === lastFrame) show(0);
+  const tick = () => {
+    show(current + 1);
+    if (current === lastFrame) pause();
+    else timer = setTimeout(tick, 1000 / Number($("#speed").value));
+  };
+  timer = setTimeout(tick, 1000 / Number($("#speed").value));
+  $("#play").setAttribute("aria-pressed", "true");
+  $("#play").setAttribute("aria-label", "Pause");
+  $("#sentence").setAttribute("aria-live", "off"); // a screen reader could not keep up
+}
+
+function pause() {
+  clearTimeout(timer);
+  timer = null;
+  $("#play").setAttribute("aria-pressed", "false");
+  $("#play").setAttribute("aria-label", "Play");
+  $("#sentence").setAttribute("aria-live", "polite");
+}
+
+function go(number) {
+  pause();
+  if (number !== null) show(number);
+}
+
+$("#slider").max = lastFrame;
+$("#slider").addEventListener("input", () => go(Number($("#slider").value)));
+$("#first").addEventListener("click", () => go(0));
+$("#back").addEventListener("click", () => go(current - 1));
+$("#forward").addEventListener("click", () => go(current + 1));
+$("#last").addEventListener("click", () => go(lastFrame));
+$("#extend").addEventListener("click", () => go(nextExtend(1)));
+$("#play").addEventListener("click", () => (timer === null ? play() : pause()));
+$("#timeline").addEventListener("click", (event) => {
+  const track = event.target.closest("#timeline .lanes") && $("#timeline .track").getBoundingClientRect();
+  if (!track || event.clientX < track.left || event.target.closest("button")) return;
+  go(Math.floor(((event.clientX - track.left) / track.width) * replay.frames.length));
+});
+
+const KEYS = {
+  ArrowLeft: () => go(current - 1),
+  ArrowRight: () => go(current + 1),
+  ArrowUp: () => go(nextExtend(-1)),
+  ArrowDown: () => go(nextExtend(1)),
+  Home: () => go(0),
+  End: () => go(lastFrame),
+  " ": () => (timer === null ? play() : pause()),
+};
+document.addEventListener("keydown", (event) => {
+  const inSelect = event.target.closest("select");
+  const onButton = event.key === " " && event.target.closest("button");
+  if (!KEYS[event.key] || inSelect || onButton || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  KEYS[event.key]();
+});
+
+// --- pointing: what belongs together lights up ---
+
+/** Light up slots and nodes, or nothing (null). */
+function light(what) {
+  document.body.classList.toggle("lighting", what !== null);
+  for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
+  if (what === null) return;
+  const { group, cells } = page.grid;
+  for (const slot of what.slots) cells[Math.floor(slot / group)]?.classList.add("lit");
+  for (const number of what.nodes ?? []) $(`[data-node="${number}"]`)?.classList.add("lit");
+  if (what.request != null) for (const one of document.querySelectorAll(`[data-request="${what.request}"]`)) one.classList.add("lit");
+}
+
+function point(target) {
+  const state = page.state;
+  const slotCell = target.closest?.("[data-slot]");
+  const nodeBox = target.closest?.("[data-node]");
+  const requestPart = target.closest?.("[data-request]");
+  if (slotCell) {
+    light(null);
+    page.tell(aboutSlot(state, Number(slotCell.dataset.slot)));
+  } else if (nodeBox) {
+    const node = state.nodes.get(Number(nodeBox.dataset.node));
+    light({ slots: node.value, nodes: [node.number] });
+    page.tell(`${plural(node.key.length, "token")} in slots ${runsText(node.value, 8)}; hits ${node.hits}`);
+  } else if (requestPart) {
+    const req = state.requests.get(Number(requestPart.dataset.request));
+    if (!req) return light(null);
+    light({ slots: state.rowSlots(req), nodes: state.path(req).map((node) => node.number), request: req.index });
+    const held = req.row === null ? `${req.status}: holds no slots` : `${req.treeLen} slots of the tree, locked, and ${req.own.length} of its own`;
+    page.tell(`${req.name}: ${held}`);
+  } else {
+    light(null);
+  }
+}
+
+/** A slot in words: who owns it, whose K/V it holds. */
+function aboutSlot(state, slot) {
+  for (const node of state.nodes.values()) {
+    const at = node.value.indexOf(slot);
+    if (at >= 0) {
+      const readers = state.running.filter((req) => state.path(req).includes(node)).map((req) => req.name);
+      const text = visible(trace.texts[node.key[at]] ?? `${node.key[at]}`);
+      return `slot ${slot}: K/V of “${text}”, owned by the tree${readers.length ? `, read by ${readers.join(", ")}` : ", evictable"}`;
+    }
+  }
+  for (const req of state.running) {
+    const at = state.rowSlots(req).indexOf(slot);
+    if (at < 0) continue;
+    const text = at < req.kvLen ? `K/V of “${visible(page.tokenText(req, at))}”, position ${at}` : "not filled yet";
+    return `slot ${slot}: ${text}, owned by ${req.name}`;
+  }
+  return `slot ${slot}: free`;
+}
+
+document.addEventListener("pointerover", (event) => point(event.target));
+document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && point(event.target));
+
+$("#run").textContent =
+  `${plural(trace.requests.length, "request")}, ${plural(trace.steps, "step")} · ${plural(trace.engine.max_total_tokens, "slot")}` +
+  ` · ${plural(trace.engine.max_running_requests, "row")} · page_size ${trace.engine.page_size} · ${trace.engine.schedule_policy}` +
+  (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "");
+drawTimeline(page, lanes);
+page.layOutSlots();
+new ResizeObserver(() => {
+  const columns = page.grid.columns;
+  page.layOutSlots();
+  if (page.grid.columns !== columns && page.state) page.drawSlots(page.state);
+}).observe($("#slots .grid"));
+show(Math.min(Number(location.hash.slice(1)) || (data.start ?? 0), lastFrame));
+window.player = { show, play, pause, replay, page, get current() { return current; } };

@@ -1,0 +1,196 @@
+// The state of the engine after any frame, rebuilt from the events of a trace. The same rules as nanoinfer/trace/state.py.
+//
+// A frame is what one stop of the slider shows: frame 0 is the beginning of the trace, then one a step, each with what
+// happened between the steps before it; and one more if something happened after the last.
+
+/** Runs [start, length, start, length, ...] as slots, in order. */
+function fromRuns(runs) {
+  const slots = [];
+  for (let i = 0; i < runs.length; i += 2) {
+    for (let slot = runs[i]; slot < runs[i] + runs[i + 1]; slot++) slots.push(slot);
+  }
+  return slots;
+}
+
+/** The events of a trace as frames {events, step, mode}; `mode` is null where no step was made. */
+function framesOf(trace) {
+  const isStep = (event) => ["EXTEND", "DECODE", "FAILED"].includes(event.mode);
+  const frames = [{ events: [trace.events[0]], step: 0, mode: null }];
+  let between = [];
+  for (const event of trace.events.slice(1)) {
+    if (isStep(event)) {
+      frames.push({ events: [...between, event], step: event.step, mode: event.mode });
+      between = [];
+    } else {
+      between.push(event);
+    }
+  }
+  if (between.length) frames.push({ events: between, step: between[0].step, mode: null });
+  return frames;
+}
+
+class State {
+  constructor(trace) {
+    this.trace = trace;
+    this.size = trace.engine.max_total_tokens;
+    this.free = this.size; // as the pool itself says
+    this.requests = new Map(); // index → request, those that have arrived
+    this.nodes = new Map([[0, { number: 0, parent: null, key: [], value: [], children: [], lock: 0, used: 0, hits: 0 }]]);
+    this.forgetChanges();
+  }
+
+  /** What the last frame has changed, for the pictures to point at. */
+  forgetChanges() {
+    this.fresh = { written: new Set(), evicted: new Set(), nodes: new Set(), splits: new Set(), removed: [] };
+    this.batch = [];
+    this.ended = [];
+  }
+
+  apply(event) {
+    this.free = event.free;
+    for (const index of event.arrived ?? []) {
+      const request = this.trace.requests[index];
+      const tokens = [...request.prompt, ...(request.outputs ?? [])];
+      this.requests.set(index, {
+        index, name: request.name, status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
+        treeLen: 0, kvLen: 0, own: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
+      });
+    }
+    for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
+    for (const [number, lock, used, hits] of event.nodes ?? []) Object.assign(this.nodes.get(number), { lock, used, hits });
+    for (const [index, row, node, treeLen, kvLen, runs] of event.held ?? []) {
+      const req = this.requests.get(index);
+      const done = kvLen + 1 === req.tokens.length && req.tokens.length > req.promptLen;
+      const status = done ? "running" : "prefilling";
+      Object.assign(req, { row, node, treeLen, kvLen, own: fromRuns(runs), status, found: treeLen });
+    }
+    for (const index of event.retracted ?? []) {
+      const req = this.requests.get(index);
+      this.release(req, "retracted");
+      req.retractions += 1;
+    }
+    for (const [index, row, node, prefixLen] of event.admitted ?? []) {
+      const req = this.requests.get(index);
+      Object.assign(req, { status: "running", row, node, treeLen: prefixLen, kvLen: prefixLen, found: prefixLen });
+      if (!req.retractions) req.cached = prefixLen;
+    }
+    for (const [index, start, end, runs, token, allocated] of event.batch ?? []) {
+      const req = this.requests.get(index);
+      const slots = fromRuns(runs);
+      const inputs = req.tokens.slice(start, end);
+      req.own.push(...(allocated == null ? slots : fromRuns(allocated)));
+      req.kvLen = end;
+      req.status = token === null ? "prefilling" : "running";
+      if (token !== null) req.tokens.push(token);
+      for (const slot of slots) this.fresh.written.add(slot);
+      this.batch.push({ req, start, end, slots, token, inputs });
+    }
+    for (const [index, node, treeLen] of event.paths ?? []) {
+      const req = this.requests.get(index);
+      req.own.splice(0, treeLen - req.treeLen);
+      Object.assign(req, { node, treeLen });
+    }
+    for (const [index, reason] of event.ended ?? []) {
+      const req = this.requests.get(index);
+      this.release(req, "ended");
+      req.reason = reason;
+      this.ended.push(req);
+    }
+  }
+
+  release(req, status) {
+    Object.assign(req, { status, row: null, node: 0, treeLen: 0, kvLen: 0, own: [] });
+  }
+
+  // --- what can happen to the tree ---
+
+  add(number, parent, tokens, runs, extraKey, time) {
+    const above = this.nodes.get(parent);
+    const node = { number, parent: above, key: [...tokens], value: fromRuns(runs), children: [], lock: 0, used: time, hits: 0, extraKey };
+    above.children.push(node);
+    this.nodes.set(number, node);
+    this.fresh.nodes.add(number);
+  }
+
+  grow(number, tokens, runs) {
+    const node = this.nodes.get(number);
+    node.key.push(...tokens);
+    node.value.push(...fromRuns(runs));
+    this.fresh.nodes.add(number);
+  }
+
+  split(number, upperNumber, length) {
+    const node = this.nodes.get(number); // keeps the lower part
+    const upper = { ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] };
+    upper.parent.children[upper.parent.children.indexOf(node)] = upper;
+    Object.assign(node, { key: node.key.slice(length), value: node.value.slice(length), parent: upper });
+    this.nodes.set(upperNumber, upper);
+    this.fresh.splits.add(upperNumber);
+  }
+
+  remove(number) {
+    const node = this.nodes.get(number);
+    node.parent.children.splice(node.parent.children.indexOf(node), 1);
+    this.nodes.delete(number);
+    this.fresh.removed.push(node);
+    for (const slot of node.value) this.fresh.evicted.add(slot);
+  }
+
+  // --- questions ---
+
+  get running() {
+    return [...this.requests.values()].filter((req) => req.row !== null);
+  }
+
+  get waiting() {
+    return [...this.requests.values()].filter((req) => req.status === "waiting" || req.status === "retracted");
+  }
+
+  /** The nodes from the root down to where a request's cached prefix ends. */
+  path(req) {
+    const path = [];
+    for (let node = this.nodes.get(req.node); node && node.number; node = node.parent) path.unshift(node);
+    return path;
+  }
+
+  /** The slots in a running request's row, position by position. */
+  rowSlots(req) {
+    return [...this.path(req).flatMap((node) => node.value).slice(0, req.treeLen), ...req.own];
+  }
+
+  /** Owner of every slot: "free", "tree", "locked", or the index of a request. */
+  owners() {
+    const owners = new Array(this.size).fill("free");
+    for (const node of this.nodes.values()) for (const slot of node.value) owners[slot] = node.lock ? "locked" : "tree";
+    for (const req of this.running) for (const slot of req.own) owners[slot] = req.index;
+    return owners;
+  }
+
+  treeSize(locked) {
+    let size = 0;
+    for (const node of this.nodes.values()) if (locked === undefined || (node.lock > 0) === locked) size += node.key.length;
+    return size;
+  }
+}
+
+/** The states of all frames, one at a time: forward by the next events, backward from the beginning. */
+class Replay {
+  constructor(trace) {
+    this.trace = trace;
+    this.frames = framesOf(trace);
+    this.at = -1;
+  }
+
+  goTo(number) {
+    if (number < this.at || this.at < 0) {
+      this.state = new State(this.trace);
+      this.at = -1;
+    }
+    while (this.at < number) {
+      this.at += 1;
+      this.state.forgetChanges();
+      for (const event of this.frames[this.at].events) this.state.apply(event);
+    }
+    return this.state;
+  }
+}
