@@ -203,6 +203,18 @@ def test_characters_of_several_tokens_are_whole_in_texts() -> None:
     assert pieces == {1: "", 2: "é", 3: "", 4: "", 5: "€", 6: "", 7: "", 8: "", 9: "😀"}
 
 
+def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
+    example = Path(__file__).parent.parent / "data" / "trace"
+    trace = Trace.load(example / "example.json")
+    told = trace.describe()
+    for words in ("found in the tree", "split", "left for later", "evicted", "retracted", "admitted again", "(abort)"):
+        assert words in told
+    assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
+        encoding="utf-8"
+    )
+    assert sum(path.stat().st_size for path in example.iterdir()) < 300_000
+
+
 # --- Perfetto ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """The example trace: a few requests with shared beginnings, in so little room that everything happens once."""
 
+from typing import Any
+
 from nanoinfer.llm import LLM
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.trace.recorder import record
@@ -17,7 +19,7 @@ ARRIVALS = (
     (24, OPENING + " One day,", 8),
 )  # fmt: skip
 ABORT = (28, 4)  # after so many steps request 4 is no longer wanted
-SETTINGS = {  # of the LLM: tight enough for chunks, evictions and retractions
+SETTINGS: dict[str, Any] = {  # of the LLM: tight enough for chunks, evictions and retractions
     "max_total_tokens": 128,
     "max_running_requests": 4,
     "chunked_prefill_size": 24,

@@ -86,9 +86,9 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
         }
         for i, fields in enumerate(document["requests"]):
             where = f"requests[{i}]"
-            request = TraceRequest(
-                **({"prompt": trace.requests[-1].prompt} if "prompt" not in fields else {}), **fields
-            )
+            if "prompt" not in fields:  # another completion of the same request
+                fields["prompt"] = trace.requests[-1].prompt
+            request = TraceRequest(**fields)
             _expected(request.name, str)
             for token in (*request.prompt, *request.outputs):
                 _expected(token, int)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
-from nanoinfer.input_metadata import ForwardMode
 from nanoinfer.interrupts import uninterrupted
 from nanoinfer.outputs import RequestGroup
 from nanoinfer.radix_cache import TreeNode
@@ -51,13 +50,13 @@ class _Seen:
     allocated_len: int = 0
 
 
-@dataclass
-class _InPass:
-    """A request in the pass that is going on."""
+class _InPass(NamedTuple):
+    """A request in the pass that is going on, with how many tokens it had before. `entry`: the start of its BatchEntry."""
 
     req: Req
-    entry: ev.BatchEntry
     num_tokens: int
+    entry: tuple[int, int, int, list[int]]
+    allocated: list[int] | None
 
 
 class Recorder:
@@ -176,10 +175,10 @@ class Recorder:
 
     def _finish_step(self) -> None:
         event = self._event
-        for member in self._pass:
-            req, seen = member.req, self._seen.get(member.req)
-            sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > member.num_tokens else None
-            event.batch.append(member.entry._replace(token=sampled))
+        for req, num_tokens, entry, allocated in self._pass:
+            seen = self._seen.get(req)
+            sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > num_tokens else None
+            event.batch.append(ev.BatchEntry(*entry, sampled, allocated))
             if seen is None:
                 continue  # the step has failed, and its end is written down
             if req.finish_reason is None:
@@ -216,21 +215,19 @@ class Recorder:
     def _members(self, batch: Batch) -> list[_InPass]:
         """Who is in the pass, with the slots as they have just been given out."""
         slots = batch.out_cache_loc.numpy()
-        members, at = [], 0
-        decoding = batch.forward_mode is ForwardMode.DECODE
+        members, at, paged = [], 0, self._engine.config.page_size > 1
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
             seen = self._see(req)
-            own = [int(slots[at]), 1] if decoding else ev.to_runs(slots[at : at + end - start])
+            own, allocated = ev.to_runs(slots[at : at + end - start]), None
             at += end - start
-            allocated = None
-            if self._engine.config.page_size > 1:
+            if paged:
                 assert req.req_pool_idx is not None
                 row = self._engine.cache.rows[req.req_pool_idx]
                 allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
             seen.allocated_len = req.allocated_len
-            members.append(_InPass(req, ev.BatchEntry(seen.index, start, end, own, None, allocated), req.num_tokens))
+            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, own), allocated))
         return members
 
     # --- requests ------------------------------------------------------------------------------------------------
