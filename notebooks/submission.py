@@ -1,6 +1,5 @@
-"""One submission: what of it is to be run and checked, and the processes that do so."""
+"""One submission: the processes that run and check it."""
 
-import ast
 import contextlib
 import json
 import os
@@ -11,29 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.teaching.exercises import exercises_of, notebook_of
-from notebooks.needed import needed
-from notebooks.student import checked_ids, exercise_ids, number_of
-from tests.notebook_sync import ROOT, read, source_of
+from nanoinfer.teaching.exercises import exercises_of
+from notebooks.steps import Step, plan
+from tests.notebook_sync import ROOT, read
 
 GRACE = 3.0  # seconds that a step has, after its time, to stop by itself
 START_SECONDS = 120.0  # for a process to import everything, on a machine that is busy
 MAX_STARTS = 20
-
-
-@dataclass
-class Step:
-    """One thing to do: run a cell's `source`, or check the exercise `check`. `cell` counts from 1."""
-
-    cell: int
-    source: str | None = None
-    check: str | None = None
 
 
 @dataclass
@@ -47,60 +35,6 @@ class Graded:
     texts: dict[str, str] = field(default_factory=dict)
     raised: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-
-def plan(notebook: dict[str, Any], name: str, *, quick: bool = False) -> tuple[int | None, list[Step]]:
-    """Which notebook of the series this is, by its exercises (else by its file's name), and the steps to take.
-
-    A check stands where its cell stands, since later cells may give a name another meaning; a check whose cell is gone
-    follows the cell of its exercise, or else the last cell. With `quick` only those cells are run that the exercises' cells
-    need by their names; all, where one of those cells has lost its tag.
-    """
-    cells = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"]
-    there = []
-    for _, cell in cells:
-        tagged = exercise_ids(cell, "exercise"), exercise_ids(cell, "check")
-        there.append((tagged[0], list(dict.fromkeys([*tagged[1], *checked_ids(source_of(cell))]))))
-    votes = Counter(notebook_of(id) for ids in there for id in {*ids[0], *ids[1]})
-    number = votes.most_common(1)[0][0] if votes else number_of(name)
-    wanted = [exercise.id for exercise in exercises_of(number)] if number is not None else []
-    if not wanted:
-        return None, []
-    with_check = {id for _, checks in there for id in checks}
-    steps, placed = [], set(with_check)
-    for (i, cell), (written, checks) in zip(cells, there, strict=True):
-        source = source_of(cell)
-        if source.strip() and not (checks and _only_checks(source)):
-            steps.append(Step(i, source=source))
-        missing = [id for id in written if id not in placed]
-        placed |= set(missing)
-        steps += [Step(i, check=id) for id in [*checks, *missing] if id in wanted]
-    if quick and set(wanted) <= {id for written, _ in there for id in written}:
-        steps = _only_needed(steps, {i for (i, _), (written, _) in zip(cells, there, strict=True) if written})
-    last = cells[-1][0] if cells else 0
-    return number, steps + [Step(last, check=id) for id in wanted if id not in placed]
-
-
-def _only_needed(steps: list[Step], exercise_cells: set[int]) -> list[Step]:
-    runs = [step for step in steps if step.source is not None]
-    chosen = needed([step.source or "" for step in runs], {i for i, s in enumerate(runs) if s.cell in exercise_cells})
-    kept = {runs[i].cell for i in chosen}
-    return [step for step in steps if step.check is not None or step.cell in kept]
-
-
-def _only_checks(source: str) -> bool:
-    """Whether a cell does nothing but call `check`."""
-    try:
-        body = ast.parse(source).body
-    except SyntaxError:
-        return False
-    return all(
-        isinstance(s, ast.Expr)
-        and isinstance(s.value, ast.Call)
-        and isinstance(s.value.func, ast.Name)
-        and s.value.func.id == "check"
-        for s in body
-    )
 
 
 def grade(path: Path, *, timeout: float, total: float, checks: Sequence[Path] = (), quick: bool = False) -> Graded:

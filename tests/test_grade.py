@@ -10,8 +10,9 @@ import pytest
 from nanoinfer.teaching import checks
 from notebooks.grade import main, notes, points
 from notebooks.needed import needed
+from notebooks.steps import plan
 from notebooks.student import student_notebook
-from notebooks.submission import Graded, grade, plan
+from notebooks.submission import Graded, grade
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
 
 TITLES = ["90.1", "90.2", "90.3"]
