@@ -104,3 +104,7 @@ def test_a_request_keeps_its_look_from_picture_to_picture() -> None:
     }
     assert looks == {REQUESTS[2]}
     assert owner_style("tree of the teacher", 1) == REQUESTS[1]
+
+
+def test_what_is_set_aside_and_empty_looks_like_padding() -> None:
+    assert owner_style("set aside", 3) == ROLES["padding"]
