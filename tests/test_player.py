@@ -161,7 +161,7 @@ def test_slider_buttons_and_keys_move_it(page: webdriver.Chrome, run: Trace) -> 
     slider = page.find_element(By.ID, "slider")
     last = int(slider.get_attribute("max") or 0)
     extends = [event.step for event in run.events if event.mode == "EXTEND"]
-    assert where(page) == "before the first step"
+    assert where(page) == f"step 1 of {len(run)}"
     page.execute_script("arguments[0].value = 5; arguments[0].dispatchEvent(new Event('input'))", slider)
     assert (current(page), where(page)) == (5, f"step 5 of {len(run)}")
     slider.send_keys(Keys.ARROW_RIGHT)  # the slider's own handling must not add to ours
@@ -285,7 +285,7 @@ def test_the_frame_of_a_notebook_shows_the_player(browser: webdriver.Chrome, run
     browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
     press(browser, Keys.TAB)
     browser.find_element(By.ID, "forward").click()
-    assert where(browser) == f"step 1 of {len(run)}"
+    assert where(browser) == f"step 2 of {len(run)}"
     assert len(drawn(browser)["slots"]) == 32
     assert browser.get_log("browser") == []
     browser.switch_to.default_content()

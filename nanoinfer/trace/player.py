@@ -1,8 +1,9 @@
 """Player: a trace as one self-contained HTML page that steps through the run; nothing is fetched, ever.
 
 The page is written by hand: player.html (what is where), player.css (how it looks), and in the order in which they are read
-player_state.js (rebuilds the state from the events), player_draw.js and player_timeline.js (draw it), player_controls.js
-(slider, keys, playing). Here they are put together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
+player_state.js (rebuilds the state from the events), player_draw.js, player_pools.js and player_timeline.js (draw it),
+player_controls.js (slider, keys, playing). Here they are put together, with the trace as JSON and the palette of nanoinfer.viz
+as CSS.
 """
 
 import html
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from nanoinfer.trace.trace import Trace
     from nanoinfer.viz.palette import Style
 
-SCRIPTS = ("player_state.js", "player_draw.js", "player_timeline.js", "player_controls.js")
+SCRIPTS = ("player_state.js", "player_draw.js", "player_pools.js", "player_timeline.js", "player_controls.js")
 INLINE_HEIGHT = 900  # CSS pixels of the frame in a notebook
 
 
 class Player:
     """`trace` as a page. As the last expression of a notebook cell it is shown in a frame, and beneath it, for viewers that
-    leave scripts out, a PNG of the whole run with its numbers as a line of text. `start`: the frame it opens at."""
+    leave scripts out, a PNG of the whole run with its numbers as a line of text. `start`: the step it opens at."""
 
-    def __init__(self, trace: "Trace", title: str | None = None, start: int = 0):
+    def __init__(self, trace: "Trace", title: str | None = None, start: int = 1):
         self.trace, self.start = trace, start
         self.title = "What the engine did, step by step" if title is None else title
 
@@ -55,9 +56,10 @@ class Player:
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, so that neither its styles nor its scripts meet those around it."""
+        style = f"box-sizing:border-box;width:100%;height:{INLINE_HEIGHT}px;border:1px solid #9a9a9a;border-radius:6px"
         return (
             f'<iframe srcdoc="{html.escape(self.html())}" sandbox="allow-scripts" title="{html.escape(self.title)}" '
-            f'style="width:100%;height:{INLINE_HEIGHT}px;border:1px solid #9a9a9a;border-radius:6px"></iframe>'
+            f'style="{style}"></iframe>'
         )
 
     def _ipython_display_(self) -> None:

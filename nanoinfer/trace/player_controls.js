@@ -155,9 +155,9 @@ $("#run").textContent =
 drawTimeline(page, lanes);
 page.layOutSlots();
 new ResizeObserver(() => {
-  const columns = page.grid.columns;
+  const before = page.grid;
   page.layOutSlots();
-  if (page.grid.columns !== columns && page.state) page.drawSlots(page.state);
+  if (page.grid !== before && page.state) page.drawSlots(page.state);
 }).observe($("#slots .grid"));
-show(Math.min(Number(location.hash.slice(1)) || (data.start ?? 0), lastFrame));
+show(Math.min(Number(location.hash.slice(1)) || data.start, lastFrame));
 window.player = { show, play, pause, replay, page, get current() { return current; } };

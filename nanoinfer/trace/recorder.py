@@ -15,10 +15,10 @@ from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
 from nanoinfer.interrupts import uninterrupted
 from nanoinfer.outputs import RequestGroup
-from nanoinfer.radix_cache import TreeNode
 from nanoinfer.req import FinishReason, Req
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.trace import Trace
+from nanoinfer.trace.tree_notes import TreeNotes
 
 if TYPE_CHECKING:
     from nanoinfer.llm import LLM
@@ -67,14 +67,11 @@ class Recorder:
             raise ValueError(f"engine={engine!r}: must be an Engine or an LLM")
         if hasattr(engine.step, "recorder"):
             raise ValueError("engine: is being recorded already (an LLM made with trace=True has it in llm.trace)")
-        self._engine, self._tree, self._clock = engine, engine.radix_cache, engine._clock
+        self._engine, self._clock = engine, engine._clock
         self._began = self._clock()
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._seen: dict[Req, _Seen] = {}
-        self._ids: dict[TreeNode, int] = {self._tree.root: 0}
-        self._uses: dict[TreeNode, tuple[int, int, int] | None] = {}  # as last written down
-        self._touched: dict[TreeNode, None] = {}  # in this event
-        self._next_id = 1
+        self._tree = TreeNotes(engine.radix_cache)
         self._pass: list[_InPass] = []
         self._in_step = False
         self.trace = Trace.of_engine(engine, self)
@@ -98,8 +95,9 @@ class Recorder:
                     setattr(owner, name, before)
             self._undo.clear()
             self.trace._recorder = None
-            for held in (self._seen, self._ids, self._uses, self._touched, self._pass):
-                held.clear()
+            self._seen.clear()
+            self._pass.clear()
+            self._tree.clear()
 
     def settle(self) -> None:
         """Complete the event that collects what happens between steps, so that the trace is up to date."""
@@ -111,17 +109,13 @@ class Recorder:
     # --- attaching -----------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        engine, scheduler, tree = self._engine, self._engine.scheduler, self._tree
+        engine, scheduler = self._engine, self._engine.scheduler
         self._watch(engine, "step", self._on_step)
         self._watch(engine, "submit_all", self._on_submit)
         self._watch(scheduler, "schedule", self._on_schedule)
         self._watch(scheduler, "end", self._on_end)
-        self._watch(tree, "_walk", self._on_walk)
-        self._watch(tree, "_up_to_root", self._on_up_to_root)
-        self._watch(tree, "_split", self._on_split)
-        self._watch(tree, "_append", self._on_append)
-        self._watch(tree, "_remove_leaf", self._on_remove_leaf)
-        self._watch(tree, "reset", self._on_reset)
+        for name, watcher in self._tree.watchers.items():
+            self._watch(engine.radix_cache, name, watcher)
 
     def _watch(self, owner: Any, name: str, around: Call) -> None:
         """From now on `owner.name(...)` is `around(original, ...)`, for this object alone."""
@@ -142,18 +136,18 @@ class Recorder:
     def _take_snapshot(self) -> None:
         """What is there already, in the words of the events."""
         scheduler, rows = self._engine.scheduler, self._engine.cache.rows
-        for _, node in self._tree.nodes():
-            assert node.parent is not None
-            self._note_added(node, node.parent, node.creation_time)
         for req in sorted((*scheduler.running, *scheduler.waiting), key=lambda req: req.ticket):
             seen = self._see(req)
             if req.num_retractions and req.req_pool_idx is None:
                 self._event.retracted.append(seen.index)
         for req in scheduler.running:
-            assert req.last_node is not None
             assert req.req_pool_idx is not None
             seen = self._see(req)
-            seen.node, seen.tree_len, seen.allocated_len = self._ids[req.last_node], req.tree_len, req.allocated_len
+            seen.node, seen.tree_len, seen.allocated_len = (
+                self._tree.number(req.last_node),
+                req.tree_len,
+                req.allocated_len,
+            )
             own = ev.to_runs(rows[req.req_pool_idx, req.tree_len : req.allocated_len])
             self._event.held.append(ev.Held(seen.index, req.req_pool_idx, seen.node, req.tree_len, req.kv_len, own))
 
@@ -261,7 +255,7 @@ class Recorder:
 
     def _note_admission(self, req: Req) -> None:
         seen = self._see(req)
-        seen.node = self._ids[req.last_node] if req.last_node is not None else 0
+        seen.node = self._tree.number(req.last_node)
         seen.tree_len = seen.allocated_len = req.prefix_len
         self._event.admitted.append(ev.Admission(seen.index, req.req_pool_idx, seen.node, req.prefix_len))
 
@@ -271,77 +265,13 @@ class Recorder:
         self._event.retracted.append(seen.index)
 
     def _note_path(self, req: Req, seen: _Seen) -> None:
-        node = self._ids.get(req.last_node, 0) if req.last_node is not None else 0
+        node = self._tree.number(req.last_node)
         if (node, req.tree_len) != (seen.node, seen.tree_len):
             seen.node, seen.tree_len = node, req.tree_len
             self._event.paths.append(ev.Path(seen.index, node, req.tree_len))
 
     def _note_end(self, req: Req, reason: str) -> None:
         self._event.ended.append(ev.Ended(self._seen.pop(req).index, reason))
-
-    # --- the tree ------------------------------------------------------------------------------------------------
-
-    def _on_walk(self, walk: Call, *args: Any) -> list[TreeNode]:
-        path = walk(*args)
-        self._touched.update(dict.fromkeys(path))
-        return path
-
-    def _on_up_to_root(self, up_to_root: Call, node: TreeNode) -> Iterator[TreeNode]:
-        for ancestor in up_to_root(node):
-            self._touched[ancestor] = None
-            yield ancestor
-
-    def _on_split(self, split: Call, node: TreeNode, length: int) -> TreeNode:
-        upper = split(node, length)
-        self._uses[upper] = None
-        self._touched[upper] = None
-        self._event.tree.append(["split", self._ids[node], self._new_id(upper), length])
-        return upper
-
-    def _on_append(self, append: Call, parent: TreeNode, *args: Any) -> None:
-        length, children = len(parent), len(parent.children)
-        append(parent, *args)
-        if len(parent.children) > children:
-            leaf = next(reversed(parent.children.values()))
-            self._note_added(leaf, parent, leaf.creation_time)
-        else:
-            grown = parent.key[length:].tolist(), ev.to_runs(parent.value[length:])
-            self._event.tree.append(["grow", self._ids[parent], *grown])
-
-    def _on_remove_leaf(self, remove_leaf: Call, leaf: TreeNode) -> None:
-        remove_leaf(leaf)
-        self._note_removed(leaf)
-
-    def _on_reset(self, reset: Call) -> None:
-        nodes = [node for _, node in self._tree.nodes()]
-        reset()
-        for node in reversed(nodes):
-            self._note_removed(node)
-
-    def _note_added(self, node: TreeNode, parent: TreeNode, time: int) -> None:
-        key = node.edge[0]
-        self._uses[node] = (0, time, 0)
-        self._touched[node] = None
-        self._event.tree.append(
-            [
-                "add",
-                self._new_id(node),
-                self._ids[parent],
-                node.key.tolist(),
-                ev.to_runs(node.value),
-                None if key is None else repr(key),
-                time,
-            ]
-        )
-
-    def _note_removed(self, node: TreeNode) -> None:
-        self._event.tree.append(["remove", self._ids.pop(node)])
-        self._uses.pop(node, None)
-
-    def _new_id(self, node: TreeNode) -> int:
-        self._ids[node] = self._next_id
-        self._next_id += 1
-        return self._ids[node]
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -351,12 +281,7 @@ class Recorder:
     def _close_event(self) -> None:
         """Add the event to the trace, unless it is about nothing."""
         event = self._event
-        for node in self._touched:
-            use = (node.lock_ref, node.last_access_time, node.hit_count)
-            if node in self._uses and use != self._uses[node]:
-                self._uses[node] = use
-                event.nodes.append(ev.NodeUse(self._ids[node], *use))
-        self._touched.clear()
+        event.tree, event.nodes = self._tree.take()
         event.free = self._engine.cache.token_to_kv_pool.available_size()
         if event.is_step or event.mode == ev.START or not event.empty:
             self.trace.add_event(event)
