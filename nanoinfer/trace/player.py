@@ -2,8 +2,8 @@
 
 The page is written by hand: player.html (what is where), player.css (how it looks), and in the order in which they are read
 player_state.js (rebuilds the state from the events), player_draw.js, player_pools.js and player_timeline.js (draw it),
-player_controls.js (slider, keys, playing). Here they are put together, with the trace as JSON and the palette of nanoinfer.viz
-as CSS.
+player_controls.js (slider, keys, playing). Here they are put together, with the trace as JSON and the palette of
+nanoinfer.viz as CSS.
 """
 
 import html
