@@ -81,4 +81,4 @@ def _shade(share: float) -> Style:
     share = min(round(20 * share) / 20, 1.0)  # few colours: a PNG's palette has room for them all
     white = tuple(int(PAPER[i : i + 2], 16) for i in (1, 3, 5))
     mixed = [round(light + (dark - light) * share) for light, dark in zip(white, DARKEST, strict=True)]
-    return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.45 else INK if share else MUTED)
+    return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.8 else INK if share else MUTED)
