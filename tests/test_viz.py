@@ -332,7 +332,10 @@ def test_rows_show_the_tree_s_part_their_own_and_what_is_left_over() -> None:
     assert faces(picture, "row 1 3") == [ROLES["tree"].face]
     assert faces(picture, "row 1 13") == [REQUESTS[2].face]
     assert faces(picture, "row 1 14") == [ROLES["leftover"].face]
-    assert {"7", "8", "40"} <= set(texts(picture))
+    assert {"7", "8", "40", "slots of its own, each row's in its colour", "beyond its length: never read"} <= set(
+        texts(picture)
+    )
+    assert "slots of its own" in texts(viz.request_rows(make_rows(), {0: 9}))
     assert_readable(picture)
 
 
@@ -451,7 +454,23 @@ def test_a_new_token_sees_the_prefix_and_the_new_ones_up_to_itself() -> None:
     assert faces(picture, "mask 0 7 7 sees") == [ROLES["new"].face]
     assert faces(picture, "mask 0 7 8 hidden") == [ROLES["hidden"].face]
     assert picture.alt == "EXTEND mask; request 0: 5 queries × 12 keys (7 in the prefix), 50 of 60 pairs seen."
+    assert "· in a token is a space." in texts(picture)
     assert_readable(picture)
+
+
+def test_a_mask_s_legend_names_what_occurs() -> None:
+    prefix, new, hidden = "sees; K/V was there (prefix)", "sees; K/V computed in this pass", "hidden"
+    legends = {
+        (0, 4): {new, hidden},
+        (3, 1): {prefix, new},
+        (3, 2): {prefix, new, hidden},
+    }
+    for (prefix_len, new_len), entries in legends.items():
+        told = set(texts(viz.extend_mask(make_metadata([prefix_len], [new_len]))))
+        assert told & {prefix, new, hidden} == entries
+        assert "· in a token is a space." not in told
+    windowed = texts(viz.extend_mask(make_metadata([3], [1]), sliding_window=2))
+    assert hidden in windowed
 
 
 def test_a_sliding_window_hides_older_keys() -> None:

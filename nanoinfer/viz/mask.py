@@ -6,7 +6,7 @@ from nanoinfer.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import TINY, Sheet, text_width
+from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
 from nanoinfer.viz.words import abridged, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
@@ -35,11 +35,15 @@ def extend_mask(
     sheet = Sheet(
         title, f"Who sees whom in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)"
     )
-    sees = [(ROLES["tree"], "sees; K/V was there (prefix)"), (ROLES["new"], "sees; K/V computed in this pass")]
-    sheet.legend([*sees, (ROLES["hidden"], "hidden")])
+    entries = [
+        (ROLES["tree"], "sees; K/V was there (prefix)", any(m.prefixes[: m.shown])),
+        (ROLES["new"], "sees; K/V computed in this pass", True),
+        (ROLES["hidden"], "hidden", sliding_window is not None or max(m.new_lens[: m.shown]) > 1),
+    ]
+    sheet.legend([(style, label) for style, label, occurs in entries if occurs])
     x, bottom = sheet.left, sheet.y
-    for i in range(m.shown):
-        mask = _Mask(sheet, m, i, sliding_window)
+    masks = [_Mask(sheet, m, i, sliding_window) for i in range(m.shown)]
+    for mask in masks:
         if x > sheet.left and x + mask.width > sheet.right:
             x, sheet.y = sheet.left, bottom
         bottom = max(bottom, mask.draw(x, sheet.y))
@@ -47,6 +51,8 @@ def extend_mask(
     sheet.y = bottom
     if m.shown < m.batch_size:
         sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
+    if m.tokens is not None and any(mask.in_cells for mask in masks) and any("·" in text for text in m.tokens):
+        sheet.caption("· in a token is a space.", size=SMALL)
     return sheet.picture(_alt(m, sliding_window))
 
 

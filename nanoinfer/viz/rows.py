@@ -58,7 +58,7 @@ def draw_request_rows(
     elif lens:
         _run_boxes(sheet, table, lens, prefixes, names, gutter, ROLES[prefix_role])
     if lens:
-        _legend(sheet, prefixes, next(iter(_styles(names).values())), ROLES[prefix_role])
+        _legend(sheet, prefixes, names, ROLES[prefix_role])
     used = count(len(lens), "row")
     alt = f"{used} of {pool.size}"
     for row, length in lens.items():
@@ -82,9 +82,11 @@ def _styles(names: Mapping[int, str]) -> dict[int, Style]:
     return {row: owner_style(name, i) for i, (row, name) in enumerate(names.items())}
 
 
-def _legend(sheet: Sheet, prefixes: Mapping[int, int], own: Style, shared: Style) -> None:
+def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str], shared: Style) -> None:
+    own = next(iter(_styles(names).values()))
     entries = [(shared, "slots of the tree (prefix)")] if any(prefixes.values()) else []
-    sheet.legend([*entries, (own, "slots of its own"), (ROLES["leftover"], "left over from before, means nothing")])
+    several = ", each row's in its colour" if len(names) > 1 else ""
+    sheet.legend([*entries, (own, f"slots of its own{several}"), (ROLES["leftover"], "beyond its length: never read")])
 
 
 def _cells(
