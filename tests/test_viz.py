@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image
@@ -245,6 +246,7 @@ def test_the_tree_owns_evictable_and_locked_slots() -> None:
     insert(tree, [1, 2, 3, 4, 5])
     picture = viz.slot_map(tree.token_to_kv_pool, radix_cache=tree)
     assert picture.alt == "32 slots: 27 free, 2 tree, 3 tree, locked."
+    assert {"tree, unlocked: 2", "tree, locked: 3"} <= set(texts(picture))
     assert faces(picture, "slot 0") == [ROLES["tree_locked"].face]
 
 
@@ -505,6 +507,28 @@ def test_a_window_below_one_is_refused() -> None:
 # --- radix_tree -----------------------------------------------------------------------------------------------------
 
 
+def test_which_leaf_goes_next_can_be_left_to_the_reader() -> None:
+    tree = make_tree()
+    insert(tree, [1, 2])
+    insert(tree, [3, 4])
+    told, untold = viz.radix_tree(tree), viz.radix_tree(tree, tell_next=False)
+    assert "next to evict" in told.alt
+    assert "next to evict" in texts(told)
+    assert untold.alt == told.alt.replace(", next to evict", "")
+    assert "next to evict" not in texts(untold)
+
+
+def test_a_long_text_keeps_its_end_where_the_paths_part() -> None:
+    tree = make_tree()
+    text = "the beginning " * 20 + "and, at last, the end"
+    insert(tree, [*text.encode()])
+    picture = viz.radix_tree(tree, decode=lambda ids: bytes(ids).decode())
+    drawn = next(told for told in texts(picture) if told.endswith("the end"))
+    assert drawn.startswith("the beginning")
+    assert drawn.endswith("at last, the end")
+    assert_readable(picture)
+
+
 def test_an_empty_tree_is_a_root() -> None:
     picture = viz.radix_tree(make_tree())
     assert picture.alt == "Radix tree: 0 nodes, depth 0, 0 tokens (0 evictable, 0 locked)."
@@ -711,6 +735,25 @@ def test_bars_have_lengths_of_their_values_and_ratios() -> None:
     assert_readable(picture)
 
 
+def test_bars_in_groups_have_one_scale_and_a_colour_a_label() -> None:
+    values = {"chat": {"no cache": 800, "cache": 200}, "few-shot": {"no cache": 400, "cache": 40}}
+    picture = viz.bars(values, unit="tokens")
+    bars = named(picture, "bar ")
+    assert [bar.get_width() / bars[0].get_width() for bar in bars] == pytest.approx([1, 0.25, 0.5, 0.05])
+    faces = [bar.get_facecolor() for bar in bars]
+    assert faces[0] == faces[2] != faces[1] == faces[3]
+    assert picture.alt.startswith("chat, no cache: 800 tokens, chat, cache: 200 tokens, few-shot, no cache: 400 tokens")
+    assert_readable(picture)
+
+
+def test_a_line_across_the_bars_lies_at_its_value() -> None:
+    picture = viz.bars({"fast": 4.0, "as before": 1.0}, unit="times as fast", line_at=1)
+    bar = named(picture, "bar as before")[0]
+    dashed = [line for line in picture.findobj(Line2D) if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in dashed] == pytest.approx([bar.get_x() + bar.get_width()])
+    assert_readable(picture)
+
+
 def test_lines_go_through_their_points() -> None:
     series = {"without cache": ([16, 32, 64], [1, 4, 17]), "with cache": ([16, 32, 64], [1, 2, 4])}
     picture = viz.lines(series, x="tokens", y="ms", title="Time", log=True)
@@ -726,6 +769,9 @@ def test_lines_go_through_their_points() -> None:
         ({}, None, "values: must have at least one"),
         ({"a": -1}, None, r"values\['a'\]=-1.0: must be finite and not negative"),
         ({"a": 1}, "b", "compare='b': must be one of a, with a value above 0"),
+        ({"a": {"b": 1}}, "a, b", "compare='a, b'"),
+        ({"a": {"b": 1}, "c": 2}, None, "values: some are groups and some numbers; must be either"),
+        ({"a": {}}, None, "values: must have at least one"),
     ],
 )
 def test_bars_of_nonsense_are_refused(values: Any, compare: str | None, message: str) -> None:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS
+from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS, ROLES
 from nanoinfer.viz.picture import WIDTH, Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
 from nanoinfer.viz.words import count, expect_type, number, ratio
@@ -14,19 +15,26 @@ LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def bars(values: Mapping[str, float], *, unit: str, title: str | None = None, compare: str | None = None) -> Picture:
+def bars(
+    values: Mapping[str, float] | Mapping[str, Mapping[str, float]],
+    *,
+    unit: str,
+    title: str | None = None,
+    compare: str | None = None,
+    line_at: float | None = None,
+) -> Picture:
     """One bar a label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
 
-    Raises ValueError for no values, negative or infinite ones, and a `compare` that is no label or is 0.
+    `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `line_at`: a dashed
+    line across all bars at that value, such as 1 for ratios. Raises ValueError for no values, negative or infinite ones,
+    and a `compare` that is no label or is 0 (there is none in groups).
     """
-    expect_type("values", values, Mapping)
-    numbers = {str(label): float(value) for label, value in values.items()}
-    if not numbers:
-        raise ValueError("values: must have at least one")
-    for label, value in numbers.items():
+    groups = _grouped(values)
+    numbers = {f"{group}, {label}" if group else label: v for group, own in groups.items() for label, v in own.items()}
+    for name, value in (*((f"values[{label!r}]", v) for label, v in numbers.items()), ("line_at", line_at or 0.0)):
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"values[{label!r}]={value}: must be finite and not negative")
-    if compare is not None and not numbers.get(compare):
+            raise ValueError(f"{name}={value}: must be finite and not negative")
+    if compare is not None and ("" not in groups or not numbers.get(compare)):
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
     base = numbers[compare] if compare is not None else None
     told = {
@@ -34,24 +42,57 @@ def bars(values: Mapping[str, float], *, unit: str, title: str | None = None, co
         for label, value in numbers.items()
     }
     sheet = Sheet(title)
-    gutter = min(max(text_width(drawable(label)) for label in numbers) + 14, 280)
+    labels = list(dict.fromkeys(label for own in groups.values() for label in own))
+    beside = labels if "" in groups else list(groups)
+    gutter = min(max(text_width(drawable(label)) for label in beside) + 14, 280)
     x0 = sheet.left + gutter
     room = sheet.right - x0 - max(text_width(text) for text in told.values()) - 14
-    longest = max(numbers.values()) or 1.0
+    longest = max(*numbers.values(), line_at or 0.0) or 1.0
     sheet.y += 2
     top = sheet.y
-    for label, value in numbers.items():
-        sheet.text(x0 - 8, sheet.y + 11, label, ha="right", width=gutter - 8)
-        style = REQUESTS[2] if label == compare else REQUESTS[0]
-        sheet.rect(x0, sheet.y, room * value / longest, 22, style, name=f"bar {label}")
-        sheet.text(x0 + room * value / longest + 7, sheet.y + 11, told[label])
-        sheet.y += 30
+    height, pitch = (22, 30) if "" in groups else (18, 20)
+    for group, own in groups.items():
+        if group:
+            sheet.text(x0 - 8, sheet.y + pitch * len(own) / 2, group, ha="right", width=gutter - 8)
+        for label, value in own.items():
+            if not group:
+                sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", width=gutter - 8)
+            style = REQUESTS[2 if label == compare else 0] if not group else _GROUP_STYLES[labels.index(label) % 4]
+            name = f"{group}, {label}" if group else label
+            sheet.rect(x0, sheet.y, room * value / longest, height, style, name=f"bar {name}")
+            sheet.text(x0 + room * value / longest + 7, sheet.y + height / 2, told[name])
+            sheet.y += pitch
+        sheet.y += 10 if group else 0
     sheet.line([x0, x0], [top - 4, sheet.y - 4], colour=MUTED)
+    if line_at is not None:
+        x = x0 + room * line_at / longest
+        sheet.line([x, x], [top - 4, sheet.y + 2], colour=INK, line=1.4, style="--")
+        sheet.text(x, sheet.y + 10, number(line_at), size=SMALL, ha="center", colour=INK)
+        sheet.y += 20
+    if "" not in groups:
+        sheet.y += 2
+        sheet.legend([(_GROUP_STYLES[i % 4], label) for i, label in enumerate(labels)])
     if compare is not None:
         sheet.y += 2
         sheet.caption(f"In brackets: ratio to {compare}.", size=SMALL)
     alt = ", ".join(f"{label}: {text.replace('  ', ' ')}" for label, text in told.items())
     return sheet.picture(f"{alt}{f', ratios to {compare}' if compare else ''}.")
+
+
+_GROUP_STYLES = (ROLES["in_use"], REQUESTS[7], REQUESTS[1], REQUESTS[2])  # of the labels within a group
+
+
+def _grouped(values: Mapping[str, float] | Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """`{group: {label: value}}`; values without groups are those of group ""."""
+    expect_type("values", values, Mapping)
+    nested = [value for value in values.values() if isinstance(value, Mapping)]
+    if nested and len(nested) < len(values):
+        raise ValueError("values: some are groups and some numbers; must be either")
+    given: Mapping[str, Any] = values if nested else {"": values}
+    groups = {str(group): {str(k): float(v) for k, v in own.items()} for group, own in given.items()}
+    if not all(groups.values()):
+        raise ValueError("values: must have at least one")
+    return groups
 
 
 def lines(

@@ -75,7 +75,10 @@ def draw_slot_map(
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
     shown = [i for i in range(len(kinds)) if counts[i] or i in always]
-    entries = [(kinds[i][0], f"{kinds[i][1]}: {counts[i]:,}") for i in shown]
+    names = [name for _, name in kinds]
+    if counts[LOCKED]:
+        names[TREE] = "tree, unlocked"
+    entries = [(kinds[i][0], f"{names[i]}: {counts[i]:,}") for i in shown]
     if marked.size:
         entries.append((ROLES["highlight"], f"marked: {runs(np.sort(marked))}"))
         sheet.legend(entries, outline=[entries[-1][1]])

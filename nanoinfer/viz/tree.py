@@ -25,23 +25,27 @@ def radix_tree(
     decode: Decode | None = None,
     highlight: Highlight | None = None,
     title: str | None = None,
+    tell_next: bool = True,
 ) -> Picture:
     """Every node: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last use, `hit_count`.
 
-    Colour: evictable or locked; the leaf that the policy would evict next says so. `decode` makes text of token ids
+    Colour: evictable or locked; the leaf that the policy would evict next says so, unless `tell_next=False` (so that a
+    reader can find it). `decode` makes text of token ids
     (`llm.tokenizer.decode`). `highlight`: a node, some nodes, or a MatchResult (its path), framed. Of wide and deep trees a
     part is drawn, and what is left out is counted.
     """
     sheet = Sheet(title, "RadixCache: tokens → slots")
-    return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight))
+    return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight, tell_next))
 
 
-def draw_radix_tree(sheet: Sheet, tree: RadixCache, decode: Decode | None, highlight: Highlight | None) -> str:
+def draw_radix_tree(
+    sheet: Sheet, tree: RadixCache, decode: Decode | None, highlight: Highlight | None, tell_next: bool = True
+) -> str:
     """`radix_tree` on a sheet; returns its alt text."""
     expect_type("radix_cache", tree, RadixCache)
     if decode is not None and not callable(decode):
         raise ValueError(f"decode: must be a function of token ids, got {type(decode).__name__}")
-    marked, following = _marked(highlight), next_to_evict(tree)
+    marked, following = _marked(highlight), next_to_evict(tree) if tell_next else None
     depth = max((depth for depth, _ in tree.nodes()), default=0)
     root = boxes(tree, [*marked, *([following] if following else [])])
     pen = _Pen(sheet, decode, marked, following)
@@ -56,7 +60,9 @@ def draw_radix_tree(sheet: Sheet, tree: RadixCache, decode: Decode | None, highl
     sheet.legend([*entries, (ROLES["highlight"], "marked")] if marked else entries, outline=["marked"])
     if depth:
         sheet.y -= 3
-        sheet.caption("last use: last_access_time, in ticks of the tree's own clock. hits: hit_count.", size=TINY)
+        shown = " In a text, · is a space at its beginning or end and ⏎ a line end." if decode is not None else ""
+        told = "last use: last_access_time, in ticks of the tree's own clock. hits: hit_count. Widths mean nothing."
+        sheet.caption(told + shown, size=TINY)
     return _alt(tree, depth, pen, marked)
 
 
@@ -179,7 +185,8 @@ class _Pen:
         text = drawable(text)
         if text_width(text, size, "bold") <= width:
             return text
-        ending = text[-9:]
+        half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)
+        ending = text[-half:]  # where a node ends is what tells it from its neighbours
         return shortened(text, width - text_width(ending, size, "bold"), size, "bold") + ending
 
 
