@@ -9,7 +9,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "REA
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_code_block_runs_as_it_stands(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_code_block_runs_as_it_stands(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     exec(compile(BLOCKS[number], f"README.md, Python block {number}", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out, "a block shows something"
 
