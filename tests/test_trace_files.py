@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_rgba
 
 from nanoinfer import SamplingParams, viz
 from nanoinfer.tokenizer import Tokenizer
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.phases import spans
 from nanoinfer.viz.final import final_state
+from nanoinfer.viz.palette import ROLES
 from tests.test_engine import LetterTokenizer, greedy, make_engine, model_of, serve
 
 
@@ -298,7 +300,7 @@ def test_a_timeline_draws_a_lane_a_request(busy: Trace, by: str) -> None:
     assert [request.name for request in busy.requests] == [text for text in texts if text.startswith("request")]
     assert "✕ abort" in texts
     assert picture.alt.startswith(f"{len(busy)} steps, ")
-    assert "is retracted for" in picture.alt
+    assert "retracted" in picture.alt
 
 
 def test_a_timeline_of_the_last_steps_starts_there(busy: Trace) -> None:
@@ -315,11 +317,67 @@ def test_a_timeline_of_the_last_steps_starts_there(busy: Trace) -> None:
         ({"last": True}, "last=True"),
         ({"by": "day"}, "by='day'"),
         ({"last": "all"}, "last='all'"),
+        ({"steps": 3}, "steps=3: must be at least the"),
+        ({"steps": True}, "steps=True"),
+        ({"steps": 500, "by": "time"}, "by='step'"),
+        ({"highlight": 99}, "request 99"),
+        ({"labels": {-1: "none"}}, "request -1"),
     ],
 )
 def test_a_timeline_refuses_what_it_cannot_draw(busy: Trace, fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         viz.timeline(busy, **fields)
+
+
+def test_timelines_with_an_axis_of_as_many_steps_have_steps_of_one_width(busy: Trace) -> None:
+    def widths(picture: viz.Picture) -> set[float]:
+        own = [patch for patch in picture.axes[0].patches if (patch.get_gid() or "").startswith("pass")]
+        return {round(patch.get_width(), 6) for patch in own}
+
+    (wide,) = widths(viz.timeline(busy))
+    (narrow,) = widths(viz.timeline(busy, steps=2 * len(busy)))
+    assert narrow == pytest.approx(wide / 2)
+    assert widths(viz.timeline(busy, last=5, steps=2 * len(busy))) == {narrow}
+    texts = {text.get_text() for text in viz.timeline(busy, steps=2 * len(busy)).axes[0].texts}
+    assert str(2 * len(busy) // 10 * 10) in texts
+
+
+def test_a_timeline_names_and_marks_lanes(busy: Trace) -> None:
+    picture = viz.timeline(busy, labels={1: "the second"}, highlight=1)
+    texts = [text.get_text() for text in picture.axes[0].texts]
+    assert "the second" in texts
+    assert {"request 0", "request 1"} & {*texts} == {"request 0"}
+    assert "the second " in picture.alt
+    frames = [patch for patch in picture.axes[0].patches if patch.get_edgecolor() == to_rgba(ROLES["highlight"].face)]
+    (lane,) = (text for text in picture.axes[0].texts if text.get_text() == "the second")
+    assert [frame.get_y() < lane.get_position()[1] < frame.get_y() + frame.get_height() for frame in frames] == [True]
+
+
+def test_a_timeline_says_what_a_pass_is_that_was_never_made() -> None:
+    engine = make_engine()
+    with record(engine) as trace:
+        engine.add_request("ABC", greedy(2))
+        engine.scheduler._admit = Failing()  # type: ignore[method-assign, assignment]
+        with pytest.raises(RuntimeError, match="no plan"):
+            engine.step()
+    assert "failed pass" in [text.get_text() for text in viz.timeline(trace).axes[0].texts]
+
+
+class Failing:
+    def __call__(self) -> None:
+        raise RuntimeError("no plan")
+
+
+def test_numbers_of_a_timeline_stay_in_their_tiles(busy: Trace) -> None:
+    for width in (len(busy), 60, 400):
+        picture = viz.timeline(busy, steps=max(width, len(busy)))
+        picture.canvas.draw()
+        drawn = [p.get_window_extent() for p in picture.axes[0].patches if (p.get_gid() or "").startswith("extend")]
+        numbers = [t for t in picture.axes[0].texts if t.get_text().isdigit() and t.get_color() == "#1a1a1a"]
+        for number in numbers:
+            box = number.get_window_extent()
+            assert any(t.x0 - 1 <= box.x0 and box.x1 <= t.x1 + 1 and t.y0 <= box.y0 and box.y1 <= t.y1 for t in drawn)
+        assert bool(numbers) == (width < 400)
 
 
 def test_a_trace_without_steps_has_no_timeline() -> None:

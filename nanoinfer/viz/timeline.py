@@ -1,34 +1,57 @@
 """timeline: the requests of a trace as lanes over steps, or over time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from nanoinfer.trace import Trace
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.events import TraceEvent
 from nanoinfer.trace.phases import DECODE, EXTEND, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
-from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES
+from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
 from nanoinfer.viz.words import abridged, count, expect_type, plural_list
 
 MOST_LANES = 32
-IN_FULL = 8  # requests that `alt` tells of one by one
-WORDS = {PAUSED: "running, not in this pass"}
+IN_FULL, IN_SHORT = 4, 8  # requests that `alt` tells of in whole words; the most that it tells of one by one
+FAILED = ev.FAILED.lower()
+WORDS = {PAUSED: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
 
 
-def timeline(trace: Trace, *, title: str | None = None, last: int | None = None, by: str = "step") -> Picture:
+def timeline(
+    trace: Trace,
+    *,
+    title: str | None = None,
+    last: int | None = None,
+    by: str = "step",
+    steps: int | None = None,
+    labels: Mapping[int, str] | None = None,
+    highlight: int | None = None,
+) -> Picture:
     """When each request waited, was extended (with the number of tokens), decoded, was retracted, and ended.
 
-    `last`: only the last so many steps. `by="time"`: over milliseconds instead of steps of equal width. At most 32 requests
-    are drawn. Raises ValueError for a trace without steps and for values that are none of these.
+    `last`: only the last so many steps. `by="time"`: over milliseconds instead of steps of equal width. `steps`: how many
+    steps wide the axis is, so that timelines of different runs can be compared. `labels`: `{number of the request: what its
+    lane is called}`; `highlight`: the number of a request to mark; numbers as in `trace.requests`. At most 32 requests are
+    drawn. Raises ValueError for a trace without steps, for values that are none of these, and for fewer `steps` than drawn.
     """
     expect_type("trace", trace, Trace)
     sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
-    return sheet.picture(draw_timeline(sheet, trace, last, by))
+    return sheet.picture(draw_timeline(sheet, trace, last, by, steps, labels or {}, highlight))
 
 
-def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str = "step") -> str:
-    """`timeline` on a sheet; returns its alt text."""
+def draw_timeline(
+    sheet: Sheet,
+    trace: Trace,
+    last: int | None = None,
+    by: str = "step",
+    width: int | None = None,
+    names: Mapping[int, str] = MappingProxyType({}),
+    highlight: int | None = None,
+) -> str:
+    """`timeline` on a sheet; returns its alt text. `width`: its `steps`."""
     steps = [event for event in trace.events if event.is_step]
     if not steps:
         raise ValueError("trace: has no steps yet")
@@ -37,6 +60,13 @@ def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str =
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
         raise ValueError(f"last={last!r}: must be None or an integer of at least 1")
     steps = steps[-last:] if last is not None else steps
+    if width is not None and (by != "step" or isinstance(width, bool) or not isinstance(width, int)):
+        raise ValueError(f"steps={width!r}: must be None or an integer, and by='step'")
+    if width is not None and width < len(steps):
+        raise ValueError(f"steps={width}: must be at least the {len(steps)} that are drawn")
+    for number in [*names, *([] if highlight is None else [highlight])]:
+        if number not in range(len(trace.requests)):
+            raise ValueError(f"labels, highlight: request {number!r} must be one of 0..{len(trace.requests) - 1}")
     first_step, last_step = steps[0].step, steps[-1].step
     earliest = 0 if first_step == 1 and by == "time" else first_step  # 0: what waited for less than a step
     told, marks = spans(trace)
@@ -45,11 +75,11 @@ def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str =
     lanes = sorted({span.request for span in told})
     shown = abridged(len(lanes), MOST_LANES)
 
-    labels = ["… and others" if i is None else trace.requests[lanes[i]].name for i in shown]
+    labels = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
     x0 = sheet.left + max(map(text_width, [*labels, "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
     if by == "step":
-        low, high = first_step - 0.5, last_step + 0.5
+        low, high = first_step - 0.5, last_step + 0.5 + (width - len(steps) if width is not None else 0)
     else:
         low, high = 1e3 * steps[0].time, 1e3 * (steps[-1].time + steps[-1].seconds)
         if first_step == 1:
@@ -70,12 +100,18 @@ def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str =
         begin, end = (event.step - 0.5, event.step + 0.5) if by == "step" else (event.time, event.time + event.seconds)
         begin, end = (begin, end) if by == "step" else (1e3 * begin, 1e3 * end)
         style = PHASE_STYLES.get(event.mode.lower())
-        edge = "#ffffff" if (x1 - x0) / len(steps) > 5 else None
+        edge = "#ffffff" if (x1 - x0) / (width or len(steps)) > 5 else None
         sheet.rect(place(begin), sheet.y, place(end) - place(begin), 10, style, edge=edge, name=f"pass {event.step}")
     sheet.y += 18
     height = 20.0 if len(shown) <= 12 else 15.0 if len(shown) <= 22 else 11.0
     for i, label in zip(shown, labels, strict=True):
-        sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", size=SMALL, colour=INK if i is not None else MUTED)
+        marked = i is not None and lanes[i] == highlight
+        colour = ROLES["highlight"].face if marked else INK if i is not None else MUTED
+        weight = "bold" if marked else "normal"
+        sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", size=SMALL, colour=colour, weight=weight)
+        if marked:
+            edge = ROLES["highlight"].face
+            sheet.rect(x0 - 3, sheet.y - 2, x1 - x0 + 6, height + 4, edge=edge, line=1.6, over=True)
         if i is not None:
             own = [span for span in told if span.request == lanes[i]]
             _lane(sheet, own, ends, height)
@@ -86,9 +122,11 @@ def draw_timeline(sheet: Sheet, trace: Trace, last: int | None = None, by: str =
         sheet.y += height + (6 if height > 12 else 3)
     sheet.y += 4
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in told)]
+    if any(event.mode == ev.FAILED for event in steps):
+        present.append(FAILED)
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
     sheet.caption("Numbers: tokens extended.  ✓ ended by itself (stop, length),  ✕ otherwise.", size=SMALL)
-    return _alt(trace, steps, told, marks, lanes)
+    return _alt(trace, steps, told, marks, lanes, names)
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
@@ -114,17 +152,18 @@ def _lane(sheet: Sheet, own: Sequence[Span], ends: Callable[[Span], tuple[float,
             name = f"{span.phase} {span.first}-{span.last}"
             edge = "#ffffff" if span.phase == EXTEND else "#9a9a9a" if thin else None
             sheet.rect(left, top, right - left, tall, PHASE_STYLES[span.phase], edge=edge, line=0.5, name=name)
-    extends = [span for span in own if span.phase == EXTEND]
-    for i, span in enumerate(extends):
+    style = PHASE_STYLES[EXTEND]
+    for span in own:
         (left, right), text = ends(span), str(span.tokens)
-        need, tiny = text_width(text, SMALL) + 3, text_width(text, TINY) + 4
-        until = ends(extends[i + 1])[0] if i + 1 < len(extends) else sheet.right
-        if right - left >= need:
-            style = PHASE_STYLES[EXTEND]
-            sheet.text((left + right) / 2, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
-        elif left + tiny <= until:  # over what follows it
-            background = PHASE_STYLES[EXTEND].face
-            sheet.text(left + 2, y + height / 2, text, size=TINY, colour=PHASE_STYLES[EXTEND].text, behind=background)
+        if span.phase != EXTEND:
+            continue
+        middle = (left + right) / 2
+        if right - left >= text_width(text, SMALL) + 3:
+            sheet.text(middle, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
+        elif (
+            right - left >= TINY * 1.4 and height >= text_width(text, TINY) + 2
+        ):  # upright, rather than over its neighbours
+            sheet.text(middle, y + height / 2, text, size=TINY, ha="center", colour=style.text, rotation=90)
 
 
 def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
@@ -135,21 +174,25 @@ def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
 
 
 def _alt(
-    trace: Trace, steps: Sequence[object], told: Sequence[Span], marks: Sequence[Mark], lanes: Sequence[int]
+    trace: Trace,
+    steps: Sequence[TraceEvent],
+    told: Sequence[Span],
+    marks: Sequence[Mark],
+    lanes: Sequence[int],
+    names: Mapping[int, str],
 ) -> str:
-    modes = [getattr(event, "mode", "") for event in steps]
-    kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ("EXTEND", "DECODE", "FAILED") if mode in modes)
-    each = [_request_alt(trace, told, marks, index) for index in lanes]
-    first = getattr(steps[0], "step", 1)
-    which = f" (from step {first} on)" if first > 1 else ""
-    return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {plural_list(each, IN_FULL)}."
+    modes = [event.mode for event in steps]
+    kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in (ev.EXTEND, ev.DECODE, ev.FAILED) if mode in modes)
+    say = _request_alt if len(lanes) <= IN_FULL else _request_in_short
+    each = [f"{names.get(i, trace.requests[i].name)} {say(told, marks, i)}" for i in lanes]
+    which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
+    listed = plural_list(each, IN_SHORT)
+    return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
 
 
-def _request_alt(trace: Trace, told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
-    own = [span for span in told if span.request == index]
-    steps = {phase: sum(s.last - s.first + 1 for s in own if s.phase == phase) for phase in PHASES}
+def _request_alt(told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
+    steps, extends = _counted(told, index)
     parts = [f"waits {count(steps[WAITING], 'step')}"] if steps[WAITING] else []
-    extends = [str(span.tokens) for span in own if span.phase == EXTEND]
     if extends:
         parts.append(f"extends {' + '.join(extends)}")
     if steps[DECODE]:
@@ -159,4 +202,22 @@ def _request_alt(trace: Trace, told: Sequence[Span], marks: Sequence[Mark], inde
     if steps[RETRACTED]:
         parts.append(f"is retracted for {count(steps[RETRACTED], 'step')}")
     parts += [f"{mark.reason} after step {mark.step}" for mark in marks if mark.request == index]
-    return f"{trace.requests[index].name} " + " · ".join(parts)
+    return " · ".join(parts)
+
+
+def _request_in_short(told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
+    steps, extends = _counted(told, index)
+    parts = [f"waits {steps[WAITING]}"] if steps[WAITING] else []
+    if extends:
+        parts.append(f"extends {'+'.join(extends)}")
+    if steps[RETRACTED]:
+        parts.append(f"retracted {steps[RETRACTED]}")
+    parts += [f"{mark.reason} at {mark.step}" for mark in marks if mark.request == index]
+    return " · ".join(parts)
+
+
+def _counted(told: Sequence[Span], index: int) -> tuple[dict[str, int], list[str]]:
+    """Steps of a request in each phase, and the tokens of each of its extends."""
+    own = [span for span in told if span.request == index]
+    steps = {phase: sum(span.last - span.first + 1 for span in own if span.phase == phase) for phase in PHASES}
+    return steps, [str(span.tokens) for span in own if span.phase == EXTEND]
