@@ -337,8 +337,24 @@ def test_rows_show_the_tree_s_part_their_own_and_what_is_left_over() -> None:
     assert {"7", "8", "40", "slots of its own, each row's in its colour", "beyond its length: never read"} <= set(
         texts(picture)
     )
-    assert "slots of its own" in texts(viz.request_rows(make_rows(), {0: 9}))
+    assert "slots of its tokens" in texts(viz.request_rows(make_rows(), {0: 9}))
     assert_readable(picture)
+
+
+def test_slots_of_a_page_that_are_still_empty_are_not_left_over() -> None:
+    picture = viz.request_rows(make_rows(), {0: 6, 1: 14}, allocated_lens={0: 8, 1: 14})
+    assert picture.alt == (
+        "2 rows of 4; row 0: 6 tokens in slots 0-5, 6-7 empty; row 1: 14 tokens in slots 0-3, 20-28, 40."
+    )
+    assert faces(picture, "row 0 7") == [ROLES["padding"].face]
+    assert faces(picture, "row 0 8") == faces(picture, "row 1 14") == [ROLES["leftover"].face]
+    assert {"slots of its tokens, each row's in its colour", "given to the row, still empty"} <= set(texts(picture))
+    assert "given to the row, still empty" not in texts(viz.request_rows(make_rows(), {0: 6}))
+
+
+def test_a_row_with_fewer_slots_than_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"allocated_lens\[0\]=8: must be at least seq_lens\[0\]=9"):
+        viz.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8})
 
 
 def test_long_rows_are_drawn_as_runs() -> None:
@@ -392,7 +408,7 @@ def test_the_worked_example_shows_its_numbers() -> None:
     assert "kv_indices in slots 0-6, 16-20" in picture.alt
     assert [face for i in range(7) for face in faces(picture, f"kv_indices 0 {i}")] == 7 * [ROLES["tree"].face]
     assert [face for i in range(7, 12) for face in faces(picture, f"kv_indices 0 {i}")] == 5 * [ROLES["new"].face]
-    assert {"<s>", "·", "out_cache_cont_start", "16", "21", "start_loc[0] = 0"} <= set(texts(picture))
+    assert {"<s>", "·", "out_cache_cont_start", "16", "21", "kv_indptr[0] = start_loc[0] = 0"} <= set(texts(picture))
     assert_readable(picture)
 
 
@@ -456,7 +472,8 @@ def test_a_new_token_sees_the_prefix_and_the_new_ones_up_to_itself() -> None:
     assert faces(picture, "mask 0 7 7 sees") == [ROLES["new"].face]
     assert faces(picture, "mask 0 7 8 hidden") == [ROLES["hidden"].face]
     assert picture.alt == "EXTEND mask; request 0: 5 queries × 12 keys (7 in the prefix), 50 of 60 pairs seen."
-    assert "· in a token is a space." in texts(picture)
+    assert {"queries ↓", "keys →"} <= set(texts(picture))
+    assert any(text.endswith("· in a token is a space.") for text in texts(picture))
     assert_readable(picture)
 
 
@@ -572,6 +589,16 @@ def test_decode_makes_text_of_the_tokens() -> None:
     picture = viz.radix_tree(tree, decode=lambda ids: bytes(ids).decode())
     assert "hi o" in texts(picture)
     assert '"hi o" in slots 0-3' in picture.alt
+
+
+def test_a_long_text_of_words_is_cut_between_words() -> None:
+    tree = make_tree()
+    insert(tree, range(10_000, 10_060))
+    picture = viz.radix_tree(tree, decode=lambda ids: " ".join(map(str, ids)))
+    (label,) = (text for text in texts(picture) if text.startswith("10000 "))
+    assert " … " in label
+    assert label.endswith(" 10059")
+    assert set(label.split()) - {"…"} <= {str(i) for i in range(10_000, 10_060)}
 
 
 def test_a_node_without_text_shows_its_ids() -> None:

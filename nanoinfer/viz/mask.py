@@ -7,7 +7,7 @@ from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import abridged, count
+from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
 MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
@@ -51,8 +51,10 @@ def extend_mask(
     sheet.y = bottom
     if m.shown < m.batch_size:
         sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
+    note = "Down: the new tokens, as queries. Across: all tokens of the sequence, as keys. Numbers: positions."
     if m.tokens is not None and any(mask.in_cells for mask in masks) and any("·" in text for text in m.tokens):
-        sheet.caption("· in a token is a space.", size=SMALL)
+        note += f" {SPACE_NOTE}"
+    sheet.caption(note, size=SMALL)
     return sheet.picture(_alt(m, sliding_window))
 
 
@@ -98,12 +100,14 @@ class _Mask:
         sheet, m, cell = self.sheet, self.m, self.cell
         if m.tokens is not None:
             y += 38
+            sheet.text(x0 - 6, y - 8, "keys →", size=TINY, colour=MUTED, ha="right")
             for c, k in enumerate(self.columns):
                 text = "" if k is None else m.token(self.i, k)[:7]
                 sheet.text(x0 + (c + 0.6) * cell, y - 1, text, size=TINY, rotation=55, va="bottom")
         for c, k in enumerate(self.columns):
             label = "…" if k is None else str(k)
             sheet.text(x0 + (c + 0.5) * cell, y + 6, label, size=TINY, colour=MUTED, ha="center", width=cell + 2)
+        sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
         y += 13
         for q in range(self.new):
             position, top = self.prefix + q, y + q * cell

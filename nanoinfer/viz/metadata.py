@@ -7,7 +7,7 @@ from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet
-from nanoinfer.viz.words import abridged, count, runs
+from nanoinfer.viz.words import SPACE_NOTE, abridged, count, runs
 
 GUTTER = 140.0  # where the names of the lines stand
 MOST_CELLS = 26  # in a line
@@ -167,8 +167,9 @@ def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
     _name(sheet, "kv_indptr", "[B+1]" if large and not i else "", indent=0 if large else 66)
     _pointer(sheet, x0, top, m.kv_indptr[i])
     _pointer(sheet, end, top, m.kv_indptr[i + 1])
-    beside = x0 + 14 if end - x0 > 120 else end + 20
-    sheet.text(beside, sheet.y + 9, f"start_loc[{i}] = {m.kv_indptr[i]}", size=TINY, colour=MUTED)
+    begin = f"kv_indptr[{i}] = start_loc[{i}] = {m.kv_indptr[i]}"  # the pointer that ends one sequence begins the next
+    beside = x0 + 14 if end - x0 > 200 else end + 20
+    sheet.text(beside, sheet.y + 9, begin, size=TINY, colour=MUTED)
     sheet.y += 24
 
 
@@ -204,7 +205,7 @@ def _single_values(sheet: Sheet, m: Facts) -> None:
     entries += [
         ("req_to_token_pool", f"{rows.size:,} rows × {rows.max_context_len:,}"),
         ("token_to_kv_pool", f"{slots.size:,} slots, page_size={slots.page_size}"),
-        ("attention_backend", "None" if of.attention_backend is None else type(of.attention_backend).__name__),
+        ("attention_backend", "None" if of.attention_backend is None else "the model runner's"),
         ("attention_plan", "None" if of.attention_plan is None else "the backend's own"),
     ]
     lines = -(-len(entries) // 3)
@@ -214,6 +215,8 @@ def _single_values(sheet: Sheet, m: Facts) -> None:
         width = sheet.text(x, y, name, size=SMALL, weight="bold")
         sheet.text(x + width + 8, y, value, size=SMALL, width=285 - width - 8)
     sheet.y += 17 * lines + 6
+    if m.tokens is not None and any("·" in token for token in m.tokens):
+        sheet.caption(SPACE_NOTE, size=TINY)
 
 
 def _alt(m: Facts) -> str:

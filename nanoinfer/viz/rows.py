@@ -12,6 +12,7 @@ from nanoinfer.viz.words import checked_lens, count, expect_type, run_list, runs
 
 MOST_CELLS = 30  # positions drawn one by one; longer rows are drawn as runs
 MOST_RUNS = 12
+EMPTY = ROLES["padding"]
 
 
 def request_rows(
@@ -19,16 +20,20 @@ def request_rows(
     seq_lens: Mapping[int, int],
     *,
     prefix_lens: Mapping[int, int] | None = None,
+    allocated_lens: Mapping[int, int] | None = None,
     labels: Mapping[int, str] | Sequence[str] | None = None,
     title: str | None = None,
 ) -> Picture:
     """The rows in `seq_lens` ({row: length}), a slot in each cell.
 
-    `prefix_lens` {row: length}: what belongs to the radix tree. What lies right of a row's length is left over from earlier
-    requests and greyed. `labels`: a text a row. Raises ValueError when a row or a length is outside the pool.
+    `prefix_lens` {row: length}: what belongs to the radix tree. `allocated_lens` {row: length}: how far a row has slots,
+    with the empty ones of its last page. What lies right of that is left over from earlier requests and greyed. `labels`:
+    a text a row. Raises ValueError when a row or a length is outside the pool.
     """
     sheet = Sheet(title, "ReqToTokenPool: position → slot")
-    return sheet.picture(draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels))
+    return sheet.picture(
+        draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens=allocated_lens)
+    )
 
 
 def draw_request_rows(
@@ -38,6 +43,7 @@ def draw_request_rows(
     prefix_lens: Mapping[int, int] | None,
     labels: Mapping[int, str] | Sequence[str] | None,
     prefix_role: str = "tree",
+    allocated_lens: Mapping[int, int] | None = None,
 ) -> str:
     """`request_rows` on a sheet; returns its alt text. `prefix_role`: what a prefix looks like."""
     expect_type("req_to_token_pool", pool, ReqToTokenPool)
@@ -46,6 +52,10 @@ def draw_request_rows(
     for row, prefix in prefixes.items():
         if prefix > lens.get(row, 0):
             raise ValueError(f"prefix_lens[{row}]={prefix}: must be at most seq_lens[{row}]={lens.get(row, 0)}")
+    allocated = checked_lens("allocated_lens", allocated_lens or {}, pool.size, pool.max_context_len)
+    for row, length in allocated.items():
+        if length < lens.get(row, 0):
+            raise ValueError(f"allocated_lens[{row}]={length}: must be at least seq_lens[{row}]={lens.get(row, 0)}")
     names = _names(lens, labels)
     table = pool.req_to_token.cpu().numpy()
     if not lens:
@@ -54,17 +64,20 @@ def draw_request_rows(
     gutter = 16 + max([text_width(name) for name in names.values()] + [text_width("position", SMALL)], default=0)
     gutter = min(gutter, 220)
     if lens and widest <= MOST_CELLS:
-        _cells(sheet, table, lens, prefixes, names, gutter, ROLES[prefix_role])
+        _cells(sheet, table, lens, prefixes, allocated, names, gutter, ROLES[prefix_role])
     elif lens:
         _run_boxes(sheet, table, lens, prefixes, names, gutter, ROLES[prefix_role])
     if lens:
-        _legend(sheet, prefixes, names, ROLES[prefix_role])
+        empty = any(length > lens.get(row, 0) for row, length in allocated.items()) and widest <= MOST_CELLS
+        _legend(sheet, prefixes, names, ROLES[prefix_role], empty)
     used = count(len(lens), "row")
     alt = f"{used} of {pool.size}"
     for row, length in lens.items():
         prefix = prefixes.get(row, 0)
         told = f" ({prefix} of them the tree's)" if prefix else ""
         alt += f"; {names[row]}: {count(length, 'token')}{told} in slots {runs(table[row, :length], 6)}"
+        if allocated.get(row, length) > length:
+            alt += f", {runs(table[row, length : allocated[row]], 6)} empty"
     return alt + "."
 
 
@@ -82,11 +95,14 @@ def _styles(names: Mapping[int, str]) -> dict[int, Style]:
     return {row: owner_style(name, i) for i, (row, name) in enumerate(names.items())}
 
 
-def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str], shared: Style) -> None:
-    own = next(iter(_styles(names).values()))
-    entries = [(shared, "slots of the tree (prefix)")] if any(prefixes.values()) else []
+def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str], shared: Style, empty: bool) -> None:
+    own, shares = next(iter(_styles(names).values())), any(prefixes.values())
+    entries = [(shared, "slots of the tree (prefix)")] if shares else []
     several = ", each row's in its colour" if len(names) > 1 else ""
-    sheet.legend([*entries, (own, f"slots of its own{several}"), (ROLES["leftover"], "beyond its length: never read")])
+    entries.append((own, f"slots of {'its own' if shares else 'its tokens'}{several}"))
+    if empty:
+        entries.append((EMPTY, "given to the row, still empty"))
+    sheet.legend([*entries, (ROLES["leftover"], "beyond its length: never read")])
 
 
 def _cells(
@@ -94,6 +110,7 @@ def _cells(
     table: np.ndarray,
     lens: Mapping[int, int],
     prefixes: Mapping[int, int],
+    allocated: Mapping[int, int],
     names: Mapping[int, str],
     gutter: float,
     shared: Style,
@@ -110,6 +127,7 @@ def _cells(
         sheet.text(x0 - 8, sheet.y + height / 2, names[row], ha="right", width=gutter - 8)
         for i in range(columns):
             look = shared if i < prefixes.get(row, 0) else style if i < lens[row] else ROLES["leftover"]
+            look = EMPTY if lens[row] <= i < allocated.get(row, 0) else look
             label = str(int(table[row, i]))
             sheet.cell(
                 x0 + i * width, sheet.y, width, height, look, label, size=size, edge="#b8b8b8", name=f"row {row} {i}"

@@ -187,7 +187,9 @@ class _Pen:
             return text
         half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)
         ending = text[-half:]  # where a node ends is what tells it from its neighbours
-        return shortened(text, width - text_width(ending, size, "bold"), size, "bold") + ending
+        start = shortened(text, width - text_width(ending, size, "bold"), size, "bold")
+        head, words = start.rpartition(" ")[0], ending.partition(" ")[2]
+        return f"{head} … {words}" if head and words else start + ending  # between words: half a token id says nothing
 
 
 def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:

@@ -69,6 +69,9 @@ def visible(text: str) -> str:
     return text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
 
 
+SPACE_NOTE = "· in a token is a space."
+
+
 def plural_list(words: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(words) - limit} more" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more
