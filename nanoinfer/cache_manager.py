@@ -26,6 +26,10 @@ class CacheManager:
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
         if req_to_token_pool.req_to_token.device.type != "cpu":
             raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
+        if radix_cache.page_size != token_to_kv_pool.page_size:  # what the tree leaves over would be nobody's
+            raise ValueError(
+                f"radix_cache: page_size={radix_cache.page_size}, must be the pool's {token_to_kv_pool.page_size}"
+            )
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
         self.evicted_tokens = 0  # since the start, to make room

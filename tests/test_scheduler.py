@@ -883,6 +883,12 @@ def test_rows_that_the_bookkeeping_cannot_reach_are_refused() -> None:
         CacheManager(rows, pool, RadixCache(rows, pool))
 
 
+def test_a_tree_with_larger_pages_than_the_pool_cannot_be_managed() -> None:
+    rows, pool = ReqToTokenPool(2, 16), TokenToKVPool(16, torch.float32, 1, 1, 1, page_size=4)
+    with pytest.raises(ValueError, match=r"radix_cache: page_size=8, must be the pool's 4"):
+        CacheManager(rows, pool, RadixCache(rows, pool, page_size=8))
+
+
 # --- Batch -------------------------------------------------------------------------------------------------------
 
 

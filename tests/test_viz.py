@@ -561,7 +561,7 @@ def test_nodes_tell_tokens_slots_locks_uses_and_who_goes_next() -> None:
     picture = viz.radix_tree(tree, highlight=match)
     told = set(texts(picture))
     assert {"1 2 3 4 5 6 7", "7 tokens · slots 0-6", "lock_ref 1 · last use 3 · hits 1"} <= told
-    assert {"9 tokens · slots 7-15", "extra_key='adapter'", "next to evict", "evictable: 11"} <= told
+    assert {"9 tokens · slots 7-15", "extra_key='adapter'", "extra_key=None", "next to evict", "evictable: 11"} <= told
     assert sorted(to_hex(patch.get_facecolor()) for patch in named(picture, "node")) == sorted(
         [ROLES["tree_locked"].face, ROLES["tree"].face, ROLES["tree"].face]
     )

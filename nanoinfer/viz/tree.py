@@ -48,7 +48,7 @@ def draw_radix_tree(
     marked, following = _marked(highlight), next_to_evict(tree) if tell_next else None
     depth = max((depth for depth, _ in tree.nodes()), default=0)
     root = boxes(tree, [*marked, *([following] if following else [])])
-    pen = _Pen(sheet, decode, marked, following)
+    pen = _Pen(sheet, decode, marked, following, root)
     if depth <= MOST_LEVELS and sum(not box.children for box in root.everything()) <= MOST_LEAVES:
         _side_by_side(pen, root, max(depth, 2))
     else:
@@ -106,9 +106,16 @@ def _ids(node: TreeNode, limit: int = 7) -> str:
 class _Pen:
     """Draws one box at a time, in either layout."""
 
-    def __init__(self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None):
+    def __init__(
+        self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None, root: Box
+    ):
         self.sheet, self._decode, self.following = sheet, decode, following
         self._marked = set(map(id, marked))
+        self._several_namespaces = any(box.extra_key is not None for box in root.children)
+
+    def told_namespace(self, box: Box) -> bool:
+        """Whether the box says its namespace: a child of the root of a tree in which there are others than None."""
+        return self._several_namespaces and box.depth == 1 and box.node is not None
 
     def box(self, box: Box, width: float, height: float) -> None:
         sheet, node, x, y = self.sheet, box.node, box.x, box.y
@@ -137,7 +144,7 @@ class _Pen:
         return f'"{text}"' if len(text) <= 36 else f'"{text[:24]}…{text[-10:]}"'
 
     def namespace(self, box: Box, x: float, y: float, width: float) -> None:
-        if box.extra_key is not None:
+        if self.told_namespace(box):
             self.sheet.text(x, y, f"extra_key={box.extra_key!r}", size=TINY, colour=MUTED, width=width)
 
     def _three_lines(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
@@ -205,7 +212,7 @@ def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
         box.x = sheet.left + (ROOT_WIDTH + gap + (box.depth - 1) * (width + gap) if box.depth else 0)
         end, height = y, height_of(box)
         for child in box.children:
-            end = place(child, end + (13 if child.extra_key is not None else 0))
+            end = place(child, end + (13 if pen.told_namespace(child) else 0))
         end = max(end, y + height + GAP)
         middles = [child.y + height_of(child) / 2 for child in box.children]
         box.y = (middles[0] + middles[-1] - height) / 2 if middles else y
@@ -233,7 +240,7 @@ def _indented(pen: _Pen, root: Box) -> None:
         for child in box.children:
             trunk, middle = child.x - indent / 2, child.y + FLAT / 2
             sheet.line([trunk, trunk, child.x], [box.y + FLAT, middle, middle], colour=MUTED)
-        room = 160 if box.extra_key is not None else 0
+        room = 160 if pen.told_namespace(box) else 0
         pen.namespace(box, sheet.right - room + 6, box.y + FLAT / 2, room - 6)
         width = 260 if box.node is None else sheet.right - box.x - room if box.depth else ROOT_WIDTH
         pen.box(box, width, FLAT)
