@@ -50,8 +50,11 @@ def kv_cache_bytes(config, num_tokens, itemsize):
     c = config
     return num_tokens * 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * itemsize
 """
-OUTWEIGH = "tokens_to_outweigh = lambda weights, kv: weights // kv + 1"
-ANSWERS = {"2.1": BYTES, "2.2": OUTWEIGH, "2.3": STEP, "2.4": GROUPED, "2.5": SESSION}
+FIT = """
+def requests_that_fit(memory, weights, kv, num_tokens):
+    return max(0, memory - weights) // (kv * (num_tokens - 1))
+"""
+ANSWERS = {"2.1": BYTES, "2.2": FIT, "2.3": STEP, "2.4": GROUPED, "2.5": SESSION}
 
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
@@ -61,10 +64,12 @@ MISTAKES = [
     ("2.1", "* c.num_key_value_heads ", "", "Every key/value head"),
     ("2.1", "* itemsize", "", "takes `itemsize` bytes"),
     ("2.1", "num_tokens * 2", "2", "That is one token"),
-    ("2.2", "// kv + 1", "// kv", "not more than"),
-    ("2.2", "// kv + 1", "// kv + 2", "do so already"),
-    ("2.2", "weights // kv + 1", "-(-weights // kv)", "exactly|just as large|not more than"),
-    ("2.2", "// kv + 1", "/ kv + 1", "whole numbers"),
+    ("2.2", "(num_tokens - 1)", "num_tokens", "newest token has no K/V"),
+    ("2.2", "max(0, memory - weights)", "memory", "without the weights"),
+    ("2.2", "max(0, memory - weights)", "(memory - weights)", "leave room for none"),
+    ("2.2", " // (kv * (num_tokens - 1))", " / (kv * (num_tokens - 1))", "whole numbers"),
+    ("2.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits in part"),
+    ("2.2", "// (kv *", "// (2 * kv *", "one more request would fit"),
     ("2.3", " / len(q) ** 0.5", "", "square root of D before"),
     ("2.3", "** 0.5", "", "must be its square root"),
     ("2.3", ".softmax(0)", "", "Scores are not weights"),
@@ -73,7 +78,8 @@ MISTAKES = [
      "sees itself"),
     ("2.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "changed in place"),
     ("2.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
-    ("2.4", " / q.shape[1] ** 0.5", "", "not attention of every query head"),
+    ("2.4", " / q.shape[1] ** 0.5", "", "square root of D before"),
+    ("2.4", "row.softmax(0) @", "row @", "Does the softmax go over the S tokens"),
     ("2.5", "self.forward(prompt_ids, 0)", "self.forward(prompt_ids[:-1], 0)", "whole prompt"),
     ("2.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "nobody has computed"),
     ("2.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "begin at position"),

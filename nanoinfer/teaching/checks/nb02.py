@@ -42,22 +42,39 @@ def _(given: Given) -> str | None:
     return "four models, with and without grouped-query attention"
 
 
-@exercise("2.2", "When K/V outweighs the weights")
+@exercise("2.2", "How many requests fit")
 def _(given: Given) -> str | None:
-    tokens_to_outweigh = given["tokens_to_outweigh"]
-    for weights, per_token in ((1000, 300), (13_476_831_232, 524_288), (12_266_496, 2560), (7, 10)):
-        got = tokens_to_outweigh(weights, per_token)
-        expect(isinstance(got, int), f"Tokens are counted in whole numbers; this is a {type(got).__name__}.")
+    requests_that_fit = given["requests_that_fit"]
+    for memory, weights, per_token, num_tokens, want in (
+        (1000, 400, 10, 21, 3),
+        (1000, 400, 10, 22, 2),
+        (25_769_803_776, 13_476_831_232, 524_288, 4097, 5),
+        (1000, 950, 10, 21, 0),
+        (1000, 400, 10, 2, 60),
+        (1000, 1500, 10, 21, 0),
+    ):
+        got = requests_that_fit(memory, weights, per_token, num_tokens)
+        case = f"memory_bytes={memory}, weight_bytes={weights}, kv_bytes_per_token={per_token}, num_tokens={num_tokens}"
+        expect(isinstance(got, int), f"Requests are counted in whole numbers; this is a {type(got).__name__}.")
+        expect(got >= 0, f"{case}: {got} requests? Weights that do not fit leave room for none.")
+        with_newest = max(0, memory - weights) // (per_token * num_tokens)
         expect(
-            got * per_token > weights,
-            f"{got} tokens of {per_token} bytes take {got * per_token} bytes: not more than {weights}.",
+            got != with_newest or got == want,
+            f"{case}: {got}, so every request keeps room for {num_tokens} tokens. Its newest token has no K/V, and the "
+            "last one never gets any.",
         )
-        expect((got - 1) * per_token <= weights, f"{got} tokens outweigh {weights} bytes, but {got - 1} do so already.")
-    expect(
-        tokens_to_outweigh(1000, 250) == 5,
-        "4 tokens of 250 bytes are just as large as 1000 bytes of weights. More is asked for: a fifth token is needed.",
-    )
-    return "also where K/V and weights are equal to the byte"
+        expect(
+            got != memory // (per_token * (num_tokens - 1)) or got == want,
+            f"{case}: {got} requests would fill the memory without the weights.",
+        )
+        needed = weights + got * per_token * (num_tokens - 1)
+        expect(
+            got <= want,
+            f"{case}: {got} requests need {needed} bytes in the end, with the weights. A request that fits in part does "
+            "not fit.",
+        )
+        expect_equal(got, want, f"{case}: one more request would fit.")
+    return "to the byte; none where there is no room"
 
 
 @exercise("2.3", "A decode step of one head", points=2)
@@ -150,7 +167,18 @@ def _(given: Given) -> str | None:
                 not torch.allclose(out, interleaved, atol=1e-5),
                 "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).",
             )
-        expect_equal(out, right, f"{shape}: not attention of every query head over its key/value head.", atol=1e-5)
+        if length > 1:
+            unscaled = _by_heads(q * head_dim**0.5, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values)))
+            expect(
+                not torch.allclose(out, unscaled, atol=1e-5),
+                "The scores must be divided by the square root of D before the softmax.",
+            )
+        expect_equal(
+            out,
+            right,
+            f"{shape}: not attention of every query head over its key/value head. Does the softmax go over the S tokens?",
+            atol=1e-5,
+        )
     return "with 1, 2 and H key/value heads"
 
 

@@ -98,8 +98,27 @@ def _(given: Given) -> str | None:
                 )
             if not torch.allclose(want, unmasked, atol=1e-5):
                 expect(not torch.allclose(out, unmasked, atol=1e-5), "The mask has no effect.")
+            for hint, mistake in _typical_mistakes(q, keys, values, lens).items():
+                if not torch.allclose(mistake, want, atol=1e-5):
+                    expect(not torch.allclose(out, mistake, atol=1e-5), hint)
             expect_equal(out, want, f"{where}: rows differ from attention of each request alone.", atol=1e-5)
     return "whatever the padding holds, every row is as if it were alone"
+
+
+def _typical_mistakes(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: list[int]
+) -> dict[str, torch.Tensor]:
+    """Hint → what attention gives that is masked rightly and wrong otherwise, [B, H, D]."""
+    heads, kv_heads, head_dim = q.shape[1], keys.shape[2], q.shape[2]
+    sharing = torch.arange(heads) % kv_heads
+    interleaved = [_alone(q[i], keys[i, :n, sharing], values[i, :n, sharing]) for i, n in enumerate(lens)]
+    unscaled = [_alone(q[i] * head_dim**0.5, keys[i, :n], values[i, :n]) for i, n in enumerate(lens)]
+    return {
+        "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).": torch.stack(
+            interleaved
+        ),
+        "The scores must be divided by the square root of D before the softmax.": torch.stack(unscaled),
+    }
 
 
 def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -127,7 +146,8 @@ def _(given: Given) -> str | None:
             expect(
                 held == needed,
                 f"Lengths {lens}: the tensor of request {i} needs {needed} bytes, but keeps {held} bytes alive. A slice is "
-                "a view: as long as it lives, so does all that it was cut from. Make a copy.",
+                "a view: as long as it lives, so does all that it was cut from. Make a copy (`contiguous()` copies only what is not "
+                "contiguous already).",
             )
         rectangle.fill_(-1)
         expect(
@@ -193,7 +213,11 @@ class _Run:
         self.passes.append(self.current)
         self.ended += [request.number for request in finished]
         left = [request for request in self.running if request.finished]
-        expect(not left, f"{left} finished in this step, but still in `running`: their rows are not free for others.")
+        expect(
+            not left,
+            f"{left} finished in this step, but still in `running`: their rows are not free for others. (It is the caller's "
+            "list that must change, in place; and a list must not shrink while a loop goes over it.)",
+        )
         wrong = [request for request in finished if not request.finished]
         expect(not wrong, f"{wrong} returned as finished, but wants more tokens.")
 
