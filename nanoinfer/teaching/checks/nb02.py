@@ -168,7 +168,9 @@ def _(given: Given) -> str | None:
                 "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).",
             )
         if length > 1:
-            unscaled = _by_heads(q * head_dim**0.5, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values)))
+            unscaled = _by_heads(
+                q * head_dim**0.5, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values))
+            )
             expect(
                 not torch.allclose(out, unscaled, atol=1e-5),
                 "The scores must be divided by the square root of D before the softmax.",

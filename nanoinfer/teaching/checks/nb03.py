@@ -146,8 +146,8 @@ def _(given: Given) -> str | None:
             expect(
                 held == needed,
                 f"Lengths {lens}: the tensor of request {i} needs {needed} bytes, but keeps {held} bytes alive. A slice is "
-                "a view: as long as it lives, so does all that it was cut from. Make a copy (`contiguous()` copies only what is not "
-                "contiguous already).",
+                "a view: as long as it lives, so does all that it was cut from. Make a copy "
+                "(`contiguous()` copies only what is not contiguous already).",
             )
         rectangle.fill_(-1)
         expect(
@@ -215,8 +215,8 @@ class _Run:
         left = [request for request in self.running if request.finished]
         expect(
             not left,
-            f"{left} finished in this step, but still in `running`: their rows are not free for others. (It is the caller's "
-            "list that must change, in place; and a list must not shrink while a loop goes over it.)",
+            f"{left} finished in this step, but still in `running`: their rows are not free for others. (It is the "
+            "caller's list that must change, in place; and a list must not shrink while a loop goes over it.)",
         )
         wrong = [request for request in finished if not request.finished]
         expect(not wrong, f"{wrong} returned as finished, but wants more tokens.")
