@@ -5,7 +5,7 @@ from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, shortened
 from nanoinfer.viz.timeline import draw_timeline
-from nanoinfer.viz.words import count, expect_type, runs, visible
+from nanoinfer.viz.words import count, expect_type, runs, visible_ends
 
 MOST_NODES = 12
 ROW = 64  # slots
@@ -63,7 +63,7 @@ def _draw_tree(sheet: Sheet, state: TraceState, trace: Trace) -> None:
             ha="right",
         )
         room = sheet.right - x - right - 24
-        sheet.text(x + 6, sheet.y + 8, shortened(visible(text), room, SMALL), size=SMALL, colour=style.text)
+        sheet.text(x + 6, sheet.y + 8, shortened(visible_ends(text), room, SMALL), size=SMALL, colour=style.text)
         sheet.y += 19
     if len(nodes) > MOST_NODES:
         sheet.caption(f"… and {count(len(nodes) - MOST_NODES, 'more node')}.")

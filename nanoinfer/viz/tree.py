@@ -8,7 +8,7 @@ from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, drawable, shortened, text_width
 from nanoinfer.viz.tree_nodes import Box, boxes, next_to_evict, path_to
-from nanoinfer.viz.words import count, expect_type, is_a, slots, visible
+from nanoinfer.viz.words import count, expect_type, is_a, slots, visible_ends
 
 Decode = Callable[[list[int]], str]
 Highlight = TreeNode | MatchResult | Iterable[TreeNode]
@@ -186,10 +186,7 @@ class _Pen:
             texts = [_ids(node, limit) for limit in range(min(max(len(node), 3), 40), 2, -1)]
             return next((text for text in texts if text_width(text, size, "bold") <= width), texts[-1])
         text = self._decode(node.key.tolist()) or _ids(node)
-        inner = text.strip(" ")
-        lead = len(text) - len(text.lstrip(" "))
-        text = "·" * lead + visible(inner).replace("·", " ") + "·" * (len(text) - lead - len(inner))
-        text = drawable(text)
+        text = drawable(visible_ends(text))
         if text_width(text, size, "bold") <= width:
             return text
         half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)

@@ -72,6 +72,13 @@ def visible(text: str) -> str:
 SPACE_NOTE = "· in a token is a space."
 
 
+def visible_ends(text: str) -> str:
+    """The text of several tokens: spaces within it as they are, those at its beginning and end as ·, a line end as ⏎."""
+    inner = text.strip(" ")
+    lead = len(text) - len(text.lstrip(" "))
+    return "·" * lead + visible(inner).replace("·", " ") + "·" * (len(text) - lead - len(inner))
+
+
 def plural_list(words: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(words) - limit} more" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more
