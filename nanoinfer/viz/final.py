@@ -3,9 +3,9 @@
 from nanoinfer.trace import Trace, TraceState
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, Sheet, shortened
+from nanoinfer.viz.sheet import SMALL, TINY, Sheet, shortened
 from nanoinfer.viz.timeline import draw_timeline
-from nanoinfer.viz.words import count, expect_type, runs, visible_ends
+from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, runs, visible_ends
 
 MOST_NODES = 12
 ROW = 64  # slots
@@ -67,5 +67,7 @@ def _draw_tree(sheet: Sheet, state: TraceState, trace: Trace) -> None:
         sheet.y += 19
     if len(nodes) > MOST_NODES:
         sheet.caption(f"… and {count(len(nodes) - MOST_NODES, 'more node')}.")
-    if not nodes:
+    if nodes:
+        sheet.caption(ENDS_NOTE, size=TINY)
+    else:
         sheet.caption("The tree is empty.")

@@ -8,7 +8,7 @@ from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, drawable, shortened, text_width
 from nanoinfer.viz.tree_nodes import Box, boxes, next_to_evict, path_to
-from nanoinfer.viz.words import count, expect_type, is_a, slots, visible_ends
+from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, is_a, slots, visible_ends
 
 Decode = Callable[[list[int]], str]
 Highlight = TreeNode | MatchResult | Iterable[TreeNode]
@@ -60,7 +60,7 @@ def draw_radix_tree(
     sheet.legend([*entries, (ROLES["highlight"], "marked")] if marked else entries, outline=["marked"])
     if depth:
         sheet.y -= 3
-        shown = " In a text, · is a space at its beginning or end and ⏎ a line end." if decode is not None else ""
+        shown = " " + ENDS_NOTE if decode is not None else ""
         told = "last use: last_access_time, in ticks of the tree's own clock. hits: hit_count. Widths mean nothing."
         sheet.caption(told + shown, size=TINY)
     return _alt(tree, depth, pen, marked)

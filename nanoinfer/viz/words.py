@@ -70,6 +70,7 @@ def visible(text: str) -> str:
 
 
 SPACE_NOTE = "· in a token is a space."
+ENDS_NOTE = "In a text, · is a space at its beginning or end and ⏎ a line end."
 
 
 def visible_ends(text: str) -> str:
