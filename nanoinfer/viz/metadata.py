@@ -39,7 +39,8 @@ def input_metadata(
     m = Facts(metadata, tokens, labels)
     what = "the new tokens of each sequence" if m.extend else "one new token of each sequence"
     sheet = Sheet(title, f"InputMetadata of one {metadata.forward_mode.name} pass: {what}")
-    entries = [(ROLES["tree"], "K/V is there already (prefix)"), (ROLES["new"], "new: computed in this pass")]
+    there = "K/V is there already (prefix)" if m.extend else "K/V is there already"
+    entries = [(ROLES["tree"], there), (ROLES["new"], "new: computed in this pass")]
     sheet.legend([*entries, *[(m.style(i), m.labels[i]) for i in range(m.shown)]])
     _new_tokens(sheet, m)
     sheet.heading(f"All {metadata.total_num_tokens:,} tokens: the slots that attention reads")
