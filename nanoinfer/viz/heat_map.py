@@ -8,7 +8,7 @@ import numpy as np
 from nanoinfer.viz.palette import INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import visible
+from nanoinfer.viz.words import SPACE_NOTE, visible
 
 DARKEST = (11, 95, 165)  # the third request's blue: readable in grey
 
@@ -64,6 +64,8 @@ def heat_map(
     sheet.y += 10
     steps = (0, 0.25, 0.5, 0.75, 1)
     sheet.legend([(_shade(step), f"{step * most:.3g}{' or more' if step == 1 > most else ''}") for step in steps])
+    if any("·" in text for text in across + down):
+        sheet.caption(SPACE_NOTE, size=TINY)
     peaks = matrix.argmax(axis=1)
     alt = "; ".join(
         f"{text}: largest at {across[column]}, {matrix[row, column]:.2f}"
