@@ -9,8 +9,8 @@ class PrefillBudget:
     that does not fit into what is left is cut there and goes on after the refill (Sarathi's chunked prefill, Agrawal et
     al., 2023, without mixing the two kinds of pass).
 
-    A cut lies on a page border: the tree takes whole pages, so all that has been computed can be shared at once, and
-    nothing of it is lost to a retraction.
+    A cut lies on a page border: the tree takes whole pages, so all that has been computed goes into it, to be shared at
+    once and to be found again after a retraction, unless it was evicted.
     """
 
     def __init__(self, chunked_prefill_size: int | None, page_size: int):

@@ -13,9 +13,9 @@ one has none and goes first; among equals the one that arrived last.
 **Why it always goes on.** A retraction happens only while a DECODE pass is made, and that pass runs: at least one request
 stays in it, because one alone always has room (it was refused on arrival if its longest would not fit into the whole
 pool, and everything else is then evictable). The pass gives each of its requests a token, and tokens are never taken
-back. So two requests cannot retract each other forever: every retraction is paid for with a token, and there are at most
-`Σ max_new_tokens` of those. Nor can newcomers keep a retracted request out: while one waits, nobody who was never
-admitted comes in, so those who run end one by one, until it fits.
+back. So two requests cannot retract each other forever: at most `Σ max_new_tokens` passes can make a token. Nor can
+newcomers keep a retracted request out: while one waits, nobody who was never admitted comes in. Those it waits for (who
+run, and who are retracted later and stand before it) are a fixed group with so many tokens left, and end one by one.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ HEADROOM_TOKENS = 20  # decode passes that a retraction should buy
 
 
 def first_to_retract(reqs: Sequence[Req]) -> Req:
-    """Who of the requests that hold slots gives way first (see the order above)."""
+    """Who of the requests that hold slots gives way first: fewest output tokens, among equals the last to arrive."""
     return min(reqs, key=lambda req: (req.num_output_tokens, -req.ticket))
 
 
@@ -44,7 +44,8 @@ class NewTokenRatio:
     - A retraction raises it to the share that those left running have come to need, and 20 tokens each on top:
       `min((Σ output tokens + 20 · requests) / Σ max_new_tokens, 1)`, when that is more.
 
-    From c = 10.3 on it is always 1: every token is set aside, fewer requests run, and nobody is ever retracted.
+    From c = 10.3 on the floor is 1, too (0.7 · 0.14 · 10.3 > 1), so the share is always 1: every token is set aside, fewer
+    requests run, and nobody is ever retracted.
     """
 
     def __init__(self, schedule_conservativeness: float = 1.0):

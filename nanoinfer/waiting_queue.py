@@ -16,17 +16,17 @@ class WaitingQueue:
     """Requests in order of arrival, those retracted in front (the last retracted first: it had come furthest).
 
     They are considered in the policy's order (of the `policy_window` longest waiting), with two exceptions that stand in
-    front and that nobody passes until they fit:
+    front until they fit, and that nobody passes but who is retracted later:
 
     - **retracted** requests: they have been admitted before, and others have seen their tokens;
     - **overtaken** ones, so that `lpm` and `dfs-weight`, which prefer what is cached, starve nobody. Requests are
       numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for the first time,
       or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.
 
-    The bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Let one of them
-    be admitted while i waits, and let j <= i be the longest waiting request then. It does not stand in front, so
-    `left < j + max_overtakes`; and all of 0..j-1 have left. So of those that have left, fewer than `max_overtakes`
-    arrived after j, and no more of them after i. Under `fcfs` nobody is ever overtaken.
+    The bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Say one of them
+    is, now, and the longest waiting request is j <= i. All of 0..j-1 have left. It does not stand in front, so that
+    `left < j + max_overtakes`: fewer than `max_overtakes` others have left, and only those can have overtaken i before.
+    Under `fcfs` nobody is ever overtaken.
     """
 
     def __init__(self, config: EngineConfig, radix_cache: RadixCache):
