@@ -1,7 +1,9 @@
 """The exercise cells of a notebook with solutions: what the tests of its checks change, and run."""
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain, pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,9 @@ def written(text: str) -> dict[str, Any]:
         "np": np,
         "torch": torch,
         "accumulate": accumulate,
+        "ceil": ceil,
         "chain": chain,
+        "dataclass": dataclass,
         "pairwise": pairwise,
     }
     exec(text, namespace)

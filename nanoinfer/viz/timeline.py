@@ -111,7 +111,7 @@ def draw_timeline(
         sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", size=SMALL, colour=colour, weight=weight)
         if marked:
             edge = ROLES["highlight"].face
-            sheet.rect(x0 - 3, sheet.y - 2, x1 - x0 + 6, height + 4, edge=edge, line=1.6, over=True)
+            sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6, over=True)
         if i is not None:
             own = [span for span in told if span.request == lanes[i]]
             _lane(sheet, own, ends, height)
