@@ -1,8 +1,8 @@
 """Grade a folder of notebooks: `python -m notebooks.grade submissions/*.ipynb`.
 
-Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all. What a cell raises
-is its own matter; a cell that never ends or kills its process costs itself only: the rest is run again without it. Where a
-check cell stands (or stood), this program's own checker is asked, and its answer is the mark: what the submission's outputs
+Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all, and (on Linux) one
+for memory. What a cell raises is its own matter; a cell that never ends, fills the memory or kills its process costs itself
+only: the rest is run again without it. Where a check cell stands (or stood), this program's own checker is asked, and its answer is the mark: what the submission's outputs
 say, and what it calls `check`, does not count.
 
 What is guarded against: a `check`, `expect` or any other name redefined in the notebook; functions, classes and modules of
@@ -10,7 +10,8 @@ nanoinfer, and the functions of torch, numpy and builtins, replaced or patched (
 that were changed or lost; forged messages, unless the submission looks for the secret they carry.
 
 What is not: this is no sandbox. A submission runs with your rights, can read and write your files and the network, and
-code that sets out to deceive a checker inside its own process can do so. Run strangers' notebooks in a container.
+code that sets out to deceive a checker inside its own process can do so; a process that leaves its session outlives the
+grading. Run strangers' notebooks in a container.
 
 Needs a POSIX system (signals, process groups).
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from nanoinfer.teaching import checks
 from nanoinfer.teaching.exercises import Exercise, exercises_of
-from notebooks.submission import Graded, grade
+from notebooks.submission import Graded, grade, printable
 
 
 def points(graded: Graded, exercise: Exercise) -> int:
@@ -67,17 +68,23 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Graded]) -> None:
-    """One line a submission and exercise: file, notebook, exercise, points, of, outcome, hint; and one for its notes."""
+    """One line a submission and exercise: file, notebook, exercise, points, of, outcome, hint; and one for its notes.
+    Texts that a spreadsheet would take for a formula begin with an apostrophe."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["file", "notebook", "exercise", "points", "of", "outcome", "text"])
         for row in rows:
+            name = _no_formula(row.name)
             for exercise in exercises_of(row.notebook) if row.notebook is not None else []:
                 outcome, text = row.outcomes[exercise.id], row.texts.get(exercise.id, "")
                 mark = points(row, exercise)
-                writer.writerow([row.name, row.notebook, exercise.id, mark, exercise.points, outcome, text])
+                writer.writerow([name, row.notebook, exercise.id, mark, exercise.points, outcome, _no_formula(text)])
             for note in row.notes:
-                writer.writerow([row.name, row.notebook, "", "", "", "note", note])
+                writer.writerow([name, row.notebook, "", "", "", "note", _no_formula(note)])
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="notebook.ipynb")
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds for a cell (%(default)s)")
     parser.add_argument("--total", type=float, default=600, metavar="S", help="seconds for a submission (%(default)s)")
+    parser.add_argument("--memory", type=float, default=4, metavar="GIB", help="for a process, on Linux (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="at a time (%(default)s)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the marks to FILE")
     parser.add_argument("--verbose", action="store_true", help="show each hint, and what cells raise")
@@ -103,7 +111,9 @@ def main(arguments: list[str] | None = None) -> int:
     for path in options.files:
         if not path.is_file():
             parser.error(f"{path}: there is no such file")
-    for name in ("timeout", "total", "jobs"):
+    if options.csv and not options.csv.absolute().parent.is_dir():
+        parser.error(f"--csv {options.csv}: there is no such folder")
+    for name in ("timeout", "total", "memory", "jobs"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name} {getattr(options, name)}: must be more than 0")
     for folder in options.checks:
@@ -114,13 +124,14 @@ def main(arguments: list[str] | None = None) -> int:
     folders = [folder.resolve() for folder in options.checks]
 
     def graded(path: Path) -> Graded:
-        return grade(path, timeout=options.timeout, total=options.total, checks=folders, quick=options.quick)
+        limits = {name: getattr(options, name) for name in ("timeout", "total", "memory")}
+        return grade(path, **limits, checks=folders, quick=options.quick)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(graded, options.files))
     folder = os.path.commonpath([path.resolve().parent for path in options.files])
     for row, path in zip(rows, options.files, strict=True):
-        row.name = os.path.relpath(path.resolve(), folder)
+        row.name = printable(os.path.relpath(path.resolve(), folder)).replace("\n", "?")
     numbers = sorted({row.notebook for row in rows if row.notebook is not None})
     tables = [
         table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose, names=options.names)

@@ -1,14 +1,19 @@
 """The process that runs one submission: cells and checks, in order. Started by `notebooks.submission`, which see.
 
-Input, on stdin: one JSON object with `secret`, `result_fd`, `notebook`, `timeout`, `checks` (more folders with nbNN.py) and
-`steps`. Output, on `result_fd`: one JSON object a line. What the submission prints goes nowhere.
+Input, on stdin: one JSON object with `secret`, `result_fd`, `notebook`, `timeout`, `memory` (bytes), `checks` (more folders
+with nbNN.py) and `steps`; when stdin ends, the grader has gone, and so has this process. Output, on `result_fd`: one JSON
+object a line. What the submission prints goes nowhere.
 """
 
 import json
 import os
+import resource
 import signal
 import sys
+import threading
 from typing import Any
+
+TEXT = 2000  # characters of a hint or an exception that are told
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -17,12 +22,17 @@ class OutOfTime(KeyboardInterrupt):
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_grader, args=[os.dup(0), os.killpg, signal.SIGKILL], daemon=True).start()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (job["memory"], job["memory"]))
     results = os.fdopen(job["result_fd"], "w", buffering=1)
+    process, getpid = os.getpid(), os.getpid
 
     def tell(**message: Any) -> None:
-        results.write(json.dumps({**message, "secret": job["secret"]}) + "\n")
+        if getpid() != process:
+            os._exit(0)  # a child that the submission has forked
+        results.write("\n" + json.dumps({**message, "secret": job["secret"]}) + "\n")
         results.flush()
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -42,7 +52,7 @@ def main() -> None:
     assert shell.display_formatter is not None
     shell.display_formatter.active_types = ["text/plain"]
     namespace = shell.user_module.__dict__
-    intact = Intact(exercise.checker for exercise in exercises.values())
+    restore = Intact(exercise.checker for exercise in exercises.values()).restore
     armed = False
 
     def too_late(signum: int, frame: object) -> None:
@@ -50,17 +60,17 @@ def main() -> None:
             raise OutOfTime
 
     def mark(id: str) -> dict[str, str]:
-        intact.restore()
+        restore()
         try:
             proved = run_check(exercises[id], namespace)
         except NotWritten as hint:
-            return {"outcome": "not written", "text": str(hint)}
+            return {"outcome": "not written", "text": str(hint)[:TEXT]}
         except Hint as hint:
-            return {"outcome": "wrong", "text": str(hint)}
+            return {"outcome": "wrong", "text": str(hint)[:TEXT]}
         except OutOfTime:
             raise
         except BaseException as error:
-            return {"outcome": "wrong", "text": f"raises {type(error).__name__}: {error}"}
+            return {"outcome": "wrong", "text": f"raises {type(error).__name__}: {error}"[:TEXT]}
         return {"outcome": "passed", "text": proved if isinstance(proved, str) else ""}
 
     set_timer, set_handler, alarm = signal.setitimer, signal.signal, signal.SIGALRM
@@ -77,19 +87,33 @@ def main() -> None:
                 error = result.error_before_exec or result.error_in_exec
                 if isinstance(error, OutOfTime):
                     outcome = {"outcome": "timeout"}
+                elif isinstance(error, MemoryError):
+                    outcome = {"outcome": "out of memory"}
                 elif error is not None:
-                    outcome = {"outcome": "raised", "text": type(error).__name__ + f": {error}"[:500]}
+                    outcome = {"outcome": "raised", "text": f"{type(error).__name__}: {error}"[:TEXT]}
             else:
                 outcome = mark(step["check"])
             armed = False
         except OutOfTime:
             armed = False
             outcome = {"outcome": "timeout"}
+        except MemoryError:
+            armed = False
+            outcome = {"outcome": "out of memory"}
         set_timer(signal.ITIMER_REAL, 0)
         tell(event="end", step=number, **outcome)
+        if outcome.get("outcome") == "out of memory":
+            os._exit(1)  # what fills the memory may live on: begin again without this cell
     tell(event="done")
     results.close()
     os._exit(0)  # whatever threads the submission has left
+
+
+def _end_with_grader(stdin: int, killpg: Any, kill: int) -> None:
+    """Wait until the grader closes its end of `stdin` (or is no more); then end this process and all that it has started."""
+    while os.read(stdin, 1024):
+        pass
+    killpg(0, kill)
 
 
 if __name__ == "__main__":

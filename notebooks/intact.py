@@ -37,6 +37,7 @@ class Intact:
         """Copy now. `functions`: more of them, which stand in no module's dictionary."""
         self._modules = {name: module for name, module in sys.modules.items() if _is_ours(name)}
         held = [*self._modules.values(), builtins, *(importlib.import_module(name) for name in _OTHERS)]
+        self._first = [(names, dict(names)) for names in (vars(builtins), globals())]
         self._held: list[tuple[Any, dict[str, Any]]] = [(module, dict(vars(module))) for module in held]
         seen: dict[int, type] = {}
         for module in self._modules.values():
@@ -55,7 +56,9 @@ class Intact:
             self._keep_code(function)
 
     def restore(self) -> None:
-        """Undo what has happened since."""
+        """Undo what has happened since. First comes what this very function is made of."""
+        for names, before in self._first:
+            names.update(before)
         sys.modules.update(self._modules)
         for owner, values in self._held:
             now = vars(owner)

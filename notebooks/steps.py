@@ -23,8 +23,8 @@ class Step:
 def plan(notebook: dict[str, Any], name: str, *, quick: bool = False) -> tuple[int | None, list[Step]]:
     """Which notebook of the series this is, by its exercises (else by its file's name), and the steps to take.
 
-    A check stands where its cell stands, since later cells may give a name another meaning; a check whose cell is gone
-    follows the cell of its exercise, or else the last cell. With `quick` only those cells are run that the exercises' cells
+    A check stands where its cell stands, since later cells may give a name another meaning. Where none stands behind an
+    exercise, one follows it; a check whose cell and exercise are both gone comes last. With `quick` only those cells are run that the exercises' cells
     need by their names; all, where one of those cells has lost its tag.
     """
     cells = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"]
@@ -37,13 +37,13 @@ def plan(notebook: dict[str, Any], name: str, *, quick: bool = False) -> tuple[i
     wanted = [exercise.id for exercise in exercises_of(number)] if number is not None else []
     if not wanted:
         return None, []
-    with_check = {id for _, checks in there for id in checks}
-    steps, placed = [], set(with_check)
+    last_check = {id: i for (i, _), (_, checks) in zip(cells, there, strict=True) for id in checks}
+    steps, placed = [], set[str](last_check)
     for (i, cell), (written, checks) in zip(cells, there, strict=True):
         source = source_of(cell)
         if source.strip() and not (checks and _only_checks(source)):
             steps.append(Step(i, source=source))
-        missing = [id for id in written if id not in placed]
+        missing = [id for id in written if last_check.get(id, 0) < i]
         placed |= set(missing)
         steps += [Step(i, check=id) for id in [*checks, *missing] if id in wanted]
     if quick and set(wanted) <= {id for written, _ in there for id in written}:

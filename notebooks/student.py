@@ -18,7 +18,7 @@ class NotebookError(ValueError):
 
 def tags(cell: dict[str, Any]) -> list[str]:
     """A cell's tags."""
-    return list(cell["metadata"].get("tags", []))
+    return [str(tag) for tag in cell.get("metadata", {}).get("tags") or []]
 
 
 def exercise_ids(cell: dict[str, Any], kind: str) -> list[str]:

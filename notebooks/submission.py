@@ -17,17 +17,18 @@ from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.steps import Step, plan
-from tests.notebook_sync import ROOT, read
+from tests.notebook_sync import ROOT, NoNotebook, read
 
 GRACE = 3.0  # seconds that a step has, after its time, to stop by itself
 START_SECONDS = 120.0  # for a process to import everything, on a machine that is busy
 MAX_STARTS = 20
+MESSAGE = 1 << 20  # bytes of a message; what is longer is none
 
 
 @dataclass
 class Graded:
-    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed" or
-    "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what went wrong elsewhere."""
+    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed",
+    "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what went wrong elsewhere."""
 
     name: str
     notebook: int | None = None
@@ -37,24 +38,34 @@ class Graded:
     notes: list[str] = field(default_factory=list)
 
 
-def grade(path: Path, *, timeout: float, total: float, checks: Sequence[Path] = (), quick: bool = False) -> Graded:
+def grade(
+    path: Path,
+    *,
+    timeout: float,
+    total: float,
+    memory: float = 4.0,
+    checks: Sequence[Path] = (),
+    quick: bool = False,
+) -> Graded:
     """Run and check one submission. `timeout`: seconds for a cell or a check; `total`: for all of it, starts included;
-    `checks`: more folders with nbNN.py; `quick`: as for `plan`.
+    `memory`: GiB that its process may have (on Linux); `checks`: more folders with nbNN.py; `quick`: as for `plan`.
 
     Nothing a submission does raises here: what cannot be read or run is noted, and costs the exercises it concerns.
     """
     graded = Graded(path.name)
     try:
         graded.notebook, steps = plan(read(path), path.stem, quick=quick)
+    except NoNotebook as error:
+        graded.notes.append(f"cannot be read: {error.reason}")
+        return graded
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         graded.notes.append(f"cannot be read ({type(error).__name__})")
         return graded
     if graded.notebook is None:
         graded.notes.append("holds no exercise")
         return graded
-    run = _Run(graded, steps, timeout, time.monotonic() + total, checks)
-    with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
-        run.to_the_end(folder)
+    limits = {"timeout": timeout, "memory": int(memory * 2**30)}
+    _Run(graded, steps, limits, time.monotonic() + total, checks).to_the_end()
     for exercise in exercises_of(graded.notebook):
         graded.outcomes.setdefault(exercise.id, "not reached")
     return graded
@@ -63,11 +74,13 @@ def grade(path: Path, *, timeout: float, total: float, checks: Sequence[Path] = 
 class _Run:
     """Processes, one after another, until every step has been taken: each begins again without what killed the last."""
 
-    def __init__(self, graded: Graded, steps: list[Step], timeout: float, deadline: float, checks: Sequence[Path]):
-        self.graded, self.steps, self.timeout, self.deadline, self.checks = graded, steps, timeout, deadline, checks
+    def __init__(
+        self, graded: Graded, steps: list[Step], limits: dict[str, float], deadline: float, checks: Sequence[Path]
+    ):
+        self.graded, self.steps, self.limits, self.deadline, self.checks = graded, steps, limits, deadline, checks
         self.skipped: set[int] = set()
 
-    def to_the_end(self, folder: str) -> None:
+    def to_the_end(self) -> None:
         for _ in range(MAX_STARTS):
             remaining = [
                 (i, step)
@@ -76,8 +89,9 @@ class _Run:
             ]
             if not any(step.check for _, step in remaining):
                 return
-            if not self._one_process(remaining, folder):
-                return
+            with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
+                if not self._one_process(remaining, folder):
+                    return
         self.graded.notes.append(f"given up after {MAX_STARTS} processes")
 
     def _one_process(self, remaining: list[tuple[int, Step]], folder: str) -> bool:
@@ -88,7 +102,7 @@ class _Run:
             "secret": secret,
             "result_fd": writing,
             "notebook": self.graded.notebook,
-            "timeout": self.timeout,
+            **self.limits,
             "checks": [str(folder) for folder in self.checks],
             "steps": [(i, {"source": s.source} if s.check is None else {"check": s.check}) for i, s in remaining],
         }
@@ -103,16 +117,18 @@ class _Run:
             start_new_session=True,
         )
         os.close(writing)
+        assert process.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
-                assert process.stdin is not None
                 process.stdin.write(json.dumps(job).encode() + b"\n")
-                process.stdin.close()
+                process.stdin.flush()  # and stays open: its end would be the process's end
             return self._follow(_Lines(reading, secret))
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             os.close(reading)
 
     def _follow(self, lines: "_Lines") -> bool:
@@ -129,18 +145,21 @@ class _Run:
                 if current is None:
                     self.graded.notes.append("its process could not be started")
                     return False
-                self._over(current, "crashed" if ended else "timeout")
+                if current not in self.skipped:
+                    self._over(current, "crashed" if ended else "timeout")
                 self.skipped.add(current)
                 return True
             if message["event"] == "done":
                 return False
             if message["event"] == "start":
                 current = message["step"]
-                until = time.monotonic() + self.timeout + GRACE
+                until = time.monotonic() + self.limits["timeout"] + GRACE
             elif message["event"] == "end" and message["step"] == current:
                 if "outcome" in message:
-                    self._over(message["step"], message["outcome"], message.get("text", ""))
-                until = time.monotonic() + GRACE + self.timeout
+                    self._over(message["step"], message["outcome"], printable(message.get("text", "")))
+                if message.get("outcome") == "out of memory":
+                    self.skipped.add(current)
+                until = time.monotonic() + GRACE + self.limits["timeout"]
 
     def _over(self, number: int, outcome: str, text: str = "") -> None:
         """Note how a step ended; a check that has once been passed stays so."""
@@ -180,18 +199,24 @@ class _Lines:
                     if message.pop("secret", None) == self._secret:
                         return dict(message)
                 continue
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
+            left = until - time.monotonic()  # asked here as well: there may be no end to what can be read
+            if left <= 0 or not select.select([self._fd], [], [], left)[0]:
                 return None
             read = os.read(self._fd, 1 << 16)
             if not read:
                 self.ended = True
                 return None
-            self._buffer += read
+            self._buffer = (self._buffer + read)[-MESSAGE:]
+
+
+def printable(text: str) -> str:
+    """`text` with a question mark for whatever a terminal would obey or no file could hold; line ends stay."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def worker_environment(folder: str) -> dict[str, str]:
-    """One thread, no network, nothing of the user's IPython, and nanoinfer from this checkout."""
-    own = {"PYTHONPATH": str(ROOT), "IPYTHONDIR": folder, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+    """One thread, no network, nothing of the user's IPython, and nanoinfer from this checkout; modules never from
+    `folder`, where the submission works."""
+    own = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "IPYTHONDIR": folder, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {**os.environ, **own, **threads, "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}

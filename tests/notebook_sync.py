@@ -54,14 +54,24 @@ def sources(root: Path) -> list[Path]:
     return others + solutions + sorted((root / "notebooks" / "demos").glob("*.ipynb"))
 
 
+class NoNotebook(ValueError):
+    """A file that is no notebook: names the file and the `reason`."""
+
+    def __init__(self, path: Path, reason: str):
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
+
+
 def read(path: Path) -> dict[str, Any]:
-    """A notebook as JSON. ValueError naming the file when it is none."""
+    """A notebook as JSON. NoNotebook (a ValueError) naming the file when it is none."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(notebook["cells"], list):
-            raise TypeError("cells is no list")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: is no notebook ({type(error).__name__}: {error})") from None
+    except ValueError as error:
+        raise NoNotebook(path, f"is no notebook ({type(error).__name__}: {error})") from None
+    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
+        old = isinstance(notebook, dict) and "worksheets" in notebook
+        why = "format 3: open and save it in Jupyter" if old else "it has no list of cells"
+        raise NoNotebook(path, f"is no notebook of format 4 ({why})")
     return notebook
 
 

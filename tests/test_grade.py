@@ -1,6 +1,8 @@
 """The grader: marks for what is right, whatever else a submission does."""
 
 import csv
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,56 @@ def test_the_time_for_all_ends_it_and_keeps_the_marks(folder: Path, tmp_path: Pa
     assert result.notes == ["no time left in cell 7"]
 
 
+def test_what_a_killed_process_leaves_does_not_meet_the_next(folder: Path, tmp_path: Path) -> None:
+    content = series()
+    content["cells"][2:2] = [
+        code("open('json.py', 'w').write('raise SystemExit')\nimport os\nos._exit(3)"),
+        code("import os, shutil\nshutil.rmtree(os.getcwd())\nos._exit(3)"),
+    ]
+    result = graded(folder, tmp_path, content)
+    assert outcomes(result) == ["passed"] * 3
+    assert result.notes == ["crashed in cell 3", "crashed in cell 4"]
+
+
+def test_a_forked_child_earns_nothing(folder: Path, tmp_path: Path) -> None:
+    twice = "import os, time\nfactor = 2 if os.fork() == 0 else time.sleep(1) or 3\ndef twice(n):\n    return factor * n"
+    assert outcomes(graded(folder, tmp_path, series({"90.2": twice}))) == ["passed", "wrong", "passed"]
+
+
+def test_a_flood_of_messages_and_endless_texts_change_nothing_else(folder: Path, tmp_path: Path) -> None:
+    flood = """
+import os, threading
+def write(fd):
+    while True:
+        try:
+            os.write(fd, b"x" * 65536)
+        except OSError:
+            return
+        except KeyboardInterrupt:
+            pass
+for fd in range(3, 64):
+    write(fd)
+"""
+    endless = "def lowest(free, n):\n    raise ValueError('\\udcff\\x1b[2J' + 10**6 * 'x')"
+    content = series({"90.1": endless})
+    content["cells"].insert(3, code(flood))
+    result = graded(folder, tmp_path, content, timeout=4, total=60)
+    assert outcomes(result) == ["wrong", "passed", "passed"]
+    assert result.notes == ["timeout in cell 4"]
+    assert len(result.texts["90.1"]) < 3000
+    assert "your code raises ValueError: ??[2J" in result.texts["90.1"], "as it can be printed anywhere"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits the memory of a process")
+def test_running_out_of_memory_costs_only_the_cell_that_does(folder: Path, tmp_path: Path) -> None:
+    content = series()
+    content["cells"].insert(2, code("kept = []\nwhile True:\n    kept.append(bytearray(10**7))"))
+    path = save(tmp_path, "90_sample.ipynb", content)
+    result = grade(path, timeout=30, total=150, memory=1.5, checks=[folder])
+    assert outcomes(result) == ["passed"] * 3
+    assert result.notes == ["out of memory in cell 3"]
+
+
 CHEATS = {
     "redefines check and expect": "def check(*args): print('right')\nexpect = expect_equal = check",
     "patches the checker's helpers": """
@@ -92,6 +144,14 @@ builtins.isinstance = lambda *args: True
 numpy.isclose = torch.equal = lambda *args: True
 from nanoinfer.memory_pool import ReqToTokenPool
 ReqToTokenPool.alloc = lambda self, n: torch.tensor([0, 1])
+""",
+    "patches what puts things back": """
+import builtins, notebooks.intact
+notebooks.intact.Intact.restore = notebooks.intact._set = lambda *args: None
+builtins.setattr = builtins.delattr = lambda *args: None
+builtins.vars = lambda *args: {}
+import nanoinfer.teaching.checks.nb90 as nb
+nb.expect = nb.expect_equal = lambda *args, **kwargs: None
 """,
     "forges the marks": """
 import json, os
@@ -157,6 +217,18 @@ class TestPlan:
         content["cells"][4]["metadata"]["tags"] = ["exercise-90.1", "exercise-7.1", "exercise-90.99"]
         content["cells"][5]["metadata"]["tags"] = ["check-90.1", "check-90.99"]
         assert checked(content) == [(4, "90.1"), (6, "90.1"), (6, "90.2"), (8, "90.3")]
+
+    def test_a_check_that_was_moved_before_its_exercise_is_repeated_behind_it(self) -> None:
+        content = series()
+        content["cells"].insert(2, content["cells"].pop(5))
+        assert checked(content) == [(3, "90.2"), (5, "90.1"), (6, "90.2"), (8, "90.3")]
+
+    def test_metadata_that_another_program_left_out_or_filled_are_no_matter(self) -> None:
+        content = series(tagged=False)
+        del content["cells"][2]["metadata"]
+        content["cells"][3]["metadata"] = {"tags": None}
+        content["cells"][4]["metadata"] = {"tags": [3, "exercise-90.2"]}
+        assert checked(content) == [(4, "90.1"), (6, "90.2"), (8, "90.3")]
 
     def test_a_check_cell_with_more_in_it_is_run_as_well(self) -> None:
         content = series()
@@ -264,9 +336,26 @@ class TestCommand:
         names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
         assert names == ["file", "anna/04.ipynb", "ben/04.ipynb"]
 
+    def test_names_that_a_spreadsheet_or_a_terminal_would_obey_are_made_harmless(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = os.fsencode(tmp_path) + b"/=cmd()\xff\n\x1b[2J.ipynb"
+        Path(os.fsdecode(path)).write_text('{"worksheets": [], "nbformat": 3}')
+        assert main([os.fsdecode(path), "--csv", str(tmp_path / "marks.csv")]) == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[1].split(maxsplit=1) == [
+            "=cmd()???[2J.ipynb",
+            "cannot be read: is no notebook of format 4 (format 3: open and save it in Jupyter)",
+        ]
+        with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
+            (row,) = csv.DictReader(file)
+        assert row["file"] == "'=cmd()???[2J.ipynb"
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            ([__file__, "--csv", "nowhere/marks.csv"], "nowhere"),
+            ([__file__, "--memory", "0"], "--memory"),
             (["nowhere.ipynb"], "nowhere.ipynb"),
             ([__file__, "--timeout", "0"], "--timeout"),
             ([__file__, "--checks", "nowhere"], "nowhere"),

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +83,23 @@ class TestExtend:
             assert namespace["count"] is itertools.count
             assert namespace["Thing"]().count() == answer
             assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
+
+    def test_a_class_is_no_longer_abstract_once_its_methods_are_there(self) -> None:
+        class Shape(ABC):
+            @abstractmethod
+            def area(self) -> int: ...
+
+        class Square(Shape):
+            pass
+
+        with pytest.raises(TypeError, match="abstract"):
+            Square()
+
+        @extend(Square)
+        def area(self: Any) -> int:
+            return 4
+
+        assert Square().area() == 4
 
     def test_a_bound_method_can_be_pickled(self) -> None:
         @extend(Grown)

@@ -25,7 +25,7 @@ def check(id: str, namespace: Mapping[str, Any]) -> None:
 
 def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
     """Run one checker; what it proved, if it says so. Raises nothing but Hint, whatever the notebook's code does
-    (KeyboardInterrupt and SystemExit apart)."""
+    (KeyboardInterrupt apart)."""
     head = f"{exercise.id} {exercise.title}"
     try:
         return exercise.checker(Given(namespace))
@@ -35,7 +35,7 @@ def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
         if stub := _STUB.fullmatch(str(error)):
             raise NotWritten(f"{head}: {_unwritten(exercise.id, stub[1])}") from None
         raise Hint(_told(head, error, namespace)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Hint(_told(head, error, namespace)) from error
 
 
@@ -65,7 +65,7 @@ def _unwritten(id: str, stub: str | None) -> str:
     return "not written yet." if stub in (id, None) else f"needs exercise {stub}, which is not written yet."
 
 
-def _told(head: str, error: Exception, namespace: Mapping[str, Any]) -> str:
+def _told(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
     """The exception, and the reader's lines that led to it; without such a line, the check could not use the answer."""
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     lines = []

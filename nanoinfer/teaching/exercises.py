@@ -75,7 +75,9 @@ def notebook_of(id: str) -> int:
 
 def find(id: str) -> Exercise:
     """The exercise `id`; loads its notebook's checks. ValueError that lists the ids there are when it is none."""
-    if re.fullmatch(r"\d+\.\d+", str(id)):
+    if not isinstance(id, str):
+        raise ValueError(f"an exercise's id is a text, as in check('4.1', globals()), not {id!r}")
+    if re.fullmatch(r"\d+\.\d+", id):
         _load(notebook_of(id))
     if id not in _exercises:
         known = ", ".join(exercise.id for exercise in all_exercises())

@@ -1,5 +1,6 @@
 """extend: a class that grows over several cells."""
 
+import abc
 import inspect
 import sys
 from collections.abc import Callable
@@ -15,6 +16,9 @@ def extend(cls: type) -> Callable[[Any], Any]:
     Afterwards the member's name means in the cell's module what it meant before, so that a method `count` does not take
     an imported `count` away; a name that meant nothing there is the member itself.
 
+    Two things work inside a class statement only: `super()` without arguments (write `super(Class, self)`), and names like
+    `__hidden`.
+
     TypeError when `cls` is no class, or the decorated thing is nothing that could be a member.
     """
     if not isinstance(cls, type):
@@ -29,6 +33,7 @@ def extend(cls: type) -> Callable[[Any], Any]:
         setattr(cls, name, member)
         if isinstance(member, cached_property):
             member.__set_name__(cls, name)
+        abc.update_abstractmethods(cls)  # once the last abstract method is there, objects can be made
         earlier = before.get(name, member)
         return member if _comes_from(earlier, cls, name) else earlier
 
