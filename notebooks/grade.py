@@ -1,9 +1,9 @@
 """Grade a folder of notebooks: `python -m notebooks.grade submissions/*.ipynb`.
 
-Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all, and (on Linux) one
-for memory. What a cell raises is its own matter; a cell that never ends, fills the memory or kills its process costs itself
-only: the rest is run again without it. Where a check cell stands (or stood), this program's own checker is asked, and its answer is the mark: what the submission's outputs
-say, and what it calls `check`, does not count.
+Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all, and (on Linux)
+one for memory. What a cell raises is its own matter; a cell that never ends, fills the memory or kills its process costs
+itself only: the rest is run again without it. Where a check cell stands (or stood), this program's own checker is asked,
+and its answer is the mark: what the submission's outputs say, and what it calls `check`, does not count.
 
 What is guarded against: a `check`, `expect` or any other name redefined in the notebook; functions, classes and modules of
 nanoinfer, and the functions of torch, numpy and builtins, replaced or patched (they are put back before each check); tags

@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _end_with_grader(stdin: int, killpg: Any, kill: int) -> None:
-    """Wait until the grader closes its end of `stdin` (or is no more); then end this process and all that it has started."""
+    """Wait until the grader closes its end of `stdin` (or is no more); then end this process and all it has started."""
     while os.read(stdin, 1024):
         pass
     killpg(0, kill)

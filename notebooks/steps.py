@@ -23,9 +23,10 @@ class Step:
 def plan(notebook: dict[str, Any], name: str, *, quick: bool = False) -> tuple[int | None, list[Step]]:
     """Which notebook of the series this is, by its exercises (else by its file's name), and the steps to take.
 
-    A check stands where its cell stands, since later cells may give a name another meaning. Where none stands behind an
-    exercise, one follows it; a check whose cell and exercise are both gone comes last. With `quick` only those cells are run that the exercises' cells
-    need by their names; all, where one of those cells has lost its tag.
+    A check stands where its cell stands, since later cells may give a name another meaning. Where none stands
+    behind an exercise, one follows it; a check whose cell and exercise are both gone comes last. With `quick` only
+    those cells are run that the exercises' cells need by their names; all, where one of those cells has lost its
+    tag.
     """
     cells = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"]
     there = []

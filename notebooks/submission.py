@@ -28,7 +28,8 @@ MESSAGE = 1 << 20  # bytes of a message; what is longer is none
 @dataclass
 class Graded:
     """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed",
-    "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what went wrong elsewhere."""
+    "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what
+    went wrong elsewhere."""
 
     name: str
     notebook: int | None = None
@@ -158,7 +159,7 @@ class _Run:
                 if "outcome" in message:
                     self._over(message["step"], message["outcome"], printable(message.get("text", "")))
                 if message.get("outcome") == "out of memory":
-                    self.skipped.add(current)
+                    self.skipped.add(message["step"])
                 until = time.monotonic() + GRACE + self.limits["timeout"]
 
     def _over(self, number: int, outcome: str, text: str = "") -> None:
@@ -217,6 +218,12 @@ def printable(text: str) -> str:
 def worker_environment(folder: str) -> dict[str, str]:
     """One thread, no network, nothing of the user's IPython, and nanoinfer from this checkout; modules never from
     `folder`, where the submission works."""
-    own = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "IPYTHONDIR": folder, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "PYTHONSAFEPATH": "1",
+        "IPYTHONDIR": folder,
+        "MPLBACKEND": "agg",
+        "HF_HUB_OFFLINE": "1",
+    }
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {**os.environ, **own, **threads, "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}

@@ -84,7 +84,9 @@ def test_what_a_killed_process_leaves_does_not_meet_the_next(folder: Path, tmp_p
 
 
 def test_a_forked_child_earns_nothing(folder: Path, tmp_path: Path) -> None:
-    twice = "import os, time\nfactor = 2 if os.fork() == 0 else time.sleep(1) or 3\ndef twice(n):\n    return factor * n"
+    twice = (
+        "import os, time\nfactor = 2 if os.fork() == 0 else time.sleep(1) or 3\ndef twice(n):\n    return factor * n"
+    )
     assert outcomes(graded(folder, tmp_path, series({"90.2": twice}))) == ["passed", "wrong", "passed"]
 
 

@@ -254,6 +254,8 @@ class TestCheck:
             check("90.1", cells("def lowest(free, n): return lowest(free, n)"))
         with pytest.raises(Hint, match="cannot work with what your code gives: TypeError"):
             check("90.1", {"lowest": 3})
+        with pytest.raises(Hint, match="raises SystemExit: 3"):
+            check("90.1", cells("def lowest(free, n): raise SystemExit(3)"))
         with pytest.raises(KeyboardInterrupt):
             check("90.1", cells("def lowest(free, n): raise KeyboardInterrupt"))
 
@@ -261,6 +263,8 @@ class TestCheck:
         for id in ("90.9", "nonsense", "91.1"):
             with pytest.raises(ValueError, match=rf"no exercise '{id}': there are .*90.1, 90.2, 90.3"):
                 check(id, {})
+        with pytest.raises(ValueError, match=r"id is a text, .* not 90.1"):
+            check(90.1, {})
         assert exercises_of(91) == []
         assert [exercise.id for exercise in exercises_of(90)] == ["90.1", "90.2", "90.3"]
         assert {exercise.id for exercise in all_exercises()} >= {"90.1", "90.2", "90.3"}

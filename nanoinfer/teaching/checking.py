@@ -67,7 +67,8 @@ def _unwritten(id: str, stub: str | None) -> str:
 
 def _told(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
     """The exception, and the reader's lines that led to it; without such a line, the check could not use the answer."""
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = str(error)[:1000]
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     lines = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -21,6 +21,7 @@ def _(given: Given) -> str | None:
         )
         for num_tokens in (7, 1, 0, 1000):
             got, want = kv_cache_bytes(config, num_tokens, itemsize), per_token * num_tokens
+            expect(isinstance(got, int | float), f"Bytes are a plain number; this is a {type(got).__name__}.")
             if got == want or not want:
                 expect_equal(got, want, f"{num_tokens} tokens need {want} bytes.")
                 continue

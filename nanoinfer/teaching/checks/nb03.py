@@ -210,6 +210,7 @@ class _Run:
         self.current = []
         finished = self.step(self.running, self.waiting, self.max_running, self.decode)
         expect(isinstance(finished, list), f"Return a list of requests, not a {type(finished).__name__}.")
+        expect(all(isinstance(r, _Request) for r in finished), f"Return a list of requests, not {finished!r}.")
         self.passes.append(self.current)
         self.ended += [request.number for request in finished]
         left = [request for request in self.running if request.finished]

@@ -110,9 +110,8 @@ def alloc(given: Given) -> str:
 def slots_of(given: Given) -> str:
     student = given["slots_of"]
     one = student(torch.tensor([5, 2, 6]), torch.tensor([1]), 4)
-    expect(one is not None, "The answer is None. Is a `return` missing?")
     expect(
-        [int(slot) for slot in one] != [2 * 4 + 1],
+        plain_ints(one, "What slots_of returns") != [2 * 4 + 1],
         "Block table [5, 2, 6], P=4, position 1: the table was read at the position. It has one entry for each page: in "
         "which page of the text is this position?",
     )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.radix_cache import RadixCache, TreeNode
+from nanoinfer.radix_cache import MatchResult, RadixCache, TreeNode
 from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
 
 SIZE = 400
@@ -19,7 +19,7 @@ Prefixes = dict[tuple[int, ...], int]  # every prefix that is in the tree → th
 def _(given: Given) -> str | None:
     tree = _tree(given, "MatchCache")
     match = tree.match_prefix([1, 2, 3])
-    expect(match is not None and hasattr(match, "indices"), "match_prefix returns a MatchResult(slots, last node)")
+    expect(isinstance(match, MatchResult), "match_prefix returns a MatchResult(slots, last node)")
     expect_equal(match.indices.tolist(), [], "an empty tree knows nothing, so there are no slots")
     expect(match.last_node is tree.root, "where nothing matches, the walk ends at the root: a request locks that node")
 

@@ -160,6 +160,10 @@ def _(given: Given) -> str:
     def ask(*arguments: int) -> list[tuple[int, int]]:
         answer = pieces(*arguments)
         expect(isinstance(answer, list), f"pieces must return a list of (start, end), not {answer!r}")
+        expect(
+            all(isinstance(piece, tuple | list) for piece in answer),
+            f"pieces must return a list of (start, end), not {answer!r}",
+        )
         return [tuple(piece) for piece in answer]
 
     expect_equal(ask(0, 10, 64, 0, 1), [(0, 10)], "A prompt that fits into the first turn is one piece")
@@ -281,7 +285,10 @@ def _(given: Given) -> str:
         given_list = [replace(req) for req in running]
         answer = who_gives_way(given_list, obtainable)
         expect_equal(given_list, running, "`running` must stay as it is: work on a copy")
-        expect(isinstance(answer, list), f"who_gives_way must return a list of requests, not {answer!r}")
+        expect(
+            isinstance(answer, list) and all(hasattr(req, "ticket") for req in answer),
+            f"who_gives_way must return a list of requests, not {answer!r}",
+        )
         return [req.ticket for req in answer]
 
     three = [Running(0, 9, 20), Running(1, 3, 10), Running(2, 5, 8)]
