@@ -119,6 +119,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
     [
         ([], "command"),
         (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
+        (["trace", "x", "--out", "no-such-folder/run.html"], "there is no folder no-such-folder"),
         (["serve"], "serve"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),

@@ -30,6 +30,10 @@ def run(args: argparse.Namespace) -> None:
     for path, ending in ((args.out, ".html"), (args.png, ".png")):
         if path is not None and Path(path).suffix != ending:
             raise ValueError(f"{path}: must end in {ending}")
+    written = [path for path in (args.json, args.perfetto, args.out, args.png) if path is not None]
+    for path in written:
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {Path(path).parent}")
     if args.out is not None or args.png is not None:
         _check_matplotlib()
     if args.prompt:
@@ -50,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
         from nanoinfer.viz.final import final_state
 
         final_state(trace, title=args.title).save(args.png)
+    for path in written:
+        print(f"written: {path}" + (" (open it in a browser)" if path == args.out else ""))
 
 
 def _check_matplotlib() -> None:
