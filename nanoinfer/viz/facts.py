@@ -61,10 +61,13 @@ def request_labels(request_ids: Sequence[int]) -> list[str]:
 
 
 def decoder_of(tokenizer: Tokenizer | None) -> Callable[[list[int]], str] | None:
-    """Token ids → text with the special tokens in it: they have slots, too."""
+    """Token ids → text with the special tokens in it, where the tokenizer knows of any: they have slots, too."""
     if tokenizer is None:
         return None
-    return partial(tokenizer.hf_tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None)
+    if hf_tokenizer is None:
+        return tokenizer.decode
+    return partial(hf_tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:

@@ -2,10 +2,14 @@
 
 import base64
 import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -17,24 +21,37 @@ MAX_COLOURS = 96
 PRINT_WIDTH = 110  # characters a line of what is printed beneath
 
 
+_ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings are the whole process's
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Matplotlib's own settings, whatever style its user has chosen; theirs are back afterwards."""
+    with _ONE_AT_A_TIME, matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["hatch.linewidth"] = 0.6
+        yield
+
+
 class Picture(Figure):
     """A figure made without pyplot, and `alt`: its numbers in words.
 
     In a notebook it shows as a PNG with `alt` printed beneath, so that a stale picture shows in a text comparison;
-    elsewhere it is an ordinary `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date.
+    elsewhere it is an ordinary `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date,
+    and nothing of the style that matplotlib is set to.
     """
 
     def __init__(self, width: float = WIDTH, height: float = 300, alt: str = "", **options: Any):
-        super().__init__(
-            figsize=(width / 100, height / 100), dpi=100 * PIXEL_RATIO, facecolor="white", layout=None, **options
-        )
+        size = width / 100, height / 100
+        super().__init__(figsize=size, dpi=100 * PIXEL_RATIO, facecolor="white", layout="none", **options)
         FigureCanvasAgg(self)
         self.alt = alt
 
     def png(self) -> bytes:
         """The picture as PNG."""
         canvas = FigureCanvasAgg(self)
-        canvas.draw()
+        with own_settings():
+            canvas.draw()
         width, height = canvas.get_width_height()
         image = Image.frombuffer("RGBA", (width, height), canvas.buffer_rgba()).convert("RGB")
         if image.getcolors(maxcolors=MAX_COLOURS) is None:
@@ -50,12 +67,20 @@ class Picture(Figure):
         Path(path).write_bytes(self.png())
 
     def _ipython_display_(self) -> None:
+        from IPython import get_ipython
         from IPython.display import display
 
+        shell = get_ipython()  # type: ignore[no-untyped-call]
+        if shell is not None and not hasattr(shell, "kernel"):  # a terminal shows text only
+            print(self._alt_in_lines())
+            return
         data = {"image/png": base64.b64encode(self.png()).decode(), "text/plain": self.alt}
         width = round(self.get_figwidth() * 100)
         display(data, raw=True, metadata={"image/png": {"width": width}})
-        print(textwrap.fill(self.alt, PRINT_WIDTH, break_long_words=False, break_on_hyphens=False))
+        print(self._alt_in_lines())
+
+    def _alt_in_lines(self) -> str:
+        return textwrap.fill(self.alt, PRINT_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _fewer_colours(image: Image.Image) -> Image.Image:

@@ -1,8 +1,9 @@
 """Sheet: paper to draw on from top to bottom, in CSS pixels; it grows as long as it must and becomes a Picture."""
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.lines import Line2D
@@ -10,7 +11,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from nanoinfer.viz.palette import INK, MUTED, Style
-from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture
+from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture, own_settings
+from nanoinfer.viz.words import one_line
 
 MARGIN = 14.0
 BODY, SMALL, TINY = 8.5, 7.5, 6.5  # points
@@ -22,8 +24,8 @@ class Sheet:
     def __init__(self, title: str | None = None, default_title: str = ""):
         self.y = MARGIN
         self.left, self.right = MARGIN, WIDTH - MARGIN
-        self._artists: list[Rectangle | Line2D | Text] = []
-        title = default_title if title is None else title
+        self._artists: list[Callable[[], Artist]] = []  # made all at once, under settings of their own
+        title = default_title if title is None else str(title)
         if title:
             self.text(self.left, self.y, title, size=11, weight="bold", va="top", width=self.right - self.left)
             self.y += 24
@@ -45,16 +47,15 @@ class Sheet:
         """A rectangle that looks like `style` (None: no fill). `name`: what it stands for, its matplotlib `gid`."""
         z = 3.0 if over else 1.0
         if style is not None:
-            patch = Rectangle((x, y), width, height, facecolor=style.face, linewidth=0, zorder=z, gid=name or None)
+            look = {"facecolor": style.face, "linewidth": 0, "zorder": z, "gid": name or None}
             if style.hatch:
-                patch.set(hatch=style.hatch, edgecolor=style.mark)
-                if hasattr(patch, "set_hatch_linewidth"):
-                    patch.set_hatch_linewidth(0.6)
-            self._artists.append(patch)
+                look |= {"hatch": style.hatch, "edgecolor": style.mark}
+            self._artists.append(partial(Rectangle, (x, y), width, height, **look))
         if edge is not None:
             style_of_line = (0, (4, 2)) if dashed else "-"
             self._artists.append(
-                Rectangle(
+                partial(
+                    Rectangle,
                     (x, y),
                     width,
                     height,
@@ -83,18 +84,18 @@ class Sheet:
     ) -> float:
         """One line of text, cut with … where it is wider than `width`; returns how wide it is. `behind`: a background."""
         text = drawable(text) if width is None else shortened(drawable(text), width, size, weight)
-        artist = Text(x, y, text, color=colour, ha=ha, va=va, fontproperties=_font(size, weight), parse_math=False)
-        artist.set(zorder=5, rotation=rotation, rotation_mode="anchor" if rotation else "default")
+        look = {"color": colour, "ha": ha, "va": va, "fontproperties": _font(size, weight), "parse_math": False}
+        look |= {"zorder": 5, "rotation": rotation, "rotation_mode": "anchor" if rotation else "default"}
         if behind is not None:
-            artist.set_bbox({"facecolor": behind, "edgecolor": "none", "pad": 0.8})
-        self._artists.append(artist)
+            look["bbox"] = {"facecolor": behind, "edgecolor": "none", "pad": 0.8}
+        self._artists.append(partial(Text, x, y, text, **look))
         return text_width(text, size, weight)
 
     def line(
         self, xs: Sequence[float], ys: Sequence[float], *, colour: str = MUTED, line: float = 1, style: str = "-"
     ) -> None:
         self._artists.append(
-            Line2D(xs, ys, color=colour, linewidth=line, linestyle=style, zorder=2, solid_capstyle="butt")
+            partial(Line2D, xs, ys, color=colour, linewidth=line, linestyle=style, zorder=2, solid_capstyle="butt")
         )
 
     def cell(
@@ -157,18 +158,19 @@ class Sheet:
     def picture(self, alt: str) -> Picture:
         """Everything so far as a Picture."""
         height = self.y + MARGIN / 2
-        picture = Picture(WIDTH, height, alt)
-        axes = picture.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, WIDTH), ylim=(height, 0))
-        axes.axis("off")
-        for artist in self._artists:
-            axes.add_artist(artist)  # not add_patch, which would measure each to find limits that are set already
+        with own_settings():
+            picture = Picture(WIDTH, height, one_line(alt))
+            axes = picture.add_axes((0, 0, 1, 1))
+            axes.set(xlim=(0, WIDTH), ylim=(height, 0))
+            axes.axis("off")
+            for make in self._artists:
+                axes.add_artist(make())  # not add_patch, which would measure each to find limits that are set already
         return picture
 
 
 def text_width(text: str, size: float = BODY, weight: str = "normal") -> float:
     """Width of one line in CSS pixels."""
-    return _measure(text, size, weight)
+    return _measure(drawable(text), size, weight)
 
 
 def shortened(text: str, width: float, size: float = BODY, weight: str = "normal") -> str:
@@ -203,7 +205,8 @@ def drawable(text: str) -> str:
 
 @cache
 def _font(size: float, weight: str) -> FontProperties:
-    return FontProperties(family="DejaVu Sans", size=size, weight=weight)
+    with own_settings():
+        return FontProperties(family="DejaVu Sans", size=size, weight=weight)
 
 
 @lru_cache(maxsize=1)
@@ -220,4 +223,6 @@ def _ruler() -> RendererAgg:
 def _measure(text: str, size: float, weight: str) -> float:
     if not text:
         return 0.0
-    return float(_ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]) / PIXEL_RATIO
+    with own_settings():
+        width = _ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]
+    return float(width) / PIXEL_RATIO
