@@ -811,7 +811,7 @@ def test_bars_of_nonsense_are_refused(values: Any, compare: str | None, message:
     [
         ({}, "series: must have at least one"),
         ({"a": ([1, 2], [1])}, r"series\['a'\]: 2 xs and 1 ys; must be as many, at least 1"),
-        ({"a": ([0, 2], [1, 1])}, r"series\['a'\]: numbers must be finite and, with log, above 0"),
+        ({"a": ([0, 2], [1, 1])}, r"series\['a'\]: 0: with log, numbers must be above 0"),
     ],
 )
 def test_lines_of_nonsense_are_refused(series: Any, message: str) -> None:

@@ -41,7 +41,7 @@ class Page {
   constructor(trace, said, replay) {
     Object.assign(this, { trace, said, replay });
     this.grid = { cells: [], columns: 0, shown: 0 };
-    this.looks = trace.requests.map((request) => `o-r${request.request_id % 8}`);
+    this.looks = trace.requests.map((request) => `o-r${(request.request_id + 3 * request.completion) % 8}`);
   }
 
   tokenText(req, position) {

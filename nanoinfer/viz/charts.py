@@ -1,15 +1,14 @@
 """bars and lines: plain charts of measured numbers."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS, ROLES
-from nanoinfer.viz.picture import WIDTH, Picture
+from nanoinfer.viz.picture import WIDTH, Picture, own_settings
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
-from nanoinfer.viz.words import count, expect_type, number, ratio
+from nanoinfer.viz.words import count, expect_type, finite, number, one_line, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -31,8 +30,9 @@ def bars(
     """
     groups = _grouped(values)
     numbers = {f"{group}, {label}" if group else label: v for group, own in groups.items() for label, v in own.items()}
+    line_at = None if line_at is None else finite("line_at", line_at)
     for name, value in (*((f"values[{label!r}]", v) for label, v in numbers.items()), ("line_at", line_at or 0.0)):
-        if not math.isfinite(value) or value < 0:
+        if value < 0:
             raise ValueError(f"{name}={value}: must be finite and not negative")
     if compare is not None and ("" not in groups or not numbers.get(compare)):
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
@@ -89,7 +89,7 @@ def _grouped(values: Mapping[str, float] | Mapping[str, Mapping[str, float]]) ->
     if nested and len(nested) < len(values):
         raise ValueError("values: some are groups and some numbers; must be either")
     given: Mapping[str, Any] = values if nested else {"": values}
-    groups = {str(group): {str(k): float(v) for k, v in own.items()} for group, own in given.items()}
+    groups = {str(group): {str(k): finite(f"values[{k!r}]", v) for k, v in own.items()} for group, own in given.items()}
     if not all(groups.values()):
         raise ValueError("values: must have at least one")
     return groups
@@ -111,12 +111,31 @@ def lines(
     if not series:
         raise ValueError("series: must have at least one")
     points: dict[str, tuple[list[float], list[float]]] = {}
-    for label, (xs, ys) in series.items():
-        points[str(label)] = across, up = [float(v) for v in xs], [float(v) for v in ys]
+    for label, given in series.items():
+        name = f"series[{label!r}]"
+        try:
+            xs, ys = map(list, given)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: must be (xs, ys), two lists of numbers") from None
+        points[str(label)] = across, up = [finite(name, v) for v in xs], [finite(name, v) for v in ys]
         if not across or len(across) != len(up):
-            raise ValueError(f"series[{label!r}]: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
-        if not all(map(math.isfinite, across + up)) or (log and min(across + up) <= 0):
-            raise ValueError(f"series[{label!r}]: numbers must be finite{' and, with log, above 0' if log else ''}")
+            raise ValueError(f"{name}: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
+        if log and min(across + up) <= 0:
+            raise ValueError(f"{name}: {number(min(across + up))}: with log, numbers must be above 0")
+    with own_settings():
+        picture = _plot(points, x, y, title, log)
+    picture.alt = f"{y} over {x}: " + "; ".join(
+        f"{label}, {count(len(across), 'point')}, from {number(up[0])} at {number(across[0])} "
+        f"to {number(up[-1])} at {number(across[-1])}"
+        for label, (across, up) in points.items()
+    )
+    picture.alt = one_line(f"{picture.alt}.")
+    return picture
+
+
+def _plot(
+    points: Mapping[str, tuple[list[float], list[float]]], x: str, y: str, title: str | None, log: bool
+) -> Picture:
     picture = Picture(WIDTH, 380)
     axes = picture.add_axes((0.09, 0.14, 0.88, 0.74 if title else 0.82))
     for i, (label, (across, up)) in enumerate(points.items()):
@@ -135,8 +154,8 @@ def lines(
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))  # few decades need numbers between the powers
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(lambda value, _: number(value))
-        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
     else:
         axes.set_ylim(bottom=min(0, *(v for _, up in points.values() for v in up)))
     axes.grid(color=GRID, alpha=0.3, linewidth=0.7)
@@ -152,10 +171,8 @@ def lines(
         legend = axes.legend(frameon=False, prop={"family": "DejaVu Sans", "size": 8.5})
         for text in legend.get_texts():
             text.set_parse_math(False)
-    picture.alt = f"{y} over {x}: " + "; ".join(
-        f"{label}, {count(len(across), 'point')}, from {number(up[0])} at {number(across[0])} "
-        f"to {number(up[-1])} at {number(across[-1])}"
-        for label, (across, up) in points.items()
-    )
-    picture.alt += "."
     return picture
+
+
+def _tick(value: float, place: int | None = None) -> str:
+    return number(value)

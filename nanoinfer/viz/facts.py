@@ -8,9 +8,10 @@ import numpy as np
 from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
 from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.req import Req
 from nanoinfer.tokenizer import Tokenizer
 from nanoinfer.viz.palette import Style, owner_style
-from nanoinfer.viz.words import expect_type, visible
+from nanoinfer.viz.words import checked_texts, expect_type, visible
 
 MOST_REQUESTS = 8
 
@@ -47,16 +48,19 @@ def last_tokens(engine: Engine) -> list[str]:
 
 def last_labels(engine: Engine) -> list[str]:
     """The engine's names of the requests in its last pass, `request 3`: `labels=` of the pictures of its metadata."""
-    return request_labels([req.request_id for req in _last_batch(engine).reqs])
+    return request_labels(engine, _last_batch(engine).reqs)
 
 
-def request_labels(request_ids: Sequence[int]) -> list[str]:
-    """`request 3`; several completions of one request are `request 3`, `request 3 (2)`, ..."""
+def request_labels(engine: Engine, reqs: Sequence[Req]) -> list[str]:
+    """`request 3`; the completions of one request are `request 3`, `request 3 (2)`, ... as long as any of them runs, and
+    counted from the first of `reqs` afterwards."""
     seen: dict[int, int] = {}
     labels = []
-    for request_id in request_ids:
-        seen[request_id] = copy = seen.get(request_id, 0) + 1
-        labels.append(f"request {request_id}" + (f" ({copy})" if copy > 1 else ""))
+    for req in reqs:
+        seen[req.request_id] = copy = seen.get(req.request_id, 0) + 1
+        group = engine._groups.get(req.request_id)
+        copy = copy if group is None else group.reqs.index(req) + 1
+        labels.append(f"request {req.request_id}" + (f" ({copy})" if copy > 1 else ""))
     return labels
 
 
@@ -103,12 +107,10 @@ class Facts:
         self.new_lens: list[int] = np.diff(self.qo_indptr).tolist()
         self.prefixes = [seq - new for seq, new in zip(self.seq_lens, self.new_lens, strict=True)]
         self.num_new = self.qo_indptr[-1]
-        for name, given, want in (("tokens", tokens, metadata.total_num_tokens), ("labels", labels, self.batch_size)):
-            if given is not None and (isinstance(given, str) or len(given) != want):
-                whole = "total_num_tokens" if name == "tokens" else "batch_size"
-                raise ValueError(f"{name}: {len(given)} texts for {whole}={want}; must be as many")
-        self.tokens = None if tokens is None else [visible(str(token)) for token in tokens]
-        self.labels = [f"request {i}" for i in range(self.batch_size)] if labels is None else list(map(str, labels))
+        texts = checked_texts("tokens", tokens, metadata.total_num_tokens, "total_num_tokens")
+        names = checked_texts("labels", labels, self.batch_size, "batch_size")
+        self.tokens = None if texts is None else list(map(visible, texts))
+        self.labels = [f"request {i}" for i in range(self.batch_size)] if names is None else names
 
     def token(self, request: int, position: int) -> str:
         """The text of one token, where texts are given."""

@@ -5,7 +5,7 @@ import torch
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import TINY, Sheet
-from nanoinfer.viz.words import count, expect_type
+from nanoinfer.viz.words import check_window, count, expect_type
 
 MOST_CELLS = 32
 
@@ -21,6 +21,8 @@ def attention_mask(
     expect_type("mask", mask, torch.Tensor)
     if mask.dtype is not torch.bool or mask.ndim != 2:
         raise ValueError(f"mask: must be bool [new, S], got {mask.dtype} {list(mask.shape)}")
+    check_window(sliding_window)
+    expect_type("prefix_len", prefix_len, int)
     new, total = mask.shape
     if total != prefix_len + new or not new > 0 or total > MOST_CELLS:
         raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 from nanoinfer.viz.palette import INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import SPACE_NOTE, visible
+from nanoinfer.viz.words import SPACE_NOTE, expect_type, visible
 
 DARKEST = (11, 95, 165)  # the third request's blue: readable in grey
 
@@ -27,7 +27,12 @@ def heat_map(
     Labels may be token texts; their spaces are shown. For attention weights: rows are who looks, columns who is looked at.
     Raises ValueError when labels do not fit the shape, a value is outside 0..1, or `most` is not in (0, 1].
     """
-    matrix = np.asarray(values, dtype=np.float64)
+    try:
+        matrix = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"values: must be numbers [rows, columns]: {error}") from None
+    expect_type("rows", rows, Sequence)
+    expect_type("columns", columns, Sequence)
     if matrix.ndim != 2 or matrix.shape != (len(rows), len(columns)) or not matrix.size:
         raise ValueError(
             f"values: shape {list(matrix.shape)}, must be [{len(rows)}, {len(columns)}] as labelled, not empty"

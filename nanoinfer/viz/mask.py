@@ -7,7 +7,7 @@ from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import SPACE_NOTE, abridged, count
+from nanoinfer.viz.words import SPACE_NOTE, abridged, check_window, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
 MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
@@ -30,8 +30,7 @@ def extend_mask(
     when `tokens` or `labels` are not as many or the window is below 1.
     """
     m = Facts(metadata, tokens, labels)
-    if sliding_window is not None and (not isinstance(sliding_window, int) or sliding_window < 1):
-        raise ValueError(f"sliding_window={sliding_window!r}: must be an integer, at least 1, or None")
+    check_window(sliding_window)
     sheet = Sheet(
         title, f"Who sees whom in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)"
     )

@@ -1,7 +1,7 @@
 """engine: slots, rows and tree of a live Engine in one picture."""
 
 from nanoinfer.engine import Engine
-from nanoinfer.viz.facts import decoder_of
+from nanoinfer.viz.facts import decoder_of, request_labels
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import draw_request_rows
 from nanoinfer.viz.sheet import Sheet
@@ -43,7 +43,10 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
     else:
         sheet.heading(f"RadixCache: {count(engine.radix_cache.total_size(), 'token')}")
         tree = draw_radix_tree(sheet, engine.radix_cache, decoder_of(engine.builder.tokenizer), None)
-    names = [f"request {req.request_id} ({count(req.num_tokens, 'token')})" for req in waiting]
+    names = [
+        f"{label} ({count(req.num_tokens, 'token')}{', retracted' if req.num_retractions else ''})"
+        for label, req in zip(request_labels(engine, waiting), waiting, strict=True)
+    ]
     queue = f"Waiting: {plural_list(names)}." if names else "Nobody waits."
     sheet.caption(queue)
     return sheet.picture(f"{running} running, {len(waiting)} waiting. {slots} {rows} {tree} {queue}")

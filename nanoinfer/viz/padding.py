@@ -1,13 +1,13 @@
 """padded_batch: the rectangle that sessions of different lengths are padded to, and what of it is waste."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nanoinfer.sessions import InferenceSession
 from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, Sheet, text_width
-from nanoinfer.viz.words import count, expect_type, is_a, num_bytes, percent
+from nanoinfer.viz.words import checked_texts, count, expect_type, is_a, num_bytes, percent
 
 MOST_CELLS = 40
 MOST_ROWS = 24
@@ -24,15 +24,13 @@ def padded_batch(
     `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text a row. Raises
     ValueError for anything else, for negative lengths and for none.
     """
-    if isinstance(sessions_or_lens, str):
+    if isinstance(sessions_or_lens, str) or not isinstance(sessions_or_lens, Iterable):
         expect_type("sessions_or_lens", sessions_or_lens, list)
     given = list(sessions_or_lens)
     if not given:
         raise ValueError("sessions_or_lens: must have at least one row")
     lens, bytes_per_token = _lens(given)
-    if labels is not None and (isinstance(labels, str) or len(labels) != len(lens)):
-        raise ValueError(f"labels: {len(labels)} for {len(lens)} rows; must be as many")
-    names = [f"session {i}" for i in range(len(lens))] if labels is None else [str(label) for label in labels]
+    names = checked_texts("labels", labels, len(lens), "rows") or [f"session {i}" for i in range(len(lens))]
     longest, used = max(lens), sum(lens)
     cells = longest * len(lens)
     sheet = Sheet(title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V")

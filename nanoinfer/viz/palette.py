@@ -66,6 +66,9 @@ LINES: tuple[str, ...] = (
 )
 
 
+COMPLETION = 3  # looks from one completion of a request to the next; as many in player_draw.js
+
+
 def request_style(number: int) -> Style:
     """The look of request `number`; eight, then again from the first."""
     return REQUESTS[number % len(REQUESTS)]
@@ -73,8 +76,9 @@ def request_style(number: int) -> Style:
 
 def owner_style(label: str, index: int) -> Style:
     """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else
-    by its place `index`. What is "set aside", and so empty, looks like padding."""
+    by its place `index`. The completions of one request, `request 3 (2)`, have looks of their own. What is "set aside",
+    and so empty, looks like padding."""
     if label == "set aside":
         return ROLES["padding"]
-    request = re.search(r"(?:request|row)\D{0,2}(\d+)(?!.*request)", label)
-    return request_style(int(request[1]) if request else index)
+    request = re.search(r"(?:request|row)\D{0,2}(\d+)(?: \((\d+)\)$)?(?!.*request)", label)
+    return request_style(int(request[1]) + COMPLETION * (int(request[2] or 1) - 1) if request else index)

@@ -43,7 +43,8 @@ class Picture(Figure):
 
     def __init__(self, width: float = WIDTH, height: float = 300, alt: str = "", **options: Any):
         size = width / 100, height / 100
-        super().__init__(figsize=size, dpi=100 * PIXEL_RATIO, facecolor="white", layout="none", **options)
+        super().__init__(figsize=size, dpi=100 * PIXEL_RATIO, facecolor="white", layout=None, **options)
+        self.set_layout_engine("none")
         FigureCanvasAgg(self)
         self.alt = alt
 
@@ -70,7 +71,7 @@ class Picture(Figure):
         from IPython import get_ipython
         from IPython.display import display
 
-        shell = get_ipython()  # type: ignore[no-untyped-call]
+        shell = get_ipython()
         if shell is not None and not hasattr(shell, "kernel"):  # a terminal shows text only
             print(self._alt_in_lines())
             return

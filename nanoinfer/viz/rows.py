@@ -8,7 +8,7 @@ from nanoinfer.memory_pool import ReqToTokenPool
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import checked_lens, count, expect_type, run_list, runs, span
+from nanoinfer.viz.words import checked_lens, checked_texts, count, expect_type, run_list, runs, span
 
 MOST_CELLS = 30  # positions drawn one by one; longer rows are drawn as runs
 MOST_RUNS = 12
@@ -86,9 +86,8 @@ def _names(lens: Mapping[int, int], labels: Mapping[int, str] | Sequence[str] | 
         return {row: f"row {row}" for row in lens}
     if isinstance(labels, Mapping):
         return {row: f"row {row}: {labels[row]}" if row in labels else f"row {row}" for row in lens}
-    if isinstance(labels, str) or len(labels) != len(lens):
-        raise ValueError(f"labels: {len(labels)} for {len(lens)} rows; must be as many")
-    return {row: f"row {row}: {label}" for row, label in zip(lens, labels, strict=True)}
+    texts = checked_texts("labels", labels, len(lens), "rows") or []
+    return {row: f"row {row}: {label}" for row, label in zip(lens, texts, strict=True)}
 
 
 def _styles(names: Mapping[int, str]) -> dict[int, Style]:

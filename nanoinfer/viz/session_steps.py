@@ -27,6 +27,8 @@ def session_steps(
     expect_type("steps", steps, Sequence)
     for i, step in enumerate(steps):
         expect_type(f"steps[{i}]", step, Mapping)
+        for request_id in step:
+            expect_type(f"steps[{i}]: request id {request_id!r}", request_id, int)
     ids = sorted({request_id for step in steps for request_id in step})
     if not ids:
         raise ValueError("steps: must have at least one with a token")

@@ -1,8 +1,11 @@
 """Sheet: paper to draw on from top to bottom, in CSS pixels; it grows as long as it must and becomes a Picture."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
+from typing import Any
 
+from matplotlib import rcParams, rcParamsDefault
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.font_manager import FontProperties, fontManager, get_font
@@ -47,7 +50,7 @@ class Sheet:
         """A rectangle that looks like `style` (None: no fill). `name`: what it stands for, its matplotlib `gid`."""
         z = 3.0 if over else 1.0
         if style is not None:
-            look = {"facecolor": style.face, "linewidth": 0, "zorder": z, "gid": name or None}
+            look: dict[str, Any] = {"facecolor": style.face, "linewidth": 0, "zorder": z, "gid": name or None}
             if style.hatch:
                 look |= {"hatch": style.hatch, "edgecolor": style.mark}
             self._artists.append(partial(Rectangle, (x, y), width, height, **look))
@@ -84,7 +87,13 @@ class Sheet:
     ) -> float:
         """One line of text, cut with … where it is wider than `width`; returns how wide it is. `behind`: a background."""
         text = drawable(text) if width is None else shortened(drawable(text), width, size, weight)
-        look = {"color": colour, "ha": ha, "va": va, "fontproperties": _font(size, weight), "parse_math": False}
+        look: dict[str, Any] = {
+            "color": colour,
+            "ha": ha,
+            "va": va,
+            "fontproperties": _font(size, weight),
+            "parse_math": False,
+        }
         look |= {"zorder": 5, "rotation": rotation, "rotation_mode": "anchor" if rotation else "default"}
         if behind is not None:
             look["bbox"] = {"facecolor": behind, "edgecolor": "none", "pad": 0.8}
@@ -199,8 +208,9 @@ def wrapped(text: str, width: float, size: float = BODY) -> list[str]:
 
 
 def drawable(text: str) -> str:
-    """`text` with what the font has no glyph for as ▯."""
-    return "".join(char if ord(char) in _glyphs() else "▯" for char in text)
+    """`text` on one line, with what the font has no glyph for as ▯."""
+    text = one_line(text)
+    return text if text.isascii() else "".join(char if ord(char) in _glyphs() else "▯" for char in text)
 
 
 @cache
@@ -223,6 +233,7 @@ def _ruler() -> RendererAgg:
 def _measure(text: str, size: float, weight: str) -> float:
     if not text:
         return 0.0
-    with own_settings():
+    changed = any(rcParams[name] != rcParamsDefault[name] for name in ("text.hinting", "text.hinting_factor"))
+    with own_settings() if changed else nullcontext():
         width = _ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]
     return float(width) / PIXEL_RATIO

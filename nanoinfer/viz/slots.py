@@ -31,7 +31,7 @@ def owners(engine: Engine) -> dict[str, np.ndarray]:
 
 def running_labels(engine: Engine) -> list[str]:
     """What the pictures call the running requests, in order of admission."""
-    return request_labels([req.request_id for req in engine.scheduler.running])
+    return request_labels(engine, engine.scheduler.running)
 
 
 def slot_map(
@@ -46,7 +46,8 @@ def slot_map(
 
     `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree, with evictable and
     locked slots. A slot that is not free and that nobody given owns is marked as leaked, one with several owners (the free
-    list and the tree count, too) as such. With neither `owners` nor `radix_cache`, what is not free is "in use".
+    list and the tree count, too; so does an owner that lists it twice) as such.
+    With neither `owners` nor `radix_cache`, what is not free is "in use".
     `highlight`: slots to frame. Raises ValueError for slots outside the pool.
     """
     sheet = Sheet(title, f"TokenToKVPool: who owns which slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})")
@@ -118,7 +119,7 @@ def _owner_of_each_slot(
         for _, node in radix_cache.nodes():
             claim(checked_slots("radix_cache", node.value, pool.size), LOCKED if node.lock_ref else TREE)
     for i, slots in enumerate(owned.values()):
-        claim(np.unique(slots), FIRST_OWNER + i)
+        claim(slots, FIRST_OWNER + i)  # twice where it is listed twice
     owner[claims > 1] = SEVERAL
     return owner
 
@@ -127,7 +128,7 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
-    cells = owner if group == 1 else _dominant(owner, group)
+    cells = owner if group == 1 else _dominant(owner, group, styles[NOBODY] is ROLES["leaked"])
     per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
     if page > 1 and group == 1 and page < per_row:
         per_row -= per_row % page
@@ -135,7 +136,7 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     x0 = sheet.left + gutter
     width = min((sheet.right - x0) / min(per_row, max(len(cells), 20)), 40)
     height = max(20.0 if len(cells) > 64 else 26.0, 0) if numbered else max(min(width, 9.0), 6)
-    framed = set(marked.tolist()) if group == 1 else set()
+    framed = set((marked // group).tolist())
     y = sheet.y
     for row_start in range(0, len(cells), per_row):
         row = cells[row_start : row_start + per_row]
@@ -167,8 +168,13 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         y += height + (2 if numbered else 0)
     sheet.y = y + 8
     if group > 1:
-        sheet.caption(f"One cell stands for {group} slots, with the colour that most of them have.")
+        told = "that most of them have; what is wrong with one shows"
+        sheet.caption(f"One cell stands for {group} slots, with the colour {told}.")
 
 
-def _dominant(owner: np.ndarray, group: int) -> np.ndarray:
-    return np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
+def _dominant(owner: np.ndarray, group: int, leaks: bool) -> np.ndarray:
+    """What most of each `group` slots are; a slot with several owners, or (`leaks`) with none, decides alone."""
+    cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
+    for wrong in (NOBODY, SEVERAL) if leaks else (SEVERAL,):
+        cells[np.flatnonzero(owner == wrong) // group] = wrong
+    return cells

@@ -97,6 +97,18 @@ def _marked(highlight: Highlight | None) -> list[TreeNode]:
     return nodes
 
 
+def _checked(decode: Decode) -> Decode:
+    """`decode`, with a ValueError where it returns no text."""
+
+    def text_of(token_ids: list[int]) -> str:
+        text = decode(token_ids)
+        if not isinstance(text, str):
+            raise ValueError(f"decode: must return text, got {type(text).__name__}")
+        return text
+
+    return text_of
+
+
 def _ids(node: TreeNode, limit: int = 7) -> str:
     """Token ids, the first ones and the last where they are more than `limit`."""
     tokens = list(map(str, node.key.tolist()))
@@ -109,7 +121,7 @@ class _Pen:
     def __init__(
         self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None, root: Box
     ):
-        self.sheet, self._decode, self.following = sheet, decode, following
+        self.sheet, self._decode, self.following = sheet, None if decode is None else _checked(decode), following
         self._marked = set(map(id, marked))
         self._several_namespaces = any(box.extra_key is not None for box in root.children)
 

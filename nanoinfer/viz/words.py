@@ -1,5 +1,7 @@
 """Numbers and tokens as short text, the same in every picture; and the check that a picture was given what it draws."""
 
+import math
+import unicodedata
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +56,8 @@ def percent(part: float, whole: float) -> str:
 
 def number(value: float) -> str:
     """Three significant digits, or all of a whole number."""
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -66,7 +70,15 @@ def ratio(value: float) -> str:
 
 def visible(text: str) -> str:
     """Token text with its white space shown: a space as ·, a line end as ⏎."""
-    return text.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return one_line(text).replace(" ", "·")
+
+
+def one_line(text: str) -> str:
+    """`text` with line ends, tabs and returns as signs, and with ▯ for what else cannot be printed."""
+    if text.isascii() and text.isprintable():
+        return text
+    shown = text.replace("\n", "⏎").replace("\t", "⇥").replace("\r", "␍")
+    return "".join("▯" if unicodedata.category(char) in ("Cc", "Cs") else char for char in shown)
 
 
 SPACE_NOTE = "· in a token is a space."
@@ -105,6 +117,36 @@ def expect_type(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
     if not any(is_a(value, each) for each in kinds):
         names = " or ".join(each.__name__ for each in kinds)
         raise ValueError(f"{name}: must be {names}, got {type(value).__name__}")
+
+
+def finite(name: str, value: Any) -> float:
+    """`value` as a float; ValueError when it is no number or not finite."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: must be a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name}={number}: must be finite")
+    return number
+
+
+def checked_texts(name: str, given: Sequence[object] | None, number: int, of: str) -> list[str] | None:
+    """`given` as texts; ValueError unless there are `number` of them, one for each `of`."""
+    if given is None:
+        return None
+    if isinstance(given, str) or not hasattr(given, "__len__"):
+        raise ValueError(f"{name}: must be a list of {number} texts, got {given!r}")
+    if len(given) != number:
+        raise ValueError(f"{name}: {len(given)} texts for {of}={number}; must be as many")
+    return list(map(str, given))
+
+
+def check_window(sliding_window: object) -> None:
+    """ValueError unless it is None or a number of tokens."""
+    if sliding_window is None:
+        return
+    if isinstance(sliding_window, bool) or not isinstance(sliding_window, int) or sliding_window < 1:
+        raise ValueError(f"sliding_window={sliding_window!r}: must be an integer, at least 1, or None")
 
 
 def checked_slots(name: str, slots: Indices, size: int) -> np.ndarray:
