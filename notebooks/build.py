@@ -9,6 +9,7 @@ import argparse
 import copy
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,14 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
     Raises NotebookError that names the cell when one raises without the tag `raises-exception`, or takes too long.
     """
     import nbformat
+    from jupyter_client.kernelspec import KernelSpecManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     executed = nbformat.reads(as_text(notebook), as_version=4)
     client = NotebookClient(executed, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": folder}})
+    # This Python's kernel, whatever else is installed as "python3".
+    client.create_kernel_manager().kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
     client.extra_arguments = ["--log-level=ERROR"]  # of the kernel, whose log goes to this process's stderr
     running = 0
 
@@ -106,7 +110,8 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
 
     client.on_cell_start = note
     try:
-        client.execute(env=kernel_environment(root))
+        with tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as own:
+            client.execute(env=kernel_environment(root, own))
     except CellExecutionError as error:
         raise NotebookError(
             f"{name}, cell {running}: raises {error.ename}: {error.evalue}\n{error.traceback}"
@@ -122,13 +127,17 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
     return result
 
 
-def kernel_environment(root: Path) -> dict[str, str]:
-    """This process's environment, with nanoinfer from the checkout and nothing from the network.
+def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
+    """This process's environment, with nanoinfer from the checkout and nothing from the network; with `folder`, which may
+    be empty, in place of the user's configuration of IPython and Jupyter and their kernels.
 
     Without ipywidgets, importing transformers warns that progress bars will be plain text: that is not for the reader.
     """
     path = os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH")) if part)
-    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
+    own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
+    if folder is not None:
+        own |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_PATH"), folder)
+    return {**os.environ, **own}
 
 
 def selected(names: list[str], root: Path = ROOT) -> list[Path]:

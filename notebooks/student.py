@@ -8,6 +8,7 @@ from nanoinfer.teaching.exercises import exercises_of, notebook_of
 from tests.notebook_sync import set_source, source_of
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+_NEARLY = re.compile(r"#\s*(begin|end)\s+solution", re.IGNORECASE)
 _TAG = re.compile(r"(exercise|check)-(\d+\.\d+)")
 _CALL = re.compile(r"""^\s*check\(\s*["'](\d+\.\d+)["']""", re.MULTILINE)
 
@@ -108,7 +109,10 @@ def _problems(notebook: dict[str, Any], name: str) -> list[str]:
 
 
 def _block_problems(source: str, ids: list[str], here: str) -> list[str]:
-    marks = [line.strip() for line in source.split("\n") if line.strip() in (BEGIN, END)]
+    lines = [line.strip() for line in source.split("\n")]
+    marks = [line for line in lines if line in (BEGIN, END)]
+    if stray := next((line for line in lines if line not in marks and _NEARLY.search(line)), None):
+        return [f"{here}: `{stray}` is no line {BEGIN} or {END}: students would see what it marks"]
     if len(ids) > 1:
         return [f"{here}: holds several exercises ({', '.join(ids)}): one a cell"]
     if marks and not ids:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from notebooks.build import kernel_environment
@@ -13,12 +14,13 @@ CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are."""
     options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}", "--color=no"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
-        cwd=ROOT,
-        env={**kernel_environment(ROOT), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=NOTEBOOK_SECONDS,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="nbval-", ignore_cleanup_errors=True) as folder:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
+            cwd=ROOT,
+            env={**kernel_environment(ROOT, folder), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+            capture_output=True,
+            text=True,
+            timeout=NOTEBOOK_SECONDS,
+            check=False,
+        )

@@ -127,7 +127,7 @@ def sync(notebook: dict[str, Any], name: str, root: Path) -> tuple[list[str], se
 
 def public_names(path: str, root: Path) -> set[str]:
     """Public functions, classes and methods of a file, as "RadixCache" and "RadixCache.match_prefix"."""
-    return Module((root / path).read_text(), path).public()
+    return Module((root / path).read_text(encoding="utf-8"), path).public()
 
 
 def coverage(shown: set[str], core: Iterable[str], not_taught: dict[str, str], root: Path) -> list[str]:

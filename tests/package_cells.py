@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = re.compile(r"# in (\S+\.py)\s*")
+_NEARLY = re.compile(r"^\s*#\s*in:?\s+`?nanoinfer/\S+\.py`?:?\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 class CellError(ValueError):
@@ -30,14 +31,19 @@ def marked_path(source: str) -> str | None:
 def package_cell(source: str, root: Path) -> Cell | None:
     """The cell that `source` asks for by its first line and by the names it defines; None for other cells.
 
-    Raises CellError when the file or a definition is not there, or the cell cannot be parsed.
+    Raises CellError when the file or a definition is not there, the cell cannot be parsed, or the mark is not its first
+    line (or not quite the mark): nobody would notice that such a cell drifts.
     """
     path = marked_path(source)
+    if stray := _NEARLY.search(source if path is None else source.partition("\n")[2]):
+        raise CellError(
+            f"`{stray[0].strip()}`: a package cell has one such line, its first: # in nanoinfer/memory_pool.py"
+        )
     if path is None:
         return None
     if not (root / path).is_file():
         raise CellError(f"{path}: there is no such file")
-    module = Module((root / path).read_text(), path)
+    module = Module((root / path).read_text(encoding="utf-8"), path)
     try:
         wanted = ast.parse(source)
     except SyntaxError as error:

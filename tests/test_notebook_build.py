@@ -54,7 +54,7 @@ class TestStudentNotebook:
 
     def test_what_does_not_fit_together_is_told_with_its_cell(self) -> None:
         block = SOLUTIONS["90.1"]
-        content = series({"90.1": "def lowest(): ...", "90.2": SOLUTIONS["90.2"].replace("### END", "# END")})
+        content = series({"90.1": "def lowest(): ...", "90.2": SOLUTIONS["90.2"].replace("### END SOLUTION", "")})
         content["cells"].append(code(block))
         content["cells"][3]["metadata"] = {}
         told = problems(content).splitlines()
@@ -65,6 +65,16 @@ class TestStudentNotebook:
             "90_sample, cell 9: a solution block, but no tag exercise-N.M",
             "90_sample, cell 3: exercise 90.1 has no check cell (tag check-90.1)",
         ]
+
+    @pytest.mark.parametrize(
+        "sloppy", ["### Begin Solution", "###BEGIN SOLUTION", "### BEGIN SOLUTION:", "x = 1 # BEGIN SOLUTION"]
+    )
+    def test_a_mark_that_would_not_be_found_is_told(self, sloppy: str) -> None:
+        content = series({"90.1": f"{SOLUTIONS['90.1']}\n    {sloppy}\n    secret = 3"})
+        assert problems(content) == (
+            f"90_sample, cell 3: `{sloppy}` is no line ### BEGIN SOLUTION or ### END SOLUTION: "
+            "students would see what it marks"
+        )
 
     def test_ids_must_be_known_of_this_notebook_and_there_once(self) -> None:
         content = series()
@@ -163,6 +173,21 @@ class TestTidy:
 class TestBuild:
     """`python -m notebooks.build`."""
 
+    @pytest.fixture
+    def _users_own_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of IPython, with a startup file that changes what cells say; of Jupyter, with another kernel `python3`."""
+        startup = tmp_path / "ipython" / "profile_default" / "startup" / "mine.py"
+        startup.parent.mkdir(parents=True)
+        startup.write_text("import builtins\nbuiltins.print = lambda *_: None\n")
+        kernel = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+        kernel.parent.mkdir(parents=True)
+        kernel.write_text(
+            '{"argv": ["/nowhere/python", "{connection_file}"], "display_name": "x", "language": "python"}'
+        )
+        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+        monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+
+    @pytest.mark.usefixtures("_users_own_configuration")
     def test_a_build_from_source_to_committed_form(self, root: Path, checks_folder: Path) -> None:
         nbformat = pytest.importorskip("nbformat")
         pytest.importorskip("ipykernel")

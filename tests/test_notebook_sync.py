@@ -147,6 +147,26 @@ class TestCells:
         assert package_cell("x = 1\n# in pack/box.py\n", root) is None
 
     @pytest.mark.parametrize(
+        "cell",
+        [
+            "\n# in nanoinfer/batch.py\nclass Batch: ...",
+            "x = 1\n# in nanoinfer/batch.py",
+            "# In nanoinfer/batch.py:\nclass Batch: ...",
+            "#in nanoinfer/batch.py\nclass Batch: ...",
+            "# in pack/box.py\ndef half(): ...\n# in nanoinfer/batch.py\nclass Batch: ...",
+        ],
+    )
+    def test_a_mark_that_is_not_the_first_line_is_told(self, root: Path, cell: str) -> None:
+        with pytest.raises(CellError, match="has one such line, its first"):
+            package_cell(cell, root)
+
+    def test_line_ends_of_other_systems_are_mended(self, root: Path) -> None:
+        made = package_cell("# in pack/box.py\r\ndef half(): ...\r\n", root)
+        assert made is not None
+        assert "\r" not in made.text
+        assert made.text.endswith("# rounded down")
+
+    @pytest.mark.parametrize(
         ("cell", "message"),
         [
             ("# in pack/gone.py\ndef a(): ...", "pack/gone.py: there is no such file"),
