@@ -393,3 +393,43 @@ def test_the_picture_of_the_end_counts_slots(busy: Trace) -> None:
     picture = final_state(busy)
     assert picture.alt.endswith("In the end: 32 free.")
     assert picture.alt.startswith(viz.timeline(busy).alt)
+
+
+@pytest.mark.parametrize(
+    ("change_text", "told"),
+    [
+        (lambda text: text.replace('"time":', '"time":NaN,"seconds":', 1), "NaN is no number of JSON"),
+        (lambda text: text.replace('"mode":"START"', '"mode":"BETWEEN"', 1), "must begin with one whose mode is START"),
+    ],
+)
+def test_numbers_that_are_none_and_a_missing_start_are_refused(
+    busy: Trace, change_text: Callable[[str], str], told: str, tmp_path: Path
+) -> None:
+    busy.save(tmp_path / "a.json")
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    (tmp_path / "a.json").write_text(change_text(text), encoding="utf-8")
+    with pytest.raises(ValueError, match=told):
+        Trace.load(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("runs", [[0, 10**12], [-1, 1], [3, 0]])
+def test_slots_outside_the_pool_are_refused_before_they_are_counted_out(
+    busy: Trace, runs: list[int], tmp_path: Path
+) -> None:
+    busy.save(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    i, event = next((i, event) for i, event in enumerate(document["events"]) if event.get("batch"))
+    event["batch"][0][3] = runs
+    (tmp_path / "a.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"events\[{i}\]: ValueError: slots .* must be in 0\.\."):
+        Trace.load(tmp_path / "a.json")
+
+
+def test_the_player_of_a_trace_without_steps_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display")
+    shown: list[object] = []
+    monkeypatch.setattr(display, "display", lambda *args, **kwargs: shown.append(args))
+    with record(make_engine()) as trace:
+        pass
+    trace.player()._ipython_display_()
+    assert len(shown) == 1

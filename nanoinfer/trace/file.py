@@ -11,13 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.trace.events import TraceEvent, TraceRequest
+from nanoinfer.trace.events import START, TraceEvent, TraceRequest
 
 if TYPE_CHECKING:
     from nanoinfer.trace.trace import Trace
 
 FORMAT, VERSION = "nanoinfer trace", 1
-BAD = (TypeError, KeyError, IndexError, ValueError, AttributeError, RuntimeError)  # what a wrong entry can cause
+BAD = (
+    TypeError,
+    KeyError,
+    IndexError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    AssertionError,
+)  # what a wrong entry can cause
 
 
 def to_document(trace: "Trace") -> dict[str, Any]:
@@ -56,8 +65,8 @@ def save(trace: "Trace", path: str | Path) -> None:
 def load(path: str | Path) -> "Trace":
     """Read and check a file; every event must fit what was before it."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
@@ -95,7 +104,12 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
             trace.requests.append(request)
         for i, fields in enumerate(document["events"]):
             where = f"events[{i}]"
-            trace.add_event(TraceEvent.from_json(fields))
+            event = TraceEvent.from_json(fields)
+            _check_slots(event, trace.engine["max_total_tokens"])
+            trace.add_event(event)
+        where = "events"
+        if not trace._events or trace._events[0].mode != START:
+            raise ValueError(f"must begin with one whose mode is {START}")
         where = "events[0]"
         for i, (_, state) in enumerate(trace.states()):
             where = f"events[{i}]"
@@ -104,6 +118,23 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
     except BAD as error:
         raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
     return trace
+
+
+def _check_slots(event: TraceEvent, size: int) -> None:
+    """ValueError when an event gives out slots that the pool does not have: before they are counted out one by one."""
+    given = [runs for entry in event.batch for runs in (entry.slots, entry.allocated or ())]
+    given += [entry.slots for entry in event.held]
+    given += [
+        operation[-3 if operation[0] == "add" else -1] for operation in event.tree if operation[0] in ("add", "grow")
+    ]
+    for runs in given:
+        for start, length in zip(runs[::2], runs[1::2], strict=True):
+            if start < 0 or length < 1 or start + length > size:
+                raise ValueError(f"slots {start}..{start + length - 1}: must be in 0..{size - 1}")
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _expected(value: Any, kind: type) -> Any:

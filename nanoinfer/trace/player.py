@@ -68,7 +68,8 @@ class Player:
         from nanoinfer.viz.final import final_state
 
         display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (player)"}, raw=True)
-        display(final_state(self.trace))
+        if len(self.trace):
+            display(final_state(self.trace))
 
 
 def safe_json(value: object) -> str:

@@ -159,5 +159,5 @@ new ResizeObserver(() => {
   page.layOutSlots();
   if (page.grid !== before && page.state) page.drawSlots(page.state);
 }).observe($("#slots .grid"));
-show(Math.min(Number(location.hash.slice(1)) || data.start, lastFrame));
+show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
 window.player = { show, play, pause, replay, page, get current() { return current; } };
