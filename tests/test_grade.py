@@ -2,8 +2,10 @@
 
 import csv
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from notebooks.needed import needed
 from notebooks.steps import plan
 from notebooks.student import student_notebook
 from notebooks.submission import Graded, grade
+from tests.notebook_sync import ROOT
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
 
 TITLES = ["90.1", "90.2", "90.3"]
@@ -287,6 +290,43 @@ class TestNeeded:
 
     def test_what_the_needed_need_is_needed(self) -> None:
         assert needed(["a = 1", "b = a", "def f(): return b + c", "d = 1", "c = 2"], {2}) == {0, 1, 2, 4}
+
+
+def _comes_true(condition: Callable[[], bool]) -> bool:
+    """Whether it does within a minute."""
+    return any(condition() or time.sleep(0.1) for _ in range(600))
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+class TestKilled:
+    """A grader that is killed itself."""
+
+    def test_no_submission_outlives_a_grader_that_is_killed(self, folder: Path, tmp_path: Path) -> None:
+        content = series()
+        endless = "import os\nopen(os.environ['TOLD'], 'w').write(f'{os.getpid()}\\n')\n"
+        endless += "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass"
+        content["cells"].insert(2, code(endless))
+        path, told = save(tmp_path, "90_sample.ipynb", content), tmp_path / "told"
+        grader = subprocess.Popen(
+            [sys.executable, "-m", "notebooks.grade", str(path), "--checks", str(folder)],
+            cwd=ROOT,
+            env={**os.environ, "TOLD": str(told)},
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            assert _comes_true(lambda: told.exists() and told.read_text().endswith("\n"))
+        finally:
+            grader.kill()
+            grader.wait()
+        assert _comes_true(lambda: not _runs(int(told.read_text())))
 
 
 class TestCommand:
