@@ -195,6 +195,17 @@ def test_slider_buttons_and_keys_move_it(page: webdriver.Chrome, run: Trace) -> 
 
 
 @needs_chromium
+@pytest.mark.parametrize(("fragment", "opened_at"), [("7.5", 7), ("x", 1), ("99999", "last")])
+def test_the_address_says_where_it_opens(
+    browser: webdriver.Chrome, page_path: Path, fragment: str, opened_at: int | str
+) -> None:
+    browser.get("about:blank")
+    browser.get(f"{page_path.as_uri()}#{fragment}")
+    last = browser.execute_script("return player.replay.frames.length - 1")
+    assert current(browser) == (last if opened_at == "last" else opened_at)
+
+
+@needs_chromium
 def test_play_advances_to_the_end_and_stops(page: webdriver.Chrome) -> None:
     play = page.find_element(By.ID, "play")
     page.execute_script("player.show(1); document.querySelector('#speed').value = '10'")

@@ -184,9 +184,9 @@ def _alt(
     modes = [event.mode for event in steps]
     kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in (ev.EXTEND, ev.DECODE, ev.FAILED) if mode in modes)
     say = _request_alt if len(lanes) <= IN_FULL else _request_in_short
-    each = [f"{names.get(i, trace.requests[i].name)} {say(told, marks, i)}" for i in lanes]
+    each = [f"{names.get(i, trace.requests[i].name)} {say(told, marks, i)}" for i in lanes[:IN_SHORT]]
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
-    listed = plural_list(each, IN_SHORT)
+    listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
     return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
 
 
