@@ -318,7 +318,7 @@ class TestKilled:
         grader = subprocess.Popen(
             [sys.executable, "-m", "notebooks.grade", str(path), "--checks", str(folder)],
             cwd=ROOT,
-            env={**os.environ, "TOLD": str(told)},
+            env={**os.environ, "TOLD": str(told), "TMPDIR": str(tmp_path)},
             stdout=subprocess.DEVNULL,
         )
         try:
