@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from nanoinfer import radix_cache
 from nanoinfer.slot_allocator import as_int_array
+from nanoinfer.teaching import Hint, check
 from tests.notebook_sync import read, source_of
 
 SOLUTIONS = Path(__file__).parent.parent / "notebooks" / "solutions"
@@ -43,3 +45,16 @@ def written(text: str) -> dict[str, Any]:
     }
     exec(text, namespace)
     return namespace
+
+
+def passes(id: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Assert that exercise `id` is right with `answer`, and says so."""
+    check(id, written(answer))
+    assert capsys.readouterr().out.startswith(f"✓ {id}")
+
+
+def is_told(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
+    """Assert that `answer` with `wrong` wherever `right` stands is told `hint`, a regular expression."""
+    assert right in answer
+    with pytest.raises(Hint, match=hint):
+        check(id, written(answer.replace(right, wrong)))

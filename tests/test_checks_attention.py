@@ -2,8 +2,7 @@
 
 import pytest
 
-from nanoinfer.teaching import Hint, check
-from tests.solution_cells import solutions, written
+from tests.solution_cells import is_told, passes, solutions
 
 SOLUTIONS = solutions("06_extend_and_decode")
 
@@ -47,12 +46,9 @@ def test_every_exercise_has_mistakes_here() -> None:
 
 @pytest.mark.parametrize("id", SOLUTIONS)
 def test_the_notebooks_solution_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(id, written(SOLUTIONS[id]))
-    assert capsys.readouterr().out.startswith(f"✓ {id}")
+    passes(id, SOLUTIONS[id], capsys)
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
 def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    assert right in SOLUTIONS[id]
-    with pytest.raises(Hint, match=hint):
-        check(id, written(SOLUTIONS[id].replace(right, wrong)))
+    is_told(id, SOLUTIONS[id], right, wrong, hint)

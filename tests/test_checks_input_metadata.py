@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from nanoinfer.teaching import Hint, check
+from tests.solution_cells import is_told, passes
 
 POSITIONS = """
 def positions(seq_lens, prefix_lens):
@@ -99,23 +99,14 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-def written(text: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"np": np, "torch": torch}
-    exec(text, namespace)
-    return namespace
-
-
 @pytest.mark.parametrize("id", ANSWERS)
 def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(id, written(ANSWERS[id]))
-    assert capsys.readouterr().out.startswith(f"✓ {id}")
+    passes(id, ANSWERS[id], capsys)
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
 def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    assert right in ANSWERS[id]
-    with pytest.raises(Hint, match=hint):
-        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
+    is_told(id, ANSWERS[id], right, wrong, hint)
 
 
 def test_a_loop_is_told_where_the_source_can_be_read(tmp_path: Path) -> None:

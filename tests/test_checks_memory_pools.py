@@ -1,12 +1,8 @@
 """Checks of notebook 04: right answers pass, and each typical mistake is told what it is."""
 
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
 
-from nanoinfer.teaching import Hint, check
+from tests.solution_cells import is_told, passes
 
 ALLOC = """
 def alloc(runs, need_size):
@@ -124,20 +120,11 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-def written(text: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"np": np, "torch": torch}
-    exec(text, namespace)
-    return namespace
-
-
 @pytest.mark.parametrize("id", ANSWERS)
 def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(id, written(ANSWERS[id]))
-    assert capsys.readouterr().out.startswith(f"✓ {id}")
+    passes(id, ANSWERS[id], capsys)
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
 def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    assert right in ANSWERS[id]
-    with pytest.raises(Hint, match=hint):
-        check(id, written(ANSWERS[id].replace(right, wrong, 1)))
+    is_told(id, ANSWERS[id], right, wrong, hint)
