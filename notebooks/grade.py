@@ -36,8 +36,11 @@ def points(graded: Graded, exercise: Exercise) -> int:
 
 def notes(graded: Graded) -> str:
     """What a teacher wants to know beside the marks, in one line."""
-    about = [f"{id} {outcome}" for id, outcome in graded.outcomes.items() if outcome not in ("passed", "wrong")]
-    return "; ".join([*graded.notes, *about])
+    ids: dict[str, list[str]] = {}
+    for id, outcome in graded.outcomes.items():
+        if outcome != "passed":
+            ids.setdefault(outcome, []).append(id)
+    return "; ".join([*graded.notes, *(f"{', '.join(own)} {outcome}" for outcome, own in ids.items())])
 
 
 def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False, names: bool = False) -> str:

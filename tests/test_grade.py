@@ -48,7 +48,7 @@ def test_right_wrong_and_unwritten_exercises_are_told_apart(folder: Path, tmp_pa
     assert "Twice 4 is 8." in result.texts["90.2"]
     assert result.texts["90.1"] == "3 free, 2 taken"
     assert result.notes == []
-    assert notes(result) == "90.3 not written"
+    assert notes(result) == "90.2 wrong; 90.3 not written"
 
 
 def test_the_generated_student_notebook_gets_nothing(folder: Path, tmp_path: Path) -> None:
