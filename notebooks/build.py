@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebooks.student import NotebookError, student_notebook, tags
-from notebooks.tidy import clear_outputs, output_problems, tidy, tidy_outputs
+from notebooks.tools.student import NotebookError, student_notebook, tags
+from notebooks.tools.tidy import clear_outputs, output_problems, tidy, tidy_outputs
 from tests.notebook_sync import ROOT, as_text, read, source_of, sources, sync, write
 
 CELL_SECONDS = 120  # for one cell; a whole notebook should take less than 60

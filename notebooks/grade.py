@@ -26,7 +26,7 @@ from pathlib import Path
 
 from nanoinfer.teaching import checks
 from nanoinfer.teaching.exercises import Exercise, exercises_of
-from notebooks.submission import Graded, grade, printable
+from notebooks.tools.submission import Graded, grade, printable
 
 
 def points(graded: Graded, exercise: Exercise) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import find
-from notebooks.student import NotebookError, exercise_ids, student_notebook, tags
-from notebooks.tidy import clear_outputs, tidy
+from notebooks.tools.student import NotebookError, exercise_ids, student_notebook, tags
+from notebooks.tools.tidy import clear_outputs, tidy
 from tests.notebook_sync import ROOT, read, set_source, source_of, sources, write
 
 SCHEMA_VERSION = 3

@@ -13,10 +13,10 @@ import pytest
 
 from nanoinfer.teaching import checks
 from notebooks.grade import main, notes, points
-from notebooks.needed import needed
-from notebooks.steps import plan
-from notebooks.student import student_notebook
-from notebooks.submission import Graded, grade
+from notebooks.tools.needed import needed
+from notebooks.tools.steps import plan
+from notebooks.tools.student import student_notebook
+from notebooks.tools.submission import Graded, grade
 from tests.notebook_sync import ROOT
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
 
@@ -151,8 +151,8 @@ from nanoinfer.memory_pool import ReqToTokenPool
 ReqToTokenPool.alloc = lambda self, n: torch.tensor([0, 1])
 """,
     "patches what puts things back": """
-import builtins, notebooks.intact
-notebooks.intact.Intact.restore = notebooks.intact._set = lambda *args: None
+import builtins, notebooks.tools.intact
+notebooks.tools.intact.Intact.restore = notebooks.tools.intact._set = lambda *args: None
 builtins.setattr = builtins.delattr = lambda *args: None
 builtins.vars = lambda *args: {}
 import nanoinfer.teaching.checks.nb90 as nb
@@ -356,7 +356,7 @@ class TestCommand:
         out = capsys.readouterr().out.splitlines()
         assert [line.split() for line in out[:2]] == [
             ["file", "90.1", "90.2", "90.3", "of", "4", "notes"],
-            ["anna.ipynb", "0", "1", "1", "2"],
+            ["anna.ipynb", "0", "1", "1", "2", "90.1", "wrong"],
         ]
         assert "The lowest go first." in out[2]
         assert any("90.1  The lowest first (2)" in line for line in out)

@@ -17,8 +17,8 @@ import pytest
 from nanoinfer.teaching import checks
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import kernel_environment
-from notebooks.student import NotebookError, number_of
 from notebooks.to_nbgrader import export, main, nbgrader_notebook
+from notebooks.tools.student import NotebookError, number_of
 from tests.notebook_sync import ROOT, read, source_of, sources
 from tests.sample_series import code, save, save_checks, series
 

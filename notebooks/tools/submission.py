@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of
-from notebooks.steps import Step, plan
+from notebooks.tools.steps import Step, plan
 from tests.notebook_sync import ROOT, NoNotebook, read
 
 GRACE = 3.0  # seconds that a step has, after its time, to stop by itself
@@ -108,7 +108,7 @@ class _Run:
             "steps": [(i, {"source": s.source} if s.check is None else {"check": s.check}) for i, s in remaining],
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "notebooks.grade_worker"],
+            [sys.executable, "-m", "notebooks.tools.grade_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The process that runs one submission: cells and checks, in order. Started by `notebooks.submission`, which see.
+"""The process that runs one submission: cells and checks, in order. Started by `notebooks.tools.submission`, which see.
 
 Input, on stdin: one JSON object with `secret`, `result_fd`, `notebook`, `timeout`, `memory` (bytes), `checks` (more folders
 with nbNN.py) and `steps`; when stdin ends, the grader has gone, and so has this process. Output, on `result_fd`: one JSON
@@ -41,7 +41,7 @@ def main() -> None:
     from nanoinfer.teaching import Hint, NotWritten, checks
     from nanoinfer.teaching.checking import run_check
     from nanoinfer.teaching.exercises import exercises_of
-    from notebooks.intact import Intact, load_all
+    from notebooks.tools.intact import Intact, load_all
 
     checks.__path__.extend(job["checks"])
     exercises = {exercise.id: exercise for exercise in exercises_of(job["notebook"])}

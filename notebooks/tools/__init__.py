@@ -1,0 +1,1 @@
+"""What `notebooks.build`, `notebooks.grade` and `notebooks.to_nbgrader` are made of."""
