@@ -96,7 +96,7 @@ def _styles(names: Mapping[int, str]) -> dict[int, Style]:
 
 def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str], shared: Style, empty: bool) -> None:
     own, shares = next(iter(_styles(names).values())), any(prefixes.values())
-    entries = [(shared, "slots of the tree (prefix)")] if shares else []
+    entries = [(shared, "slots of the tree")] if shares else []
     several = ", each row's in its colour" if len(names) > 1 else ""
     entries.append((own, f"slots of {'its own' if shares else 'its tokens'}{several}"))
     if empty:
