@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoinfer.slot_allocator import consecutive_runs
+
 Runs = Sequence[int]
 
 START, EXTEND, DECODE, FAILED, BETWEEN = "START", "EXTEND", "DECODE", "FAILED", "BETWEEN"
@@ -19,13 +21,9 @@ MODES = (START, *STEPS, BETWEEN)
 
 def to_runs(slots: np.ndarray) -> list[int]:
     """Slots, in order, as runs."""
-    if len(slots) == 1:
+    if len(slots) == 1:  # of every request in a DECODE
         return [int(slots[0]), 1]
-    if not len(slots):
-        return []
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(slots) != 1) + 1))
-    lengths = np.diff(np.append(starts, len(slots)))
-    return np.stack((slots[starts], lengths), axis=1).reshape(-1).tolist()
+    return [number for start, end in consecutive_runs(slots) for number in (start, end - start)]
 
 
 def from_runs(runs: Runs) -> list[int]:

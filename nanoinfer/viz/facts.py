@@ -10,6 +10,7 @@ from nanoinfer.engine import Engine
 from nanoinfer.input_metadata import InputMetadata
 from nanoinfer.req import Req
 from nanoinfer.tokenizer import Tokenizer
+from nanoinfer.trace.trace import token_text
 from nanoinfer.viz.palette import Style, owner_style
 from nanoinfer.viz.words import checked_texts, expect_type, visible
 
@@ -43,7 +44,11 @@ def last_tokens(engine: Engine) -> list[str]:
     """
     batch, tokenizer = _last_batch(engine), engine.builder.tokenizer
     token_ids = [req.token_ids[:n].tolist() for req, n in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)]
-    return [token_text(tokenizer, token_id) for own in token_ids for token_id in own]
+    return [
+        str(token_id) if tokenizer is None else token_text(tokenizer, [token_id])
+        for own in token_ids
+        for token_id in own
+    ]
 
 
 def last_labels(engine: Engine) -> list[str]:
@@ -72,13 +77,6 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[list[int]], str] | None
     if hf_tokenizer is None:
         return tokenizer.decode
     return partial(hf_tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
-    """The text of one token; of a special one its name; its id without a tokenizer."""
-    if tokenizer is None:
-        return str(token_id)
-    return tokenizer.decode([token_id]) or str(tokenizer.hf_tokenizer.convert_ids_to_tokens(token_id))
 
 
 def _last_batch(engine: Engine) -> Batch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.slot_allocator import Indices, as_int_array
+from nanoinfer.slot_allocator import Indices, as_int_array, consecutive_runs
 
 
 def runs(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
@@ -24,11 +24,7 @@ def slots(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
 
 def run_list(numbers: np.ndarray | Sequence[int]) -> list[tuple[int, int]]:
     """Numbers, in their order, cut where the next is not one more: `[(first, last), ...]`, `last` inclusive."""
-    array = np.asarray(numbers, dtype=np.int64)
-    if not array.size:
-        return []
-    cuts = np.flatnonzero(np.diff(array) != 1) + 1
-    return [(int(piece[0]), int(piece[-1])) for piece in np.split(array, cuts)]
+    return [(start, end - 1) for start, end in consecutive_runs(np.asarray(numbers, dtype=np.int64))]
 
 
 def span(first: int, last: int) -> str:
