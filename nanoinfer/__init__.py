@@ -12,9 +12,9 @@ from nanoinfer.errors import (
     WeightMismatchError,
 )
 from nanoinfer.llm import LLM
-from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.req import FinishReason
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.stats import EngineStats
 
 __version__ = "0.1.0"

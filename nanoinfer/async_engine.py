@@ -22,9 +22,9 @@ from typing import TypeVar
 from nanoinfer.engine import Engine
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.llm import LLM
-from nanoinfer.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
-from nanoinfer.request_builder import Prompt
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.request_builder import Prompt
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nanoinfer.cache_manager import CacheManager
-from nanoinfer.input_metadata import ForwardMode
-from nanoinfer.req import Req
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.req import Req
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
-from nanoinfer.terminal import styled
-from nanoinfer.trace.command import add_arguments as add_trace_arguments
+from nanoinfer.commands.terminal import styled
+from nanoinfer.commands.trace import add_arguments as add_trace_arguments
 
 if TYPE_CHECKING:
     from nanoinfer import LLM, RequestOutput, SamplingParams, StreamPiece
@@ -142,12 +142,12 @@ def _demo(args: argparse.Namespace) -> int:
     options = {"num_steps": args.steps, "block_size": args.block_size}
     given = {name: value for name, value in options.items() if value is not None}
     if args.what == "paged":
-        from nanoinfer.demo_paged import run_paged_demo
+        from nanoinfer.commands.paged_demo import run_paged_demo
 
         return 0 if run_paged_demo(_load(args), **given) else 1
     if given:
         raise ValueError("--steps, --block-size: are options of demo paged")
-    from nanoinfer.demo import run_demo
+    from nanoinfer.commands.demo import run_demo
 
     run_demo(_load(args))
     return 0

@@ -9,22 +9,22 @@ import numpy as np
 import torch
 
 from nanoinfer.batch import Batch
-from nanoinfer.cache_manager import CacheManager
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.deadlines import Deadlines
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
-from nanoinfer.input_metadata import ForwardMode
-from nanoinfer.interrupts import uninterrupted
-from nanoinfer.model_runner import ModelRunner
-from nanoinfer.outputs import RequestGroup, RequestOutput
-from nanoinfer.radix_cache import RadixCache
-from nanoinfer.req import FinishReason, Req
-from nanoinfer.request_builder import Prompt, RequestBuilder
-from nanoinfer.sampler import Sampler
-from nanoinfer.sampling_params import SamplingParams
-from nanoinfer.scheduler import Scheduler
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.deadlines import Deadlines
+from nanoinfer.requests.outputs import RequestGroup, RequestOutput
+from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.requests.request_builder import Prompt, RequestBuilder
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.signals import uninterrupted
 from nanoinfer.stats import EngineStats, StepMeter
-from nanoinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

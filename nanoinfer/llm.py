@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from nanoinfer.attention import select_attention_backend
+from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine, Prompt
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.memory_pool import ReqToTokenPool
-from nanoinfer.model_loader import LoadedModel, load_model
-from nanoinfer.model_runner import ModelRunner
-from nanoinfer.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanoinfer.trace import Trace
@@ -169,6 +168,8 @@ class LLM:
             self._own.discard(group.request_id)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
+        from tqdm.auto import tqdm
+
         try:
             self._own.update(self.engine.submit_all(groups))
             ids = {group.request_id for group in groups}

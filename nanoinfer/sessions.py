@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.attention import TorchNativeBackend
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model_loader import LoadedModel, as_loaded_model
-from nanoinfer.model_runner import ModelRunner
-from nanoinfer.req import Req
-from nanoinfer.request_builder import Prompt, RequestBuilder
-from nanoinfer.sampler import Sampler
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.model.loader import LoadedModel, as_loaded_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.req import Req
+from nanoinfer.requests.request_builder import Prompt, RequestBuilder
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling.sampler import Sampler
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [1, Hk, S, D]
 

@@ -13,13 +13,13 @@ import torch
 
 from nanoinfer import SamplingParams
 from nanoinfer.batch import Batch
-from nanoinfer.cache_manager import CacheManager
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.input_metadata import ForwardMode
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.radix_cache import RadixCache
-from nanoinfer.req import FinishReason, Req
-from nanoinfer.scheduler import Scheduler
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling.scheduler import Scheduler
 
 
 def next_token(tokens: Sequence[int], extra_key: Hashable, vocab_size: int) -> int:

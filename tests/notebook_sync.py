@@ -1,7 +1,7 @@
 """Package cells of the notebooks are the package's text: `python -m tests.notebook_sync [--write] [--coverage] [files]`.
 
-A cell whose first line is `# in nanoinfer/radix_cache.py` holds definitions of that file, letter for letter: functions,
-classes, constants, or methods under `@extend(RadixCache)`. A class may be shown with some of its methods only.
+A cell whose first line is `# in nanoinfer/cache/radix_cache.py` holds definitions of that file, letter for letter:
+functions, classes, constants, or methods under `@extend(RadixCache)`. A class may be shown with some of its methods only.
 Without options: fails on drift, with a diff. `--write` fills in the text; the names alone are enough, bodies may be `...`
 (`class Name: ...` is the whole class, a class with nothing but a docstring is its header, docstring and fields).
 `--coverage`: every public definition of CORE is shown somewhere, or NOT_TAUGHT says why not.
@@ -21,28 +21,28 @@ ROOT = Path(__file__).parent.parent
 
 # What the notebooks show between them.
 CORE = [
-    "nanoinfer/attention/base.py",
-    "nanoinfer/attention/torch_native.py",
+    "nanoinfer/model/attention/base.py",
+    "nanoinfer/model/attention/torch_native.py",
     "nanoinfer/batch.py",
-    "nanoinfer/cache_manager.py",
-    "nanoinfer/eviction.py",
-    "nanoinfer/free_runs.py",
-    "nanoinfer/input_metadata.py",
-    "nanoinfer/layers/radix_attention.py",
-    "nanoinfer/memory_pool.py",
-    "nanoinfer/model_runner.py",
-    "nanoinfer/prefill_budget.py",
-    "nanoinfer/prefix_sharing.py",
-    "nanoinfer/radix_cache.py",
-    "nanoinfer/retraction.py",
-    "nanoinfer/schedule_policy.py",
-    "nanoinfer/scheduler.py",
+    "nanoinfer/cache/cache_manager.py",
+    "nanoinfer/cache/eviction.py",
+    "nanoinfer/cache/free_runs.py",
+    "nanoinfer/model/input_metadata.py",
+    "nanoinfer/model/layers/radix_attention.py",
+    "nanoinfer/cache/memory_pool.py",
+    "nanoinfer/model/model_runner.py",
+    "nanoinfer/scheduling/prefill_budget.py",
+    "nanoinfer/scheduling/prefix_sharing.py",
+    "nanoinfer/cache/radix_cache.py",
+    "nanoinfer/scheduling/retraction.py",
+    "nanoinfer/scheduling/policy.py",
+    "nanoinfer/scheduling/scheduler.py",
     "nanoinfer/sessions.py",
-    "nanoinfer/slot_allocator.py",
-    "nanoinfer/waiting_queue.py",
+    "nanoinfer/cache/slot_allocator.py",
+    "nanoinfer/scheduling/waiting_queue.py",
 ]
 
-# "nanoinfer/radix_cache.py:RadixCache.reset": why no notebook shows it.
+# "nanoinfer/cache/radix_cache.py:RadixCache.reset": why no notebook shows it.
 NOT_TAUGHT: dict[str, str] = {}
 
 

@@ -23,7 +23,7 @@ class Cell:
 
 
 def marked_path(source: str) -> str | None:
-    """`nanoinfer/radix_cache.py` when a cell's first line is `# in nanoinfer/radix_cache.py`, else None."""
+    """`nanoinfer/cache/radix_cache.py` when a cell's first line is `# in nanoinfer/cache/radix_cache.py`, else None."""
     match = MARK.fullmatch(source.split("\n", 1)[0])
     return match[1] if match else None
 
@@ -37,7 +37,7 @@ def package_cell(source: str, root: Path) -> Cell | None:
     path = marked_path(source)
     if stray := _NEARLY.search(source if path is None else source.partition("\n")[2]):
         raise CellError(
-            f"`{stray[0].strip()}`: a package cell has one such line, its first: # in nanoinfer/memory_pool.py"
+            f"`{stray[0].strip()}`: a package cell has one such line, its first: # in nanoinfer/cache/memory_pool.py"
         )
     if path is None:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nanoinfer.paged import GeneratorTorch
+from nanoinfer.paged.generator import GeneratorTorch
 
 
 class Caller:

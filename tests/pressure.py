@@ -24,11 +24,12 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.engine import Engine
 from nanoinfer.errors import QueueFullError
 from nanoinfer.llm import make_engine
-from nanoinfer.model_loader import LoadedModel, load_model
-from nanoinfer.outputs import RequestOutput
-from nanoinfer.random_numbers import derived_seed, uniform
-from nanoinfer.req import FinishReason
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.sampling.random_numbers import uniform
 from tests.checkpoints import save_checkpoint
 
 MARGIN = 2e-3

@@ -23,13 +23,13 @@ def _(given: Given) -> str | None:
 
 @exercise("90.3", "Rows of a pool")
 def _(given: Given) -> str | None:
-    from nanoinfer.memory_pool import ReqToTokenPool
+    from nanoinfer.cache.memory_pool import ReqToTokenPool
 
     expect_equal(given["rows"](ReqToTokenPool(4, 8), 2), [0, 1], "Rows come lowest first.")
 '''
 
-SETUP = "from nanoinfer.memory_pool import ReqToTokenPool\nfrom nanoinfer.teaching import attempt, check"
-PACKAGE = "# in nanoinfer/memory_pool.py\nclass ReqToTokenPool:\n    def alloc(self): ..."
+SETUP = "from nanoinfer.cache.memory_pool import ReqToTokenPool\nfrom nanoinfer.teaching import attempt, check"
+PACKAGE = "# in nanoinfer/cache/memory_pool.py\nclass ReqToTokenPool:\n    def alloc(self): ..."
 STUB = "    ### BEGIN SOLUTION\n{}\n    ### END SOLUTION"
 SOLUTIONS = {
     "90.1": "def lowest(free, n):\n" + STUB.format("    return sorted(free)[:n]"),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer import radix_cache
-from nanoinfer.slot_allocator import as_int_array
+from nanoinfer.cache import radix_cache
+from nanoinfer.cache.indices import as_int_array
 from nanoinfer.teaching import Hint, check
 from tests.notebook_sync import read, source_of
 

@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> None:
     from nanoinfer.bench.report import format_results
     from nanoinfer.bench.session import Settings, measure_model, new_results
     from nanoinfer.bench.workloads import WORKLOADS
-    from nanoinfer.model_loader import resolve_model_path
+    from nanoinfer.model.loader import resolve_model_path
 
     for name, values, allowed in (
         ("--workloads", args.workloads or [], list(WORKLOADS)),

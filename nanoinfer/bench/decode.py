@@ -8,10 +8,10 @@ from statistics import median
 import numpy as np
 from tqdm.auto import tqdm
 
-from nanoinfer.attention import TorchNativeBackend
 from nanoinfer.llm import LLM
-from nanoinfer.outputs import RequestGroup
-from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.requests.outputs import RequestGroup
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 
 SHORTEST_PROMPT = 8

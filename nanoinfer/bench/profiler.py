@@ -23,7 +23,7 @@ from nanoinfer.bench.peers.nanoinfer import Peer
 from nanoinfer.bench.peers.worker import serve
 from nanoinfer.bench.workloads import Job
 from nanoinfer.engine import Engine
-from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.model.input_metadata import InputMetadata
 
 OTHER = "other"  # of the step: what no wrapped function did
 FORWARD = "forward: other"  # of the forward pass: residual sums, views, and what has no name below

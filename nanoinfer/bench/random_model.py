@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from nanoinfer.config import ModelConfig
 from nanoinfer.device import resolve_dtype
 from nanoinfer.kernels import select_kernels
-from nanoinfer.model_loader import LoadedModel
-from nanoinfer.models.llama import LlamaForCausalLM
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.loader import LoadedModel
 
 # 47 M parameters, 180 MiB in float32: more than the caches of most processors hold, so that a pass reads memory.
 SHAPE: dict[str, Any] = {

@@ -22,14 +22,14 @@ from tqdm.auto import tqdm
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import describe_machine
 from nanoinfer.bench.markdown import table
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine import Engine
-from nanoinfer.input_metadata import InputMetadata
-from nanoinfer.layers.logits_processor import LogitsOutput
-from nanoinfer.layers.radix_attention import RadixAttention
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model_runner import ModelRunner
-from nanoinfer.radix_cache import RadixCache
+from nanoinfer.model.attention import AttentionLayer
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.model_runner import ModelRunner
 
 REQUESTS = (1, 16, 64, 256)
 POOLS = (1024, 100_000, 1_000_000)
@@ -58,10 +58,10 @@ class NoAttention:
     def init_forward(self, metadata: InputMetadata) -> None:
         """Nothing to prepare."""
 
-    def forward_extend(self, q: torch.Tensor, layer: RadixAttention, metadata: InputMetadata) -> torch.Tensor:
+    def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         return q
 
-    def forward_decode(self, q: torch.Tensor, layer: RadixAttention, metadata: InputMetadata) -> torch.Tensor:
+    def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         return q
 
 

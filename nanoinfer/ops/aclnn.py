@@ -13,7 +13,7 @@ import torch
 from nanoinfer.device import on_stream
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.ops.step import AdvanceStep
+from nanoinfer.ops.advance_step_call import AdvanceStep
 
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001

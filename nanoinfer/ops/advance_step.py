@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanoinfer.device import NPU_DISPATCH_KEY, import_torch_npu
-from nanoinfer.ops.step import AdvanceStep
+from nanoinfer.ops.advance_step_call import AdvanceStep
 
 NAME = "nanoinfer::npu_advance_step_flashattn"
 

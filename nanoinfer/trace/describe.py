@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from nanoinfer.slot_allocator import consecutive_runs
+from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, from_runs
 from nanoinfer.trace.state import NodeState, TraceState

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoinfer.slot_allocator import consecutive_runs
+from nanoinfer.cache.indices import consecutive_runs
 
 Runs = Sequence[int]
 

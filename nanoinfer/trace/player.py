@@ -65,7 +65,7 @@ class Player:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        from nanoinfer.viz.final import final_state
+        from nanoinfer.trace.final import final_state
 
         display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (player)"}, raw=True)
         if len(self.trace):

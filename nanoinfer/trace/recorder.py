@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
-from nanoinfer.interrupts import uninterrupted
-from nanoinfer.outputs import RequestGroup
-from nanoinfer.req import FinishReason, Req
+from nanoinfer.requests.outputs import RequestGroup
+from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.trace import Trace
 from nanoinfer.trace.tree_notes import TreeNotes

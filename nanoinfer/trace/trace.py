@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.tokenizer import REPLACEMENT
+from nanoinfer.requests.tokenizer import REPLACEMENT
 from nanoinfer.trace import events as ev
 from nanoinfer.trace import file
 from nanoinfer.trace.describe import descriptions
@@ -13,7 +13,7 @@ from nanoinfer.trace.state import TraceState
 
 if TYPE_CHECKING:
     from nanoinfer.engine import Engine
-    from nanoinfer.req import Req
+    from nanoinfer.requests.req import Req
     from nanoinfer.trace.player import Player
     from nanoinfer.trace.recorder import Recorder
 

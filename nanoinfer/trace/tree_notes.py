@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanoinfer.radix_cache import RadixCache, TreeNode
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.trace.events import NodeUse, to_runs
 
 Call = Callable[..., Any]

@@ -1,6 +1,6 @@
 """decoder: the parts of a decoder in their order, with shapes and parameters."""
 
-from nanoinfer.config import ModelConfig
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, text_width

@@ -7,9 +7,9 @@ import numpy as np
 
 from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
-from nanoinfer.input_metadata import InputMetadata
-from nanoinfer.req import Req
-from nanoinfer.tokenizer import Tokenizer
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.requests.req import Req
+from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.trace.trace import token_text
 from nanoinfer.viz.palette import Style, owner_style
 from nanoinfer.viz.words import checked_texts, expect_type, visible

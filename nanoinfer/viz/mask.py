@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nanoinfer.input_metadata import InputMetadata
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture

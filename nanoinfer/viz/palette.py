@@ -1,7 +1,7 @@
 """One palette for every picture: role → colour, hatch, text colour.
 
 Roles that meet in one picture can be told apart with any of the three colour blindnesses and in grey print: by lightness,
-or else by hatch. tests/test_viz_palette.py simulates both and measures.
+or else by hatch. tests/tools/test_viz_palette.py simulates both and measures.
 """
 
 import re

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nanoinfer.memory_pool import ReqToTokenPool
+from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width

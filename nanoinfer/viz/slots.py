@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from nanoinfer.cache.indices import Indices
+from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.engine import Engine
-from nanoinfer.memory_pool import TokenToKVPool
-from nanoinfer.radix_cache import RadixCache
-from nanoinfer.slot_allocator import Indices
 from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture

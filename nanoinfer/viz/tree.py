@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from nanoinfer.radix_cache import MatchResult, RadixCache, TreeNode
+from nanoinfer.cache.radix_cache import MatchResult, RadixCache
+from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, drawable, shortened, text_width

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nanoinfer.eviction import EVICTION_POLICIES
-from nanoinfer.radix_cache import RadixCache, TreeNode
+from nanoinfer.cache.eviction import EVICTION_POLICIES
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.tree_node import TreeNode
 
 MOST_CHILDREN = 10  # of one node
 MOST_NODES = 28

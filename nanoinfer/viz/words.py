@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.slot_allocator import Indices, as_int_array, consecutive_runs
+from nanoinfer.cache.indices import Indices, as_int_array, consecutive_runs
 
 
 def runs(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:

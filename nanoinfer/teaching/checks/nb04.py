@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
 
 Runs = list[tuple[int, int]]

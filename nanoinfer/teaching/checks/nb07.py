@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.radix_cache import MatchResult, RadixCache, TreeNode
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import MatchResult, RadixCache
+from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
 
 SIZE = 400

@@ -1,0 +1,158 @@
+"""CacheManager: the one place where a slot changes owner.
+
+A slot belongs to exactly one of: the free list, the radix tree, or one running request. So, at any time,
+`free + tree + requests == N`. The ways between them:
+
+    free list ──alloc_slots──► request ──cache_computed──► tree ──evict──► free list
+                                  └─────────release──────► tree (computed tokens) and free list (the rest)
+
+`release` is for requests that end and for those that are retracted: the tree does not care which.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+import numpy as np
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.requests.req import Req
+
+
+class CacheManager:
+    """Moves slots between the pools, the tree and the requests; knows nothing of models or of scheduling."""
+
+    def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
+        if req_to_token_pool.req_to_token.device.type != "cpu":
+            raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
+        if radix_cache.page_size != token_to_kv_pool.page_size:  # what the tree leaves over would be nobody's
+            raise ValueError(
+                f"radix_cache: page_size={radix_cache.page_size}, must be the pool's {token_to_kv_pool.page_size}"
+            )
+        self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
+        self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
+        self.evicted_tokens = 0  # since the start, to make room
+        self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory, for numpy bookkeeping on the host
+
+    def whole_pages(self, num_tokens: int) -> int:
+        """Slots that `num_tokens` tokens occupy, in whole pages."""
+        return -(-num_tokens // self.page_size) * self.page_size
+
+    def obtainable_size(self) -> int:
+        """Slots that can be had now: free ones and those that eviction would free."""
+        return self.token_to_kv_pool.available_size() + self.radix_cache.evictable_size()
+
+    def outstanding_size(self, req: Req, ratio: float = 1.0) -> int:
+        """Slots that `req` will still ask for, if it produces the share `ratio` of the tokens it may still produce.
+
+        Always enough for the tokens it has now. 1.0: the most it can ask for until its last token.
+        """
+        expected_len = req.num_tokens + ceil(ratio * (req.max_kv_len - req.num_tokens))
+        return self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len)
+
+    def decode_size(self, reqs: Sequence[Req]) -> int:
+        """Slots that a DECODE pass of `reqs` needs: a new page for each whose last one is full."""
+        return self.page_size * sum(req.allocated_len < req.num_tokens for req in reqs)
+
+    def lock_prefix(self, req: Req) -> None:
+        """Find the part of `req` that the tree holds and lock it, so that it stays until `release` (or `unlock_prefix`)."""
+        match = self.radix_cache.match_prefix(req.reusable_tokens, req.extra_key, count_hit=False)
+        self.radix_cache.inc_lock_ref(match.last_node)
+        req.prefix_indices, req.last_node = match.indices, match.last_node
+        req.prefix_len = req.tree_len = len(match.indices)
+
+    def count_hit(self, req: Req) -> None:
+        """`req` is admitted: its locked prefix has been a hit, once, however often it was considered before."""
+        assert req.last_node is not None
+        self.radix_cache.count_hit(req.last_node)
+
+    def unlock_prefix(self, req: Req) -> None:
+        """Undo `lock_prefix` for a request that is not admitted after all."""
+        assert req.last_node is not None
+        self.radix_cache.dec_lock_ref(req.last_node)
+        req.prefix_indices, req.last_node = req.prefix_indices[:0], None
+        req.prefix_len = req.tree_len = 0
+
+    def alloc_slots(self, need_size: int) -> np.ndarray:
+        """`need_size` slots, int32, evicting cached tokens where the free list is short.
+
+        The scheduler has made sure that they can be had: running short here is a bug, not a state.
+        """
+        missing = need_size - self.token_to_kv_pool.available_size()
+        if missing > 0:
+            self.evicted_tokens += self.radix_cache.evict(missing)
+        slots = self.token_to_kv_pool.alloc(need_size)
+        assert slots is not None, f"{need_size} slots promised, {self.obtainable_size()} obtainable"
+        return slots.numpy()
+
+    def cache_computed(self, req: Req) -> None:
+        """Let the tree have the K/V `req` has computed so far, in whole pages, while `req` goes on using it.
+
+        Where another request has put the same tokens there first, `req` gives its own copy back and uses the tree's.
+        """
+        if self.radix_cache.disable:
+            return
+        assert req.last_node is not None
+        row = self.rows[req.req_pool_idx]
+        tokens = req.token_ids[: req.kv_len - req.kv_len % self.page_size]
+        known = self.radix_cache.insert(tokens, row[: len(tokens)], req.extra_key)
+        duplicates = row[req.tree_len : known].copy()
+        match = self.radix_cache.match_prefix(tokens, req.extra_key, count_hit=False)
+        row[: len(tokens)] = match.indices.numpy()
+        self.token_to_kv_pool.free(duplicates)
+        self.radix_cache.inc_lock_ref(match.last_node)
+        self.radix_cache.dec_lock_ref(req.last_node)
+        req.last_node, req.tree_len = match.last_node, len(tokens)
+
+    def release(self, req: Req) -> None:
+        """Take everything back from a request that ends or is retracted: its row, its lock and its slots.
+
+        Slots with computed K/V go to the tree, in whole pages, so that later requests find them; duplicates of what the
+        tree has already, an incomplete last page and slots never filled go to the free list. One that was admitted but
+        has no row yet, because making its pass failed, gives back its lock.
+        """
+        if req.req_pool_idx is None:
+            self.unlock_prefix(req)
+            return
+        row, tree = self.rows[req.req_pool_idx], self.radix_cache
+        if tree.disable:
+            unused = row[: req.allocated_len].copy()
+        else:
+            assert req.last_node is not None
+            tokens = req.token_ids[: req.kv_len - req.kv_len % self.page_size]
+            tree.dec_lock_ref(req.last_node)
+            known = tree.insert(tokens, row[: len(tokens)], req.extra_key, grow=req.last_node)
+            unused = np.concatenate((row[req.tree_len : known], row[len(tokens) : req.allocated_len]))
+        self.token_to_kv_pool.free(unused)
+        self.req_to_token_pool.free([req.req_pool_idx])
+        req.req_pool_idx, req.last_node, req.prefix_indices = None, None, req.prefix_indices[:0]
+        req.prefix_len = req.tree_len = req.allocated_len = req.kv_len = 0
+
+    def check_integrity(self, running: Iterable[Req]) -> None:
+        """RuntimeError unless every slot and every row has exactly one owner and every lock has a holder.
+
+        Costs the pool's size.
+        """
+        self.req_to_token_pool.check_integrity()
+        self.token_to_kv_pool.check_integrity()
+        self.radix_cache.check_integrity()
+        owners = np.zeros(self.token_to_kv_pool.size, dtype=np.int64)
+        owned = [self.token_to_kv_pool.free_slots(), self.radix_cache.slots()]
+        num_running, locks = 0, dict[int, int]()
+        for req in running:
+            num_running += 1
+            owned.append(torch.from_numpy(self.rows[req.req_pool_idx, req.tree_len : req.allocated_len].copy()))
+            node = req.last_node
+            while node is not None:
+                locks[id(node)] = locks.get(id(node), 0) + 1
+                node = node.parent
+        np.add.at(owners, torch.cat(owned).long().numpy(), 1)
+        wrong = np.flatnonzero(owners != 1)
+        if wrong.size:
+            raise RuntimeError(f"slot {wrong[0]} has {owners[wrong[0]]} owners, must have 1 ({wrong.size} such slots)")
+        if self.req_to_token_pool.available_size() + num_running != self.req_to_token_pool.size:
+            raise RuntimeError(f"rows: {self.req_to_token_pool.available_size()} free + {num_running} running")
+        for _, tree_node in self.radix_cache.nodes():
+            if tree_node.lock_ref != locks.get(id(tree_node), 0):
+                raise RuntimeError(f"lock_ref={tree_node.lock_ref}, but {locks.get(id(tree_node), 0)} requests hold it")

@@ -1,0 +1,330 @@
+"""RadixCache: a prefix tree over token ids whose nodes own slots of the TokenToKVPool.
+
+An edge carries a run of tokens and the slots that hold their K/V. A request whose prompt walks down the tree finds the
+K/V of every token on the way already computed (SGLang's RadixAttention, Zheng et al., 2024, section 3).
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nanoinfer.cache.eviction import EvictionQueue
+from nanoinfer.cache.indices import Indices, as_int_array
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.tree_node import Edge, TreeNode
+
+TokenIds = Sequence[int] | np.ndarray | torch.Tensor
+
+
+class MatchResult(NamedTuple):
+    """`indices`: int32 `[k]`, the slots of the k matched tokens; `last_node`: where the walk ended (the root if k=0)."""
+
+    indices: torch.Tensor
+    last_node: TreeNode
+
+
+def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
+    """Leading elements that are equal. Compares in growing chunks, so the cost follows the answer, not the lengths."""
+    done, chunk, limit = 0, 64, min(len(a), len(b))
+    while done < limit:
+        stop = min(done + chunk, limit)
+        differ = np.flatnonzero(a[done:stop] != b[done:stop])
+        if differ.size:
+            return done + int(differ[0])
+        done, chunk = stop, 2 * chunk
+    return limit
+
+
+class RadixCache:
+    """The tree. It owns the slots in its nodes; `req_to_token_pool` is kept for those who draw both together.
+
+    - `page_size`: matches, splits and inserts happen in whole pages; a child is found by its first page in one look-up.
+    - `policy`: which unlocked leaf goes first: `lru` (least recently used), `lfu` (least often), `fifo` (oldest).
+    - `disable`: nothing ever matches or stays.
+    - `extra_key` (any hashable) on `match_prefix` and `insert` keeps namespaces apart: other key, other subtree.
+    """
+
+    def __init__(
+        self,
+        req_to_token_pool: ReqToTokenPool,
+        token_to_kv_pool: TokenToKVPool,
+        page_size: int = 1,
+        policy: str = "lru",
+        disable: bool = False,
+    ):
+        if page_size < 1 or page_size % token_to_kv_pool.page_size:
+            raise ValueError(f"page_size={page_size}: must be a multiple of the pool's {token_to_kv_pool.page_size}")
+        self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
+        self.page_size, self.policy, self.disable = page_size, policy, disable
+        self.version = 0  # counts the changes of what the tree holds
+        self.insertions = 0  # those of them that made it hold more
+        self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
+        self._clear(EvictionQueue(policy))
+
+    # --- what users of the tree call -----------------------------------------------------------------------------
+
+    def match_prefix(self, token_ids: TokenIds, extra_key: Hashable = None, count_hit: bool = True) -> MatchResult:
+        """The longest prefix of `token_ids`, in whole pages, whose K/V the tree holds.
+
+        Marks the path as used, and as hit unless `count_hit=False` (for those who only consider using it; see
+        `count_hit`). May split a node in two; the sizes stay as they are. Lock `last_node` before anything can evict it.
+        Costs O(matched tokens).
+        """
+        tokens = self._whole_pages(token_ids)
+        if self.disable:
+            tokens = tokens[:0]
+        path = self._walk(tokens, extra_key)
+        if count_hit and path:
+            self.count_hit(path[-1])
+        slots = np.concatenate([node.value for node in path]) if path else np.empty(0, dtype=np.int32)
+        return MatchResult(torch.from_numpy(slots), path[-1] if path else self.root)
+
+    def count_hit(self, node: TreeNode) -> None:
+        """Count a use of `node` and everything above it, for `lfu`."""
+        for ancestor in self._up_to_root(node):
+            ancestor.hit_count += 1
+
+    def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
+        """`(k, node)`: how many leading tokens would match and the node where the match ends. Changes nothing at all."""
+        length, last_node = 0, self.root
+        if not self.disable:
+            for node, matched in self._descend(self._whole_pages(token_ids), extra_key):
+                length, last_node = length + matched, node
+        return length, last_node
+
+    def insert(
+        self, token_ids: TokenIds, indices: Indices, extra_key: Hashable = None, grow: TreeNode | None = None
+    ) -> int:
+        """Put the tokens in whole pages of `token_ids`, with K/V in slots `indices` (same length), into the tree.
+
+        Returns n, how many leading tokens were there already. The tree keeps its own slots for those, so the caller
+        frees its duplicates among `indices[:n]`; from n on the slots are the tree's now. What is left of a last,
+        incomplete page stays the caller's. With `disable` nothing is taken and 0 is returned.
+
+        `grow`: an unlocked leaf to lengthen in place where the new tokens follow directly on it, so that a sequence
+        nobody shares stays one node. Raises ValueError when the lengths differ.
+        """
+        slots = as_int_array(indices, "indices")
+        if len(slots) != len(token_ids):
+            raise ValueError(f"indices: {len(slots)} slots for {len(token_ids)} tokens; must be as many")
+        if self.disable:
+            return 0
+        tokens = self._whole_pages(token_ids)
+        path = self._walk(tokens, extra_key)
+        known = sum(len(node) for node in path)
+        if known < len(tokens):
+            parent = path[-1] if path else self.root
+            self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
+            self._evictable_size += len(tokens) - known
+            self.version += 1
+            self.insertions += 1
+        return known
+
+    def evict(self, num_tokens: int) -> int:
+        """Free at least `num_tokens` slots to the pool, whole unlocked leaves at a time in the policy's order.
+
+        Returns the tokens freed: fewer only when nothing evictable is left. A leaf's parent becomes a leaf in turn.
+        """
+        if num_tokens < 0:
+            raise ValueError(f"num_tokens={num_tokens}: must not be negative")
+        freed: list[np.ndarray] = []
+        num_freed = 0
+        while num_freed < num_tokens and (leaf := self._eviction_queue.pop()) is not None:
+            freed.append(leaf.value)
+            num_freed += len(leaf)
+            self._remove_leaf(leaf)
+        if freed:
+            self._evictable_size -= num_freed
+            self.version += 1
+            self.token_to_kv_pool.free(np.concatenate(freed))
+        return num_freed
+
+    def inc_lock_ref(self, node: TreeNode) -> None:
+        """Lock `node` and everything above it: a request is about to rely on that path."""
+        for ancestor in self._up_to_root(node):
+            if ancestor.lock_ref == 0:
+                self._evictable_size -= len(ancestor)
+                self._protected_size += len(ancestor)
+            ancestor.lock_ref += 1
+
+    def dec_lock_ref(self, node: TreeNode) -> None:
+        """Undo one `inc_lock_ref(node)`. ValueError when there is none to undo (nothing is changed)."""
+        path = list(self._up_to_root(node))
+        if any(ancestor.lock_ref == 0 for ancestor in path):
+            raise ValueError("dec_lock_ref: this path is not locked")
+        for ancestor in path:
+            ancestor.lock_ref -= 1
+            if ancestor.lock_ref == 0:
+                self._evictable_size += len(ancestor)
+                self._protected_size -= len(ancestor)
+                self._eviction_queue.offer(ancestor)
+
+    def evictable_size(self) -> int:
+        """Tokens that eviction could free now."""
+        return self._evictable_size
+
+    def protected_size(self) -> int:
+        """Tokens on locked paths."""
+        return self._protected_size
+
+    def total_size(self) -> int:
+        """Tokens in the tree."""
+        return self._evictable_size + self._protected_size
+
+    def reset(self) -> None:
+        """Empty the tree and free every slot it owns. ValueError while a request still relies on a path."""
+        if self._protected_size:
+            raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
+        slots = self.slots()
+        for node in [node for _, node in self.nodes()]:
+            node.parent = None  # so that locking one from now on is an error
+        self._clear(EvictionQueue(self.policy))
+        self.version += 1
+        self.token_to_kv_pool.free(slots)
+
+    # --- looking at it -------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[tuple[int, TreeNode]]:
+        """Every node but the root as `(depth, node)`, depth from 1, parents before children, oldest child first."""
+        stack = [(1, child) for child in reversed(self.root.children.values())]
+        while stack:
+            depth, node = stack.pop()
+            yield depth, node
+            stack += [(depth + 1, child) for child in reversed(node.children.values())]
+
+    def slots(self) -> torch.Tensor:
+        """Every slot the tree owns, int32 `[total_size()]`. Costs the tree's size: for checks and pictures."""
+        values = [node.value for _, node in self.nodes()]
+        return torch.from_numpy(np.concatenate(values) if values else np.empty(0, dtype=np.int32))
+
+    def __str__(self) -> str:
+        lines = [f"root: {self.total_size()} tokens, {self.protected_size()} of them protected"]
+        for depth, node in self.nodes():
+            space = "" if node.edge[0] is None else f" extra_key={node.edge[0]!r}"
+            lines.append(
+                f"{'   ' * (depth - 1)}└─ {len(node)} tokens {_abridged(node.key)} in slots {_abridged(node.value)}"
+                f" lock_ref={node.lock_ref}{space}"
+            )
+        return "\n".join(lines)
+
+    def pretty_print(self) -> None:
+        """Print the tree, a node a line: tokens, slots, locks."""
+        print(self)
+
+    def check_integrity(self) -> None:
+        """RuntimeError when sizes, links, page boundaries or the eviction queue do not add up. Costs the tree's size."""
+        sizes = {True: 0, False: 0}
+        for _, node in self.nodes():
+            parent = node.parent
+            sizes[node.lock_ref > 0] += len(node)
+            problems = {
+                "a node without tokens": not len(node) or len(node) % self.page_size,
+                "as many slots as tokens": len(node.key) != len(node.value),
+                "wrong parent": parent is None or parent.children.get(self._edge(node.key, node.edge[0])) is not node,
+                "locked below an unlocked parent": parent is not self.root
+                and parent
+                and parent.lock_ref < node.lock_ref,
+                "an evictable leaf not in the queue": not (node.children or node.lock_ref or node.queued),
+            }
+            for problem, found in problems.items():
+                if found:
+                    raise RuntimeError(f"radix cache: {problem}: {len(node)} tokens, lock_ref={node.lock_ref}")
+        if (sizes[True], sizes[False]) != (self._protected_size, self._evictable_size):
+            raise RuntimeError(
+                f"radix cache sizes: counted {sizes}, kept {self._protected_size} + {self._evictable_size}"
+            )
+
+    # --- how it works --------------------------------------------------------------------------------------------
+
+    def _clear(self, eviction_queue: EvictionQueue) -> None:
+        self._clock = 0
+        self._evictable_size: int = 0
+        self._protected_size: int = 0
+        self._eviction_queue = eviction_queue
+        self.root.children.clear()  # the root itself stays: a running request that matched nothing holds on to it
+
+    def _whole_pages(self, token_ids: TokenIds) -> np.ndarray:
+        tokens = as_int_array(token_ids, "token_ids")
+        return tokens[: len(tokens) - len(tokens) % self.page_size]
+
+    def _edge(self, tokens: np.ndarray, extra_key: Hashable) -> Edge:
+        return extra_key, tokens[: self.page_size].tobytes()
+
+    def _descend(self, tokens: np.ndarray, extra_key: Hashable) -> Iterator[tuple[TreeNode, int]]:
+        """The nodes below the root that `tokens` leads through, each with how many of its tokens match, in whole pages.
+
+        The last one may match in part.
+        """
+        node = self.root
+        while len(tokens):
+            child = node.children.get(self._edge(tokens, extra_key))
+            if child is None:
+                return
+            length = len(child)
+            matched = common_prefix_len(child.key, tokens)
+            matched -= matched % self.page_size
+            yield child, matched
+            if matched < length:
+                return
+            node, tokens = child, tokens[matched:]
+
+    def _walk(self, tokens: np.ndarray, extra_key: Hashable) -> list[TreeNode]:
+        """The nodes below the root that spell the longest known prefix of `tokens`, splitting the last where it differs.
+
+        Marks all of them as used now.
+        """
+        self._clock += 1
+        path = []
+        for node, matched in self._descend(tokens, extra_key):
+            if matched < len(node):
+                node = self._split(node, matched)
+            node.last_access_time = self._clock
+            path.append(node)
+        return path
+
+    def _split(self, node: TreeNode, length: int) -> TreeNode:
+        """Cut `node` after `length` tokens; returns the new upper part.
+
+        `node` itself becomes the lower part: whoever locked it holds on to the whole path as before.
+        """
+        assert node.parent is not None
+        key, value = node.key[:length].copy(), node.value[:length].copy()  # no view: it may outlive the rest by far
+        upper = TreeNode(node.edge, key, value, node.parent, node.creation_time)
+        upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count
+        node.parent.children[upper.edge] = upper
+        node.key, node.value, node.parent = node.key[length:], node.value[length:], upper
+        node.edge = self._edge(node.key, upper.edge[0])
+        upper.children[node.edge] = node
+        return upper
+
+    def _append(
+        self, parent: TreeNode, tokens: np.ndarray, slots: np.ndarray, extra_key: Hashable, grow: TreeNode | None
+    ) -> None:
+        if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
+            parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
+            return
+        leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
+        parent.children[leaf.edge] = leaf
+        self._eviction_queue.offer(leaf)
+
+    def _remove_leaf(self, leaf: TreeNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.edge]
+        leaf.parent = None
+        if parent is not self.root:
+            self._eviction_queue.offer(parent)
+
+    def _up_to_root(self, node: TreeNode) -> Iterator[TreeNode]:
+        while node is not self.root:
+            if node.parent is None:
+                raise ValueError("this node is no longer in the tree")
+            yield node
+            node = node.parent
+
+
+def _abridged(array: np.ndarray, limit: int = 6) -> str:
+    shown = ", ".join(map(str, array[:limit].tolist()))
+    return f"[{shown}, ...]" if len(array) > limit else f"[{shown}]"

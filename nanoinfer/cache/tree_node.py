@@ -1,0 +1,40 @@
+"""TreeNode: a run of tokens in the radix tree and the slots that hold their K/V."""
+
+from collections.abc import Hashable
+
+import numpy as np
+
+Edge = tuple[Hashable, bytes]
+
+
+class TreeNode:
+    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and who needs them.
+
+    `edge` is the name under which the parent finds it: the namespace and the first page of `key`. `lock_ref` counts the
+    running requests whose sequence passes through here; a locked node is never evicted.
+    """
+
+    __slots__ = (
+        "children",
+        "creation_time",
+        "edge",
+        "hit_count",
+        "key",
+        "last_access_time",
+        "lock_ref",
+        "parent",
+        "queued",
+        "value",
+    )
+
+    def __init__(self, edge: Edge, key: np.ndarray, value: np.ndarray, parent: "TreeNode | None", time: int):
+        self.edge, self.key, self.value, self.parent = edge, key, value, parent
+        self.children: dict[Edge, TreeNode] = {}
+        self.lock_ref = 0
+        self.creation_time: int = time  # ticks of the tree's own clock, not seconds
+        self.last_access_time: int = time
+        self.hit_count: int = 0
+        self.queued = False  # has an entry in the eviction queue
+
+    def __len__(self) -> int:
+        return len(self.key)

@@ -1,0 +1,1 @@
+"""What `python -m nanoinfer` runs, one file per command."""

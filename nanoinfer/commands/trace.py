@@ -1,0 +1,66 @@
+"""`python -m nanoinfer trace`: a run told step by step, and written as a page that plays it."""
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments; without prompts it serves the example of example.py."""
+    parser.add_argument(
+        "prompt", nargs="*", help="texts to go on from, all at once (default: an example in little room)"
+    )
+    parser.add_argument(
+        "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="of each prompt (default: 24)")
+    parser.add_argument("--out", help="write the player here, an .html file")
+    parser.add_argument("--json", help="write the trace here, to be read by Trace.load")
+    parser.add_argument("--perfetto", help="write the trace here for ui.perfetto.dev")
+    parser.add_argument("--png", help="write a picture of the run here, a .png file")
+    parser.add_argument("--title", help="of the page")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve, tell, write."""
+    from nanoinfer.commands.trace_example import SETTINGS, run_example
+    from nanoinfer.llm import LLM
+    from nanoinfer.requests.sampling_params import SamplingParams
+
+    for path, ending in ((args.out, ".html"), (args.png, ".png")):
+        if path is not None and Path(path).suffix != ending:
+            raise ValueError(f"{path}: must end in {ending}")
+    written = [path for path in (args.json, args.perfetto, args.out, args.png) if path is not None]
+    for path in written:
+        if not Path(path).parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {Path(path).parent}")
+    if args.out is not None or args.png is not None:
+        _check_matplotlib()
+    if args.prompt:
+        llm = LLM(args.model, trace=True)
+        llm.generate(args.prompt, SamplingParams(max_new_tokens=args.max_new_tokens, temperature=0), use_tqdm=False)
+        trace = llm.trace
+    else:
+        trace = run_example(LLM(args.model, **SETTINGS))
+    assert trace is not None
+    print(trace.describe())
+    if args.json is not None:
+        trace.save(args.json)
+    if args.perfetto is not None:
+        trace.to_perfetto(args.perfetto)
+    if args.out is not None:
+        trace.player(args.title).save(args.out)
+    if args.png is not None:
+        from nanoinfer.trace.final import final_state
+
+        final_state(trace, title=args.title).save(args.png)
+    for path in written:
+        print(f"written: {path}" + (" (open it in a browser)" if path == args.out else ""))
+
+
+def _check_matplotlib() -> None:
+    """ValueError where it is missing: before anything is computed."""
+    try:
+        import nanoinfer.viz  # noqa: F401
+    except ImportError as error:
+        raise ValueError(str(error)) from error

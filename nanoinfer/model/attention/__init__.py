@@ -1,0 +1,7 @@
+"""Attention backends: interchangeable ways to attend over the TokenToKVPool."""
+
+from nanoinfer.model.attention.base import AttentionBackend, AttentionLayer
+from nanoinfer.model.attention.select import select_attention_backend
+from nanoinfer.model.attention.torch_native import TorchNativeBackend
+
+__all__ = ["AttentionBackend", "AttentionLayer", "TorchNativeBackend", "select_attention_backend"]

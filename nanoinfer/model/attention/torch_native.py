@@ -1,0 +1,103 @@
+"""TorchNativeBackend: paged attention in plain torch. The reference that every other backend is tested against."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from nanoinfer.model.attention.base import AttentionLayer
+from nanoinfer.model.input_metadata import InputMetadata
+
+
+@dataclass
+class ExtendPlan:
+    """Per request: where its new tokens are in the batch, its slots, and which tokens its new tokens see, per window."""
+
+    spans: list[tuple[int, int]]
+    slots: list[torch.Tensor]  # [S] each
+    masks: dict[int | None, list[torch.Tensor | None]]  # window → per request bool [new, S]; None: plain causal
+
+
+@dataclass
+class DecodePlan:
+    """All requests as one rectangle, as wide as the longest sequence. Padding repeats a valid slot and is masked."""
+
+    slots: torch.Tensor  # [B, max_seq_len]
+    distance: torch.Tensor  # [B, max_seq_len]: how far back each token lies; negative for padding
+    masks: dict[int | None, torch.Tensor]  # window → bool [B, 1, 1, max_seq_len]
+
+
+class TorchNativeBackend:
+    """EXTEND goes request by request; DECODE is one batched product over gathered, padded K/V."""
+
+    def init_forward(self, metadata: InputMetadata) -> None:
+        """Slots and masks, once for all layers."""
+        if metadata.prefix_lens is None:
+            positions = torch.arange(metadata.max_seq_len, device=metadata.seq_lens.device)
+            distance = metadata.seq_lens[:, None] - 1 - positions
+            index = (metadata.start_loc[:, None] + positions).where(distance >= 0, metadata.start_loc[:, None])
+            metadata.attention_plan = DecodePlan(metadata.kv_indices[index], distance, {})
+            return
+        qo, kv = metadata.qo_indptr.tolist(), metadata.kv_indptr.tolist()
+        metadata.attention_plan = ExtendPlan(
+            spans=list(pairwise(qo)),
+            slots=[metadata.kv_indices[start:end] for start, end in pairwise(kv)],
+            masks={},
+        )
+
+    def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        """One causal attention a request, its new queries over prefix and new tokens."""
+        plan: ExtendPlan = metadata.attention_plan
+        window = layer.sliding_window
+        if window not in plan.masks:
+            plan.masks[window] = [
+                _extend_mask(end - start, len(slots), window, q.device)
+                for (start, end), slots in zip(plan.spans, plan.slots, strict=True)
+            ]
+        keys = metadata.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        out = torch.empty_like(q)
+        for (start, end), slots, mask in zip(plan.spans, plan.slots, plan.masks[window], strict=True):
+            attended = scaled_dot_product_attention(
+                q[start:end].transpose(0, 1)[None],  # [1, H, new, D]
+                keys[slots].transpose(0, 1)[None],  # [1, Hk, S, D]
+                values[slots].transpose(0, 1)[None],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=layer.scale,
+                enable_gqa=True,
+            )
+            out[start:end] = attended[0].transpose(0, 1)
+        return out
+
+    def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        """The H / Hk query heads that share a key head stand in for query positions, so K and V are never repeated."""
+        plan: DecodePlan = metadata.attention_plan
+        window = layer.sliding_window
+        if window not in plan.masks:
+            seen = plan.distance >= 0
+            if window is not None:
+                seen &= plan.distance < window
+            plan.masks[window] = seen[:, None, None]
+        keys = metadata.token_to_kv_pool.get_key_buffer(layer.layer_id)[plan.slots]  # [B, S, Hk, D]
+        values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)[plan.slots]
+        batch, heads, dim = q.shape
+        grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
+        attended = scaled_dot_product_attention(
+            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=plan.masks[window], scale=layer.scale
+        )
+        return attended.reshape(batch, heads, dim)
+
+
+def _extend_mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Bool [new, total], True = see: the last `new` of `total` tokens see back to the start, or `window` tokens.
+
+    None where torch's own causal mask says the same, which it computes faster.
+    """
+    if new == total and (window is None or total <= window):
+        return None
+    query = torch.arange(total - new, total, device=device)[:, None]
+    key = torch.arange(total, device=device)
+    seen = key <= query
+    return seen if window is None else seen & (query - key < window)

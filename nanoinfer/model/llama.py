@@ -1,0 +1,160 @@
+"""The dense decoder: one file serves Llama, Mistral, Qwen2 and Qwen3, whose differences are ModelConfig's fields."""
+
+import torch
+from torch import nn
+
+from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.linear import FusedLinear, Linear
+from nanoinfer.model.layers.logits_processor import LogitsOutput, logit_rows, process_logits
+from nanoinfer.model.layers.radix_attention import RadixAttention
+from nanoinfer.model.layers.rms_norm import RMSNorm
+from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
+
+# Cosine and sine tables [max_len, D/2] and the positions [T] to look up in them.
+Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Attention(nn.Module):
+    """Fused q, k, v projection → optional norm per head → rotary → RadixAttention → output projection."""
+
+    def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.kernels: Kernels = TorchKernels()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = FusedLinear(config.hidden_size, parts, config.qkv_bias, dtype, device)
+        self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, dtype, device)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device) if config.qk_norm else None
+        self.attn = RadixAttention(
+            layer_id, self.num_heads, self.num_kv_heads, self.head_dim, config.sliding_windows[layer_id]
+        )
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`x` [T, hidden] → [T, hidden], or [len(rows), hidden] where only some rows are wanted."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
+        qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = torch.cat((self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])), dim=1)
+        qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn alike: one call for both
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        attended = self.attn.forward(q, k, v, metadata).reshape(len(x), -1)
+        return self.o_proj(attended if rows is None else attended[rows])
+
+
+class MLP(nn.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.kernels: Kernels = TorchKernels()
+        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up_proj = FusedLinear(config.hidden_size, parts, config.mlp_bias, dtype, device)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias, dtype, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [T, hidden] → [T, hidden]."""
+        return self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on a normed copy of the residual stream; each norm first adds what came before it."""
+
+    def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.self_attn = Attention(config, layer_id, dtype, device)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        metadata: InputMetadata,
+        rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` [T, hidden], the layer before's output, and the residual stream that it is still to be added to
+        (None: `x` is the stream) → the same of this layer.
+
+        `rows` [k]: after the K/V of all tokens is stored, go on with these only.
+        """
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotation, metadata, rows)
+        if rows is not None:
+            residual = residual[rows]
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm: token ids to hidden states. Its parameter names are the checkpoints'."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=True)
+        self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, device) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+
+    def forward(
+        self, input_ids: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`input_ids` [T] → [T, hidden]; with `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
+        what follows attention only for these."""
+        x, residual = self.embed_tokens(input_ids), None
+        *layers, last = self.layers
+        for layer in layers:
+            x, residual = layer(x, residual, rotation, metadata)
+        x, residual = last(x, residual, rotation, metadata, rows)
+        return self.norm.add(x, residual)[0]
+
+
+class LlamaForCausalLM(nn.Module):
+    """The decoder with its language-model head (tied to the embedding where the config says so).
+
+    `max_len`: positions to make rotary tables for. Parameters are uninitialised until `load_weights` fills them.
+    """
+
+    def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, dtype, device)
+        own = torch.device("meta") if config.tie_word_embeddings else device  # a tied head needs no memory of its own
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, own)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
+        # Counted while they are all parameters: those that `use_kernels` packs no longer are.
+        self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
+
+    def use_kernels(self, kernels: Kernels) -> None:
+        """Compute with `kernels` from now on, weights packed for them. Once, after the weights are there."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(kernels)
+            elif isinstance(module, RMSNorm | Attention | MLP):
+                module.kernels = kernels
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
+        """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool.
+
+        ValueError, before anything is written, when a sequence is longer than the rotary tables.
+        """
+        if input_metadata.max_seq_len > len(self.rotary.cos):
+            raise ValueError(
+                f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
+            )
+        rotation = (self.rotary.cos, self.rotary.sin, positions)
+        hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
+        return process_logits(hidden, input_ids, self.lm_head, input_metadata)

@@ -1,0 +1,125 @@
+"""From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.device import resolve_device, resolve_dtype
+from nanoinfer.kernels.select import check_name, select_kernels
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.weights import checkpoint_dtype, load_weights
+from nanoinfer.requests.tokenizer import Tokenizer
+
+BUNDLED_MODELS = ("story",)
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
+# Beside the package in a checkout; inside it in an installed wheel.
+_PACKAGE = Path(__file__).parent.parent
+_BUNDLED_ROOTS = (_PACKAGE.parent / "data", _PACKAGE / "_bundled")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, ready to be served; `tokenizer` is None for a checkpoint without tokenizer files."""
+
+    name: str
+    path: Path
+    model: LlamaForCausalLM
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    dtype: torch.dtype
+    device: torch.device
+    max_context_len: int  # positions that it has rotary tables for
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text, as the checkpoint's configs say, or, where they do not, its tokenizer."""
+        if self.config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
+            return self.config.eos_token_ids
+        return (self.tokenizer.eos_token_id,)
+
+    def new_kv_pool(self, size: int, page_size: int = 1) -> TokenToKVPool:
+        """A TokenToKVPool of `size` slots for this model's K/V: its layers, heads and dtype, on its device."""
+        config = self.config
+        return TokenToKVPool(
+            size,
+            self.dtype,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.num_hidden_layers,
+            self.device,
+            page_size,
+        )
+
+
+def as_loaded_model(
+    model: LoadedModel | str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> LoadedModel:
+    """`model` as it is where it is loaded, else loaded. ValueError for anything but these, or naming what cannot be had."""
+    if isinstance(model, LoadedModel):
+        if dtype is not None or device is not None:
+            raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
+        return model
+    if not isinstance(model, str | Path):
+        raise ValueError(
+            f"model: must be a name, a directory or a loaded model (llm.model), got {type(model).__name__}"
+        )
+    return load_model(model, dtype, "cpu" if device is None else device)
+
+
+def resolve_model_path(model: str | Path) -> Path:
+    """The local directory of a bundled model's name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
+
+    A Hub model is downloaded once, by `huggingface_hub`, into its cache. FileNotFoundError when it is none of these.
+    """
+    name = str(model)
+    if name in BUNDLED_MODELS:
+        for root in _BUNDLED_ROOTS:
+            if (root / name / "config.json").is_file():
+                return root / name
+        raise FileNotFoundError(f"model {name!r}: bundled, but not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
+    if name and Path(name).is_dir():
+        return Path(name)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise FileNotFoundError(
+            f"model {name!r}: no such directory, no Hub name (owner/name), and not bundled ({', '.join(BUNDLED_MODELS)})"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
+    except Exception as error:  # the hub, its client and the network have many; one that names the model replaces them
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
+
+
+def load_model(
+    model: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    max_context_len: int | None = None,
+    kernels: str = "auto",
+) -> LoadedModel:
+    """Read config, weights and tokenizer. `dtype=None` keeps the checkpoint's; `max_context_len=None` the model's.
+    `kernels`: see `select_kernels`.
+
+    Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
+    """
+    check_name(kernels)
+    resolved_device = resolve_device(device)
+    path = resolve_model_path(model)
+    config = ModelConfig.from_pretrained(path)
+    resolved_dtype = resolve_dtype(dtype or config.dtype or checkpoint_dtype(path))
+    limit = config.max_position_embeddings
+    if max_context_len is not None and not 1 <= max_context_len <= limit:
+        raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
+    context = max_context_len or limit
+    chosen = select_kernels(kernels, resolved_dtype, resolved_device)
+    network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
+    load_weights(network, path)
+    network.use_kernels(chosen)
+    tokenizer = Tokenizer.from_pretrained(path)
+    return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)

@@ -1,0 +1,175 @@
+"""PagedAttention: attention over blocks that the caller owns, for forward_tensor."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from nanoinfer.model.attention.base import AttentionLayer
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.paged.checks import KVCache
+from nanoinfer.paged.inputs import PagedInputs
+
+Window = int | None
+
+
+class BlockKV:
+    """The caller's blocks as the layers see a TokenToKVPool: a slot is an offset in a block.
+
+    It also keeps the pass's own K/V at hand: what is not to be stored (slot −1) is attended all the same.
+    """
+
+    def __init__(self, kv_cache: KVCache, slots: np.ndarray):
+        keys = kv_cache[0][0]
+        num_blocks, self.page_size = keys.shape[:2]
+        self.size, self.dtype, self.device = num_blocks * self.page_size, keys.dtype, keys.device
+        self.kv_cache = kv_cache
+        self.tokens = torch.from_numpy(np.flatnonzero(slots >= 0)).to(self.device)  # those that are stored
+        self.places = self.place(slots[slots >= 0])
+        self.new: tuple[torch.Tensor, torch.Tensor] | None = None  # K, V [T, Hk, D] of the layer that is being computed
+
+    def place(self, slots: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots → blocks and offsets in them, as an index into K or V. Works on views of any strides."""
+        blocks, offsets = np.divmod(slots, self.page_size)
+        return torch.from_numpy(blocks).to(self.device), torch.from_numpy(offsets).to(self.device)
+
+    def set_kv_buffer(
+        self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store K and V [T, Hk, D] of the new tokens; `slots` are those of the pass, known since it began."""
+        for cache, new in zip(self.kv_cache[layer_id], (keys, values), strict=True):
+            cache[self.places] = new[self.tokens]
+        self.new = (keys, values)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether `get_key_buffer` and `get_value_buffer` can show the blocks of every layer as slots."""
+        return all(cache.is_contiguous() for layer in self.kv_cache for cache in layer)
+
+    def get_key_buffer(self, layer_id: int) -> torch.Tensor:
+        """Keys of one layer by slot, [N, Hk, D]: a view of the caller's blocks."""
+        return self.kv_cache[layer_id][0].flatten(0, 1)
+
+    def get_value_buffer(self, layer_id: int) -> torch.Tensor:
+        """Values of one layer by slot, [N, Hk, D]: a view of the caller's blocks."""
+        return self.kv_cache[layer_id][1].flatten(0, 1)
+
+
+@dataclass
+class Part:
+    """One request of a pass with several new tokens."""
+
+    start: int  # its new tokens in the batch: start..end
+    end: int
+    prefix: tuple[torch.Tensor, torch.Tensor]  # blocks and offsets of the tokens before
+    prefix_len: int
+
+
+class PagedAttention:
+    """K/V of a request: its prefix from its blocks, then the new tokens as the pass has just computed them.
+
+    A token sees the tokens of its request up to itself, by index; of those, in a layer with a sliding window, the ones
+    that are near enough by position; the masks hide more. A token that sees nothing attends to nothing: zeros.
+    """
+
+    def __init__(self, inputs: PagedInputs, kv: BlockKV):
+        self.inputs, self.kv = inputs, kv
+        self.positions = torch.from_numpy(inputs.position_ids).to(kv.device)
+        self.masks: dict[Window, list[torch.Tensor | None]] = {}  # a request each; of a decode pass one for all
+
+    def init_forward(self, metadata: InputMetadata) -> None:
+        """Where the prefixes lie, once for all layers."""
+        inputs = self.inputs
+        if inputs.one_token_each:
+            before = np.arange(inputs.prefix_lens.max(), dtype=np.int64)
+            is_prefix = before < inputs.prefix_lens[:, None]  # [B, W]
+            # What fills a row up is masked, but must be numbers (0 · NaN is NaN): a slot that holds somebody's K/V.
+            filled = inputs.rows[inputs.prefix_lens.argmax(), :1]
+            slots = np.where(is_prefix, inputs.rows[:, : len(before)], filled)
+            metadata.attention_plan = self.kv.place(slots)
+            return
+        edges = np.concatenate(([0], np.cumsum(inputs.new_lens))).tolist()
+        metadata.attention_plan = [
+            Part(start, end, self.kv.place(row[:length]), int(length))
+            for (start, end), row, length in zip(pairwise(edges), inputs.rows, inputs.prefix_lens, strict=True)
+        ]
+
+    def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        """`q` [T, H, D] → [T, H, D], request by request."""
+        parts: list[Part] = metadata.attention_plan
+        window = layer.sliding_window
+        if window not in self.masks:
+            self.masks[window] = [self._mask(part, window) for part in parts]
+        out = torch.empty_like(q)
+        for part, mask in zip(parts, self.masks[window], strict=True):
+            own = slice(part.start, part.end)
+            keys, values = self._keys_and_values(layer, part.prefix, own)  # [S, Hk, D]
+            attended = scaled_dot_product_attention(
+                q[own].transpose(0, 1)[None],  # [1, H, new, D]
+                keys.transpose(0, 1)[None],
+                values.transpose(0, 1)[None],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=layer.scale,
+                enable_gqa=True,
+            )
+            out[own] = attended[0].transpose(0, 1)
+        return out
+
+    def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        """`q` [B, H, D] → [B, H, D]: a rectangle, as wide as the longest prefix, and each request's own token behind it.
+
+        The H / Hk query heads that share a key head stand in for query positions, so K and V are never repeated.
+        """
+        prefix = metadata.attention_plan
+        window = layer.sliding_window
+        if window not in self.masks:
+            self.masks[window] = [self._decode_mask(prefix[0].shape[1], window)]
+        keys, values = self._keys_and_values(layer, prefix, (slice(None), None))  # [B, W + 1, Hk, D]
+        batch, heads, dim = q.shape
+        grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
+        (mask,) = self.masks[window]
+        attended = scaled_dot_product_attention(
+            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=layer.scale
+        )
+        return attended.reshape(batch, heads, dim)
+
+    def _keys_and_values(
+        self, layer: AttentionLayer, prefix: tuple[torch.Tensor, torch.Tensor], own: slice | tuple[slice, None]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.kv.new is not None
+        cached = self.kv.kv_cache[layer.layer_id]
+        dim = prefix[0].ndim - 1
+        keys, values = (torch.cat((old[prefix], new[own]), dim) for old, new in zip(cached, self.kv.new, strict=True))
+        return keys, values
+
+    def _mask(self, part: Part, window: Window) -> torch.Tensor | None:
+        """[new, S], boolean or, with masks of the caller's, additive; None: causal, which torch computes faster."""
+        inputs, new = self.inputs, part.end - part.start
+        total = part.prefix_len + new
+        if inputs.bias is None and part.prefix_len == 0 and (window is None or total <= window):
+            return None
+        key = torch.arange(total, device=self.kv.device)
+        seen = key <= key[part.prefix_len :, None]
+        if window is not None:
+            own = self.positions[part.start : part.end]
+            seen &= own[:, None] - torch.cat((key[: part.prefix_len], own)) < window
+        if inputs.bias is None:
+            return seen
+        return inputs.bias[part.start : part.end, :total].masked_fill(~seen, -torch.inf)
+
+    def _decode_mask(self, width: int, window: Window) -> torch.Tensor:
+        """[B, 1, 1, width + 1]: prefix columns by index, then the request's own token."""
+        inputs = self.inputs
+        prefix_lens = torch.from_numpy(inputs.prefix_lens).to(self.kv.device)[:, None]
+        key = torch.arange(width, device=self.kv.device)
+        seen = key < prefix_lens
+        if window is not None:
+            seen &= self.positions[:, None] - key < window
+        seen = torch.cat((seen, torch.ones_like(prefix_lens, dtype=torch.bool)), dim=1)
+        if inputs.bias is not None:
+            bias = torch.cat((inputs.bias[:, :width], inputs.bias.gather(1, prefix_lens)), dim=1)
+            return bias.masked_fill(~seen, -torch.inf)[:, None, None]
+        return seen[:, None, None]

@@ -1,0 +1,250 @@
+"""forward_tensor (seed 000): the model over blocks that the caller owns. Pools, rows and slots, seen from Ascend's side.
+
+    rows of the ReqToTokenPool      position → slot       block tables      index // P → block, slot = block · P + index % P
+    out_cache_loc                   slot of a new token   slots             the same
+    key_buffer [N, Hk, D]                                 kv_cache          key_buffer.view(N // P, P, Hk, D)
+
+The transformer, its weights and its arithmetic are the engine's own. What differs is who keeps the books: the engine has a
+scheduler for that; here it is whoever calls.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.errors import UnknownArgumentError
+from nanoinfer.kernels import CppKernels
+from nanoinfer.model.attention import AttentionBackend
+from nanoinfer.model.attention.cpp import CppAttention
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.loader import LoadedModel, as_loaded_model
+from nanoinfer.paged.attention import BlockKV, PagedAttention
+from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
+from nanoinfer.paged.inputs import PagedInputs, read_inputs
+
+OPTIONS = {"q_lens": None, "spec_mask": None, "atten_mask": None, "adapter_ids": None, "max_out_len": 256}
+BASE_ADAPTERS = (None, "base")
+
+
+class GeneratorTorch:
+    """A model to be driven with block tables. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`).
+
+    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has its own.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel | str | Path,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ):
+        self.model = as_loaded_model(model, dtype, device)
+        usable = CppKernels.why_not(self.model.dtype, self.model.device) is None
+        self._cpp_attention = CppAttention(self.model.dtype) if usable else None
+
+    def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
+
+        They belong to the caller, who decides which block is whose. ValueError when a size is below 1.
+        """
+        sizes = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
+        config = self.model.config
+        shape = (*sizes, config.num_key_value_heads, config.head_dim)
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+
+        return [(zeros(), zeros()) for _ in range(config.num_hidden_layers)]
+
+    def pool_as_blocks(self, pool: TokenToKVPool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The buffers of `pool` as a `kv_cache` of blocks of its `page_size`: the same memory, no copy.
+
+        Slots and blocks are then numbered as in the pool, whose owner says which ones are to be used. ValueError when the
+        pool is not one for this model.
+        """
+        blocks = (pool.size // pool.page_size, pool.page_size)
+        num_layers = self.model.config.num_hidden_layers
+        try:
+            buffers = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in range(num_layers)]
+        except IndexError:
+            raise ValueError(f"pool: has fewer layers than the model, which has {num_layers}") from None
+        kv_cache = [
+            (keys.view(*blocks, *keys.shape[1:]), values.view(*blocks, *values.shape[1:])) for keys, values in buffers
+        ]
+        check_kv_cache(kv_cache, self.model)
+        return kv_cache
+
+    @torch.no_grad()
+    def forward_tensor(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        is_prefill: bool,
+        kv_cache: KVCache,
+        block_tables: torch.Tensor,
+        slots: torch.Tensor,
+        input_lengths: torch.Tensor,
+        max_seq_len: int,
+        lm_head_indices: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """One pass over `T` new tokens of `B` requests → logits [T, V] of the model's dtype, or [k, V].
+
+        Index tensors may be int64 or int32, on any device. `P` slots a block, `N = num_blocks · P` slots in all.
+
+        | argument | shape | |
+        |---|---|---|
+        | `input_ids` | [T] | new tokens, request by request. In decode one each (T = B), unless `q_lens` says otherwise |
+        | `position_ids` | [T] | for rotary embeddings. Without a mask: each token's index in its sequence |
+        | `is_prefill` | bool | whether these are prompts |
+        | `kv_cache` | | a list over layers of (K, V), each [num_blocks, P, Hk, D], any strides; written in place |
+        | `block_tables` | [B, max_blocks] | row i: the blocks of request i in order, unused entries −1 |
+        | `slots` | [T] | where each token's K/V goes, `block · P + index % P` by its row; −1: nowhere |
+        | `input_lengths` | [B] | tokens of each request, the new ones included |
+        | `max_seq_len` | int | at least the longest of these |
+        | `lm_head_indices` | [k] | which rows of T get logits, in this order; None: all |
+
+        A prefill whose first tokens have K/V already (a prefix that another request has computed, or a prompt's earlier
+        chunk) brings only the others: `position_ids` then begin at the prefix's length, and the block table names the
+        blocks of all. Requests may share blocks, also within a pass.
+
+        The new tokens of a request always see each other, stored or not: with all slots −1 a prefill is a plain forward.
+        A decode row with slot −1 at position 0 is padding, as `npu_advance_step_flashattn` leaves it: its length and its
+        blocks are not looked at, its logits mean nothing, and other rows do not change by it.
+
+        Keyword arguments:
+
+        - `q_lens`, B ints: how many new tokens each request has (their sum is T). In decode these are parallel decoding: a
+          sampled token and drafts after it. None or []: one each in decode; in prefill as `position_ids` tell.
+        - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its own sequence,
+          by index; 0 = see, a large negative number = hide. For drafts that are a tree: siblings hide each other and have
+          equal `position_ids`. Without it drafts are a line, each one after the other.
+        - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's
+          scaled_dot_product_attention). Shapes: [T, max(input_lengths)]; [M, M] by index for every request or [B, M, M],
+          M ≥ max(input_lengths), as ATB has them. A shape that could be both is taken as the first.
+        - `adapter_ids`: LoRA adapters' names, up to B; None or "base" is the base model, and so are the requests after.
+        - `max_out_len`, default 256: how many tokens the caller will generate at most. Checked (an integer of at least 1);
+          one pass needs nothing of it, because the blocks are the caller's to reserve.
+
+        Masks only hide: a token never sees what stands after it in its sequence, nor what lies outside a layer's sliding
+        window, whatever they say. With one, `position_ids` are free within the model's context. A token before this pass
+        counts as being at the position of its index.
+
+        Raises, before anything is written, ValueError naming the argument, its value and the limit: wrong types, dtypes,
+        shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
+        −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
+        the block table puts the token; different tokens in one slot; an unknown adapter; UnknownArgumentError for an
+        unknown keyword. Source: seed 000 (MindIE's `forward_tensor`).
+        """
+        unknown = kwargs.keys() - OPTIONS.keys()
+        if unknown:
+            raise UnknownArgumentError(f"forward_tensor: no argument {sorted(unknown)[0]!r}; has {', '.join(OPTIONS)}")
+        options = {**OPTIONS, **kwargs}
+        adapter_ids = options.pop("adapter_ids")
+        if isinstance(input_lengths, torch.Tensor) and input_lengths.ndim == 1:  # else refused below
+            _check_adapter_ids(adapter_ids, len(input_lengths))
+        inputs = read_inputs(
+            self.model,
+            input_ids,
+            position_ids,
+            is_prefill,
+            kv_cache,
+            block_tables,
+            slots,
+            input_lengths,
+            max_seq_len,
+            lm_head_indices,
+            **cast(Any, options),
+        )
+        network, device = self.model.model, self.model.device
+        metadata = make_metadata(inputs, kv_cache, self._cpp_attention)
+        assert metadata.attention_backend is not None
+        metadata.attention_backend.init_forward(metadata)
+        rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
+        rows = inputs.lm_head_indices
+        hidden = network.model(
+            torch.from_numpy(inputs.input_ids).to(device),
+            rotation,
+            metadata,
+            None if rows is None else torch.from_numpy(rows).to(device),
+        )
+        return network.lm_head(hidden)
+
+
+def make_metadata(inputs: PagedInputs, kv_cache: KVCache, cpp_attention: CppAttention | None) -> InputMetadata:
+    """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
+
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `cpp_attention`: the engine's own, None
+    where it cannot be used for this model.
+    """
+    kv = BlockKV(kv_cache, inputs.slots)
+    batch_size, row_len = inputs.rows.shape
+    req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, 1), kv.device)
+    req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
+    seq_lens, new_lens = inputs.seq_lens, inputs.new_lens
+    kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seq_lens, new_lens))
+    kv_indices = np.empty(kv_indptr[-1], dtype=np.int64)
+    for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, kv_indptr, strict=False):
+        kv_indices[start : start + prefix_len] = row[:prefix_len]
+    kv_indices[np.repeat(kv_indptr[:-1], new_lens) + inputs.indices] = inputs.slots
+    kv_indices[kv_indptr[:-1][inputs.padding]] = 0  # padding attends to something, and nobody reads what comes of it
+    decode = inputs.one_token_each
+
+    def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
+        return torch.from_numpy(array.astype(dtype)).to(kv.device)
+
+    return InputMetadata(
+        forward_mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
+        batch_size=batch_size,
+        total_num_tokens=int(seq_lens.sum()),
+        max_seq_len=int(seq_lens.max()),
+        req_pool_indices=tensor(np.arange(batch_size)),
+        start_loc=tensor(kv_indptr[:-1]),
+        seq_lens=tensor(seq_lens),
+        prefix_lens=None if decode else tensor(inputs.prefix_lens),
+        positions=tensor(inputs.position_ids, np.int64),
+        req_to_token_pool=req_to_token_pool,
+        token_to_kv_pool=cast(TokenToKVPool, kv),
+        extend_seq_lens=None if decode else tensor(new_lens),
+        extend_start_loc=None if decode else tensor(qo_indptr[:-1]),
+        max_extend_len=0 if decode else int(new_lens.max()),
+        out_cache_loc=tensor(inputs.slots),
+        out_cache_cont_start=None,
+        out_cache_cont_end=None,
+        other_kv_index=int(kv_indices[seq_lens[0] - 1]) if decode else None,
+        return_normalized_logprob=False,
+        qo_indptr=tensor(qo_indptr),
+        kv_indptr=tensor(kv_indptr),
+        kv_indices=tensor(kv_indices),
+        kv_last_page_len=tensor((seq_lens - 1) % kv.page_size + 1),
+        attention_backend=_attention_backend(inputs, kv, cpp_attention),
+    )
+
+
+def _attention_backend(inputs: PagedInputs, kv: BlockKV, cpp_attention: CppAttention | None) -> AttentionBackend:
+    """The engine's own attention for what the engine does, too; PagedAttention for masks and for K/V that is not stored.
+
+    So tokens equal the engine's to the last bit wherever the two can be compared.
+    """
+    unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
+    as_the_engine = inputs.bias is None and not unstored.any() and kv.is_contiguous
+    if as_the_engine and cpp_attention is not None:
+        return cpp_attention
+    return PagedAttention(inputs, kv)
+
+
+def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:
+    """ValueError unless None or a list, no longer than the batch, of adapters that are there."""
+    if adapter_ids is None:
+        return
+    if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):
+        raise ValueError(f"adapter_ids: must be a list of names, got {type(adapter_ids).__name__}")
+    if len(adapter_ids) > batch_size:
+        raise ValueError("The length of `adapter_ids` should not be larger than batch size.")
+    for i, name in enumerate(adapter_ids):
+        if name not in BASE_ADAPTERS:
+            raise ValueError(f"adapter_ids[{i}]={name!r}: no such adapter; None is the base model")

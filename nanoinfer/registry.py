@@ -1,0 +1,27 @@
+"""Registries: the named alternatives that an option chooses among.
+
+One line adds an alternative, inside the package or outside it: `EVICTION_POLICIES["mru"] = newest_first`. The modules that
+implement the built-in ones register them when `nanoinfer` is imported.
+"""
+
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T]):
+    """Alternatives by name; `option` is the setting that names one of them, for error messages."""
+
+    def __init__(self, option: str):
+        super().__init__()
+        self.option = option
+
+    def check(self, name: object) -> None:
+        """ValueError that lists the alternatives unless `name` is one of them."""
+        if name not in list(self):  # a list: the value may not be hashable
+            raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(self)}")
+
+
+ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/attention/select.py
+EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
+SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

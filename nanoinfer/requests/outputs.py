@@ -1,0 +1,170 @@
+"""What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (one increment of text)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from nanoinfer.requests.req import FinishReason, Req
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionOutput:
+    """One completion as it stood when this was made; later steps do not change it.
+
+    - `text`: all text so far; `token_ids`: all sampled tokens so far, an end token included.
+    - `finish_reason`: None while running, else `stop`, `length`, `abort` or `timeout`.
+    - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless asked for.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    cached_tokens: int
+    _buffer: np.ndarray = field(repr=False)  # of the request: only ever appended to
+    _start: int = field(repr=False)
+    _end: int = field(repr=False)
+    _logprobs: list[dict[int, float]] | None = field(repr=False)
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        return self._buffer[self._start : self._end].tolist()
+
+    @cached_property
+    def logprobs(self) -> list[dict[int, float]] | None:
+        return None if self._logprobs is None else self._logprobs[: self._end - self._start]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request after a step. `text`, `token_ids`, `finish_reason`, `logprobs` are those of the first of its `outputs`.
+
+    - `prompt_tokens`: length of the prompt; `cached_tokens`: how many of them had their K/V in the radix cache.
+    - `prompt_logprobs`: per prompt token its log-probability under the tokens before it, None for the first.
+    - `ttft`: seconds from arrival to the first token; `latency`: to the end. None as long as there is none.
+    - `error`: what was raised in the step that the request was in, and ended with; None when nothing went wrong.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int] = field(repr=False)
+    prompt_logprobs: list[float | None] | None = field(repr=False)
+    outputs: list[CompletionOutput]
+    ttft: float | None
+    latency: float | None
+    error: BaseException | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[dict[int, float]] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def finished(self) -> bool:
+        """All its completions have ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.outputs[0].cached_tokens
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """What is new since the last piece. The `text` of all pieces of a completion (`index`), joined, is its whole text.
+
+    `finish_reason` is set on a completion's last piece, whose text may be empty.
+    """
+
+    request_id: int
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class RequestGroup:
+    """A request as its caller sees it: one prompt and `params.n` completions, each a Req of its own."""
+
+    def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None):
+        self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
+        self._prompt_token_ids = reqs[0].token_ids[: reqs[0].prompt_len].tolist()
+
+    @property
+    def finished(self) -> bool:
+        return all(req.finished for req in self.reqs)
+
+    def output(self) -> RequestOutput:
+        """The request as it stands."""
+        first = min((req.first_token_time for req in self.reqs if req.first_token_time), default=None)
+        arrival = self.reqs[0].arrival_time
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self.reqs[0].prompt_logprobs,
+            outputs=[_completion(i, req) for i, req in enumerate(self.reqs)],
+            ttft=None if first is None else first - arrival,
+            latency=max(req.finish_time for req in self.reqs) - arrival if self.finished else None,
+            error=next((req.error for req in self.reqs if req.error is not None), None),
+        )
+
+
+class PieceReader:
+    """Reads what is new of a request since it was last read."""
+
+    def __init__(self, group: RequestGroup):
+        self._group = group
+        self._told = [(0, 0)] * len(group.reqs)  # characters and tokens, per completion
+        self._ended = [False] * len(group.reqs)
+
+    @property
+    def done(self) -> bool:
+        """Everything has been read: each completion has ended and its last piece was given."""
+        return all(self._ended)
+
+    def read(self) -> Iterator[StreamPiece]:
+        """A piece for each completion with a new token or a new end."""
+        for i, req in enumerate(self._group.reqs):
+            chars, tokens = self._told[i]
+            if self._ended[i] or (req.num_output_tokens == tokens and not req.finished):
+                continue
+            self._told[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
+            yield StreamPiece(
+                self._group.request_id,
+                i,
+                req.text[chars:],
+                req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
+                req.finish_reason,
+                req.prompt_len,
+                req.cached_tokens,
+            )
+
+
+def _completion(index: int, req: Req) -> CompletionOutput:
+    return CompletionOutput(
+        index=index,
+        text=req.text,
+        finish_reason=req.finish_reason,
+        cached_tokens=req.cached_tokens,
+        _buffer=req.token_ids,
+        _start=req.prompt_len,
+        _end=req.num_tokens,
+        _logprobs=None if req.params.logprobs is None else req.output_logprobs,
+    )

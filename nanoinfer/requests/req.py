@@ -1,0 +1,142 @@
+"""Req: the state of one request, from its arrival to its last token."""
+
+from collections.abc import Hashable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Equal to its plain string."""
+
+    STOP = "stop"  # a stop token, an end token or a stop string
+    LENGTH = "length"  # max_new_tokens reached
+    ABORT = "abort"  # taken back by the caller, or by an error in a step
+    TIMEOUT = "timeout"  # timeout_s passed
+
+
+class Req:
+    """One request and where its K/V lies.
+
+        token_ids   |<------ prompt ------>|<--- output --->|
+        slots       |<- tree_len ->|<- the request's own ->|        in req_to_token[req_pool_idx]
+
+    Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to the
+    radix tree (the request holds a lock on `last_node`), the rest to the request. `kv_len` of them are filled: every
+    token but the newest, whose K/V is computed by the pass that reads it; fewer while it is half prefilled. A request that
+    waits, for the first time or retracted, has no row and no slots, but all its tokens, and everything else below.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: np.ndarray,
+        params: SamplingParams,
+        stop_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+        extra_key: Hashable = None,
+        detokenizer: IncrementalDetokenizer | None = None,
+    ):
+        self.request_id, self.params, self.seed, self.extra_key = request_id, params, seed, extra_key
+        self.stop_token_ids = stop_token_ids
+        self.detokenizer = detokenizer
+        self.prompt_len = self.num_tokens = len(prompt_ids)
+        self.token_ids = np.empty(self.prompt_len + params.max_new_tokens, dtype=np.int64)
+        self.token_ids[: self.prompt_len] = prompt_ids
+
+        self.req_pool_idx: int | None = None
+        self.prefix_indices = torch.empty(0, dtype=torch.int32)  # slots found in the tree at admission
+        self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
+        self.last_node: Any = None  # the radix tree's node that it holds a lock on
+        self.chunk_end = 0  # where the EXTEND pass that is being made stops computing
+        self.ticket = 0  # its number, in order of arrival
+        self.num_retractions = 0
+
+        self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None  # what made it end, if something went wrong
+        self.cached_tokens = 0
+        self.text = ""
+        self.output_logprobs: list[dict[int, float]] = []
+        self.prompt_logprobs: list[float | None] | None = None  # None until all are known
+        self._known_prompt_logprobs: list[float | None] = []  # chunk by chunk
+        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, the engine's clock
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len : self.num_tokens].tolist()
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def reusable_tokens(self) -> np.ndarray:
+        """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
+
+        With `prompt_logprobs`, which needs the logits of every prompt token, none but those that have been computed for it.
+        """
+        if not self.wants_prompt_logprobs:
+            return self.token_ids[: self.num_tokens - 1]
+        return self.token_ids[: max(len(self._known_prompt_logprobs) - 1, 0)]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """`prompt_logprobs` are asked for and not all there yet."""
+        return self.params.prompt_logprobs and self.prompt_logprobs is None
+
+    @property
+    def max_kv_len(self) -> int:
+        """Slots it can fill at most: the last token it may sample never needs one."""
+        return self.prompt_len + self.params.max_new_tokens - 1
+
+    def append(self, token_id: int) -> None:
+        """Take one sampled token and its text, and decide whether it ends the request.
+
+        A stop condition on the last allowed token counts as `stop`, not `length`.
+        """
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+        may_stop = self.num_output_tokens >= self.params.min_new_tokens
+        stopped = may_stop and token_id in self.stop_token_ids
+        if self.detokenizer is not None:
+            self.text += self.detokenizer.add(token_id, may_stop)
+            stopped = stopped or self.detokenizer.stopped
+        if stopped:
+            self.finish(FinishReason.STOP)
+        elif self.num_output_tokens == self.params.max_new_tokens:
+            self.finish(FinishReason.LENGTH)
+
+    def add_prompt_logprobs(self, start: int, values: Sequence[float | None]) -> None:
+        """Take log-probabilities of the tokens from position `start` on. Those known already stay: what a retracted request
+        computes again is not told again."""
+        self._known_prompt_logprobs += values[len(self._known_prompt_logprobs) - start :]
+        if len(self._known_prompt_logprobs) == self.prompt_len:
+            self.prompt_logprobs = self._known_prompt_logprobs
+
+    def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
+        """End the request from outside. `error`: what made it end; or what came up while the last text was released."""
+        self.error = error
+        try:
+            self.finish(reason)
+        except Exception as flush_error:
+            self.error = error or flush_error
+        finally:
+            self.finish_reason = reason
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the request. Text held back for what might have followed is released: nothing follows any more.
+
+        Not ended yet when the tokenizer raises: a request that has ended holds no slots, and this one still does.
+        """
+        if self.detokenizer is not None:
+            self.text += self.detokenizer.flush()
+        self.finish_reason = reason

@@ -1,0 +1,124 @@
+"""RequestBuilder: checks what callers hand in and makes Reqs of it."""
+
+import sys
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from numbers import Real
+
+import numpy as np
+
+from nanoinfer.errors import InvalidRequestError
+from nanoinfer.requests.req import Req
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+
+Prompt = str | Sequence[int] | np.ndarray
+
+
+class RequestBuilder:
+    """Knows a model's vocabulary, end tokens and tokenizer; nothing of pools or of scheduling.
+
+    `random_seed` makes the seeds of requests that bring none repeatable; None draws from the system.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        tokenizer: Tokenizer | None = None,
+        random_seed: int | None = None,
+    ):
+        self.vocab_size, self.tokenizer = vocab_size, tokenizer
+        # Some configs name an end token that is none (-1, or beyond the vocabulary): it can never be sampled.
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self._rng = np.random.default_rng(random_seed)
+
+    def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> np.ndarray:
+        """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, no text or ids, or holds an id
+        outside the vocabulary; `name` is what the message calls it."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
+            if not prompt:
+                raise InvalidRequestError(f"{name}: is empty")
+            try:
+                prompt = self.tokenizer.encode(prompt)
+            except (TypeError, UnicodeError) as error:  # lone surrogates
+                raise InvalidRequestError(f"{name}: is text that cannot be encoded as UTF-8") from error
+        try:
+            ids = np.asarray(prompt)
+        except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors that numpy cannot hold
+            ids = np.array(None)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            if not ids.size:
+                raise InvalidRequestError(f"{name}: is empty")
+            raise InvalidRequestError(f"{name}: must be text or a list of token ids, got {type(prompt).__name__}")
+        if not len(ids):
+            raise InvalidRequestError(f"{name}: is empty")
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")
+        return ids.astype(np.int64)
+
+    def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
+        """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
+        try:
+            hash(extra_key)  # not isinstance(extra_key, Hashable): that is True for a tuple with a list in it
+        except TypeError:
+            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable") from None
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
+        if params.logprobs is not None and params.logprobs > self.vocab_size:
+            raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
+        for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            outside = [token for token in tokens if token >= self.vocab_size]
+            if outside:
+                raise InvalidRequestError(
+                    f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}"
+                )
+        forbidden = {token for token, bias in (params.logit_bias or {}).items() if bias == -np.inf}
+        if params.min_new_tokens:
+            forbidden |= self._stop_token_ids(params)
+        if len(forbidden) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
+            )
+
+    def check_timeout(self, timeout_s: float | None, name: str = "prompt") -> None:
+        """InvalidRequestError unless `timeout_s` is None or a number of seconds above 0."""
+        if timeout_s is None:
+            return
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s <= sys.float_info.max:
+            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a (finite) number above 0")
+
+    def check_context(
+        self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"
+    ) -> None:
+        """InvalidRequestError when prompt and output together may get longer than the context."""
+        total = len(prompt_ids) + params.max_new_tokens
+        if total > max_context_len:
+            raise InvalidRequestError(
+                f"{name}: {len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens} = {total} tokens: "
+                f"must not exceed max_context_len={max_context_len}"
+            )
+
+    def build(
+        self, request_id: int, prompt_ids: np.ndarray, params: SamplingParams, extra_key: Hashable = None
+    ) -> list[Req]:
+        """One Req for each of `params.n` completions, each with a stream of random numbers of its own."""
+        seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
+        stops = self._stop_token_ids(params)
+        reqs = []
+        for i in range(params.n):
+            own = replace(params, prompt_logprobs=False) if i else params
+            detokenizer = None
+            if self.tokenizer is not None:
+                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop)
+            reqs.append(Req(request_id, prompt_ids, own, stops, derived_seed(seed, i), extra_key, detokenizer))
+        return reqs
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)

@@ -1,0 +1,124 @@
+"""Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (text that is certain, token by token)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TokenIds = Sequence[int] | np.ndarray
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer, reduced to what the engine needs of it."""
+
+    def __init__(self, hf_tokenizer: Any):
+        self.hf_tokenizer = hf_tokenizer
+        self.eos_token_id: int | None = hf_tokenizer.eos_token_id
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
+        """The tokenizer of a checkpoint directory; None when it has no tokenizer files (it serves token ids only)."""
+        if not any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
+            return None
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt, with the special tokens (begin of text) that the tokenizer adds."""
+        return self.hf_tokenizer(text)["input_ids"]
+
+    def decode(self, token_ids: TokenIds) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.hf_tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation up to where the assistant's next turn begins, by the model's chat template.
+
+        `messages`: `[{"role": ..., "content": ...}, ...]`. ValueError when the model has no template or it refuses them.
+        """
+        if not self.hf_tokenizer.chat_template:
+            raise ValueError("this model has no chat template; use generate with a prompt of your own")
+        for i, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise ValueError(f"messages[{i}]={message!r}: must have role and content")
+        if not messages:
+            raise ValueError("messages: a conversation needs at least one message")
+        from jinja2 import TemplateError
+
+        try:
+            text = self.hf_tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError) as error:  # TypeError: content that is no text
+            raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
+        return self.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+class IncrementalDetokenizer:
+    """Turns one request's tokens into text as they come, and finds its stop strings.
+
+    Two things make text uncertain, and it is held back until it is decided: a character whose bytes are not all there
+    yet, and an end that may be the beginning of a stop string. What has been returned never changes.
+
+    `context`: the last prompt tokens. Decoding goes on from them, because some tokenizers render a token differently at
+    the start of a text. `stopped` becomes True once a stop string is found; text ends before it.
+    """
+
+    CONTEXT_TOKENS = 5
+
+    def __init__(self, tokenizer: Tokenizer, context: TokenIds = (), stop: Sequence[str] = ()):
+        self.stopped = False
+        self._tokenizer, self._stop = tokenizer, stop
+        self._window = self._recent(context)  # tokens decoded together
+        self._done = self._certain_len()  # its characters that have been returned
+        self._held = ""  # characters that may begin a stop string
+
+    def add(self, token_id: int, look_for_stop: bool = True) -> str:
+        """Take a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text."""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        certain = text.rstrip(REPLACEMENT)
+        new_text = certain[self._done :]
+        self._done = len(certain)
+        if certain == text and len(self._window) > 2 * self.CONTEXT_TOKENS:
+            self._window = self._recent(self._window)
+            self._done = self._certain_len()
+        return self._release(new_text, look_for_stop)
+
+    def flush(self) -> str:
+        """The text held back so far, for when no token follows; nothing after a stop string."""
+        if self.stopped:
+            return ""
+        rest = self._held + self._tokenizer.decode(self._window)[self._done :]
+        self._held, self._window, self._done = "", [], 0
+        return rest
+
+    def _recent(self, tokens: TokenIds) -> list[int]:
+        """The last of `tokens`, from where a character begins: the rest of one cut through would look incomplete."""
+        size = self.CONTEXT_TOKENS
+        while size < len(tokens) and self._tokenizer.decode(tokens[-size:]).startswith(REPLACEMENT):
+            size *= 2
+        return [int(token) for token in tokens[-size:]]
+
+    def _certain_len(self) -> int:
+        return len(self._tokenizer.decode(self._window).rstrip(REPLACEMENT)) if self._window else 0
+
+    def _release(self, new_text: str, look_for_stop: bool) -> str:
+        text = self._held + new_text
+        if self.stopped or not (self._stop and look_for_stop):
+            self._held = ""
+            return "" if self.stopped else text
+        found = [at for at in map(text.find, self._stop) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,5 @@
+"""From logits to the next token."""
+
+from nanoinfer.sampling.sampler import Sampler
+
+__all__ = ["Sampler"]

@@ -1,0 +1,12 @@
+"""Random numbers as a function of (seed, index): no state, so a request draws the same in any batch and at any time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nanoinfer.requests.seeds import hash_pairs
+
+
+def uniform(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
+    """One number in [0, 1) for each pair, float64: number `index` of the stream `seed`."""
+    return (hash_pairs(seeds, indices) >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,5 @@
+"""Which requests are in the next pass."""
+
+from nanoinfer.scheduling.scheduler import Scheduler
+
+__all__ = ["Scheduler"]

@@ -1,0 +1,64 @@
+"""In which order waiting requests are considered for admission."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.registry import SCHEDULE_POLICIES
+from nanoinfer.requests.req import Req
+
+Policy = Callable[[Sequence[Req], RadixCache, np.random.Generator], list[Req]]
+
+
+def longest_prefix_match(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+    """Most cached tokens first: what is in the cache is used before it is evicted. Equals in order of arrival."""
+    cached = [cache.peek_prefix(req.reusable_tokens, req.extra_key)[0] for req in reqs]
+    return [reqs[i] for i in np.argsort(-np.array(cached), kind="stable")]
+
+
+def first_come_first_served(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+    """In order of arrival."""
+    return list(reqs)
+
+
+def random_order(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+    """In random order: the baseline that other policies are measured against."""
+    return [reqs[i] for i in rng.permutation(len(reqs))]
+
+
+def depth_first_weight(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+    """Depth first, the subtree with the most waiting requests first, what is below a node before what ends at it.
+
+    Requests that share a path come out next to one another, so the path is computed once and stays while it is needed
+    (SGLang's `dfs-weight`). Only the paths of the given requests are visited. Equals in order of arrival.
+    """
+    waiting_at: dict[TreeNode, list[Req]] = {}
+    weight: dict[TreeNode, int] = {cache.root: 0}
+    children: dict[TreeNode, list[TreeNode]] = {}
+    for req in reqs:
+        node: TreeNode | None
+        _, node = cache.peek_prefix(req.reusable_tokens, req.extra_key)
+        waiting_at.setdefault(node, []).append(req)
+        while node is not None:
+            if node not in weight and node.parent is not None:
+                children.setdefault(node.parent, []).append(node)
+            weight[node] = weight.get(node, 0) + 1
+            node = node.parent
+    visited, stack = [], [cache.root]
+    while stack:  # from the root down, lightest first: the wanted order, backwards
+        node = stack.pop()
+        visited.append(node)
+        stack += sorted(children.get(node, []), key=lambda child: weight[child], reverse=True)
+    return [req for node in reversed(visited) for req in waiting_at.get(node, [])]
+
+
+SCHEDULE_POLICIES.update(
+    {
+        "lpm": longest_prefix_match,
+        "fcfs": first_come_first_served,
+        "random": random_order,
+        "dfs-weight": depth_first_weight,
+    }
+)

@@ -1,0 +1,1 @@
+"""Tests of the notebooks, their exercises and the tools that build them."""

@@ -1,0 +1,1 @@
+"""Tests of the whole engine under random load, faults and pressure."""

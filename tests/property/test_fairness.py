@@ -1,0 +1,145 @@
+"""No request waits forever, whatever the policy prefers: the bound of waiting_queue.py, exactly."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.requests.req import Req
+from tests.fakes import FakeServer, expected_output
+
+A, B = range(100, 120), range(200, 220)
+
+
+def admissions(server: FakeServer) -> list[Req]:
+    """Step once; who was admitted for the first time in it, in order."""
+    before = set(server.scheduler.waiting)
+    batch = server.step()
+    if batch is None:
+        return []
+    return [req for req in batch.reqs if req in before and not req.num_retractions]
+
+
+def starved_server(policy: str, max_overtakes: int, **fields: Any) -> tuple[FakeServer, Req]:
+    """A server where what is cached goes first, and a request that has nothing cached and waits behind a running one."""
+    server = FakeServer(
+        max_total_tokens=64, max_running_requests=2, schedule_policy=policy, max_overtakes=max_overtakes, **fields
+    )
+    server.serve(A[:10], max_new_tokens=1)
+    server.add(range(300, 304), max_new_tokens=30)
+    server.step()
+    return server, server.add(B[:8], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+@pytest.mark.parametrize("max_overtakes", [1, 5, 20])
+def test_a_request_is_overtaken_so_often_and_then_it_is_next(policy: str, max_overtakes: int) -> None:
+    server, cold = starved_server(policy, max_overtakes)
+    overtook = 0
+    for i in range(200):
+        while sum(req is not cold for req in server.scheduler.waiting) < 2:
+            server.add([*A[:10], i, len(server.scheduler.waiting)], max_new_tokens=1)
+        if cold in admissions(server):
+            break
+        overtook += len([req for req in server.scheduler.planned if not req.num_output_tokens])
+        overtook = server.scheduler.waiting.left - cold.ticket
+    assert overtook == max_overtakes
+    server.run()
+    assert cold.output_ids == expected_output(cold, server.vocab_size)[0]
+
+
+def test_one_that_stands_in_front_blocks_the_others_until_it_fits() -> None:
+    server = FakeServer(max_total_tokens=40, max_overtakes=2)
+    server.serve(A[:10], max_new_tokens=1)
+    running = server.add(range(300, 304), max_new_tokens=16)
+    server.step()
+    big = server.add(B[:20], max_new_tokens=10)  # 29 slots beside 19: only when the running one has ended
+    server.step()
+    small = [server.add([*A[:10], i], max_new_tokens=1) for i in range(4)]
+    order = []
+    while not big.finished:
+        order += admissions(server)
+        if big in server.scheduler.waiting and server.scheduler.waiting.left - big.ticket >= 2:
+            assert order == small[:2]
+    assert running.finished
+    assert order.index(big) == 2
+    server.run()
+
+
+def test_under_fcfs_nobody_is_ever_overtaken() -> None:
+    rng = np.random.default_rng(0)
+    server = FakeServer(schedule_policy="fcfs", max_running_requests=3, max_overtakes=1)
+    reqs = [server.add(rng.integers(0, 3, size=int(rng.integers(1, 9))), max_new_tokens=3) for _ in range(40)]
+    order = []
+    while not all(req.finished for req in reqs):
+        order += admissions(server)
+    assert order == reqs
+
+
+def test_under_fcfs_those_behind_one_that_waits_for_a_shared_prefix_wait_with_it() -> None:
+    server = FakeServer(max_total_tokens=256, schedule_policy="fcfs", max_context_len=128)
+    reqs = [server.add(range(50), max_new_tokens=3) for _ in range(2)] + [server.add([100], max_new_tokens=3)]
+    assert [admissions(server), admissions(server)] == [reqs[:1], reqs[1:]]
+    server.run()
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "random", "fcfs"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("max_overtakes", [1, 4])
+def test_the_bound_holds_whatever_comes(policy: str, seed: int, max_overtakes: int) -> None:
+    """With aborts, retractions, chunks and equal prompts that wait for one another."""
+    rng = np.random.default_rng(seed)
+    server = FakeServer(
+        max_total_tokens=48,
+        max_running_requests=int(rng.integers(1, 6)),
+        schedule_policy=policy,
+        policy_window=int(rng.choice([2, 128])),
+        max_overtakes=max_overtakes,
+        chunked_prefill_size=[None, 3, 40][int(rng.integers(3))],
+        schedule_conservativeness=[0.001, 11.0][int(rng.integers(2))],
+        random_seed=seed,
+    )
+    everybody: list[Req] = []
+    first_admitted: list[Req] = []
+    for i in range(250):
+        if i < 200 and rng.random() < 0.6:
+            prompt = [7] * int(rng.integers(0, 35)) + rng.integers(0, 2, size=2).tolist()
+            everybody.append(server.add(prompt, max_new_tokens=int(rng.integers(1, 9))))
+        waiting = [req for req in server.scheduler.waiting if not req.num_retractions]
+        if waiting and rng.random() < 0.03:
+            server.abort(waiting[int(rng.integers(len(waiting)))])
+        first_admitted += admissions(server)
+    server_limit = 2000
+    while server.scheduler.waiting or server.scheduler.running:
+        first_admitted += admissions(server)
+        server_limit -= 1
+        assert server_limit
+    place = {req: i for i, req in enumerate(first_admitted)}
+    assert len(place) == len(first_admitted), "admitted for the first time once"
+    for req in first_admitted:
+        earlier = first_admitted[: place[req]]
+        assert sum(other.ticket > req.ticket for other in earlier) <= max_overtakes
+    for req in everybody:
+        if req.finish_reason != "abort":
+            assert req.output_ids == expected_output(req, server.vocab_size)[0]
+    server.check_all_free()
+
+
+def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passed() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128, max_overtakes=1)
+    long = range(1000, 1040)
+    first = server.add(long, max_new_tokens=2)
+    twin = server.add(long, max_new_tokens=2)
+    other, another = server.add(A[:4], max_new_tokens=2), server.add(B[:4], max_new_tokens=2)
+    assert admissions(server) == [first, other]
+    assert admissions(server)[0] is twin
+    assert twin.cached_tokens == 39
+    server.run()
+    assert another.finished
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, None, True])
+def test_a_bound_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="max_overtakes="):
+        LLM("no/such/model", max_overtakes=value)

@@ -1,0 +1,1 @@
+"""Tests of what stands around the engine: command line, benchmarks, pictures, traces, README."""

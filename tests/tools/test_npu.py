@@ -1,0 +1,189 @@
+"""Ascend NPUs: what is told where something is missing, which operator runs, and, on one, that numbers are the CPU's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.device import import_torch_npu, on_stream, resolve_device
+from nanoinfer.ops import advance_step
+from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.paged.generator import GeneratorTorch
+from tests.paged import Caller
+from tests.unit.test_advance_step import example, lists, speculative_example
+
+
+@pytest.fixture
+def no_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+
+
+def write_package(path: Path, source: str) -> None:
+    """A torch_npu to be imported from `path`, which torch finds and loads by itself, as the real one."""
+    (path / "torch_npu").mkdir()
+    (path / "torch_npu" / "__init__.py").write_text(source)
+    (path / "torch_npu-9.9.dist-info").mkdir()
+    (path / "torch_npu-9.9.dist-info" / "METADATA").write_text("Name: torch_npu\nVersion: 9.9\n")
+    (path / "torch_npu-9.9.dist-info" / "entry_points.txt").write_text(
+        "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
+    )
+
+
+NO_CANN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+
+
+@pytest.fixture
+def torch_npu_without_cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_package(tmp_path, NO_CANN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def fake_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """torch_npu as it shows itself on a machine with two NPUs."""
+    npu = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    return npu
+
+
+def test_without_torch_npu_it_is_told_to_be_missing(no_torch_npu: None) -> None:
+    for device in ("npu", "npu:0"):
+        with pytest.raises(ValueError, match=f"device='{device}': torch_npu is not installed"):
+            resolve_device(device)
+    with pytest.raises(ImportError, match="torch_npu is not installed"):
+        import_torch_npu()
+    with pytest.raises(ValueError, match="torch_npu is not installed"):
+        LLM("story", device="npu")
+
+
+def test_without_cann_the_library_that_is_missing_is_told(torch_npu_without_cann: Path) -> None:
+    with pytest.raises(ValueError, match=r"device='npu': torch_npu is installed .* CANN .*libhccl\.so"):
+        resolve_device("npu")
+    assert resolve_device("auto").type in ("cpu", "cuda")
+
+
+def test_without_a_device_that_is_told(fake_npu: SimpleNamespace) -> None:
+    fake_npu.is_available = lambda: False
+    with pytest.raises(ValueError, match="device='npu': torch_npu finds no NPU"):
+        resolve_device("npu")
+
+
+def test_with_everything_there_it_is_picked(fake_npu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+
+    def device(name: object) -> SimpleNamespace:  # torch itself knows the name only with the real torch_npu
+        chosen.append(name)
+        kind, _, index = str(name).partition(":")
+        return SimpleNamespace(type=kind, index=int(index) if index else None)
+
+    monkeypatch.setattr(torch, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("npu").type == "npu"
+    assert resolve_device("npu:1").index == 1
+    assert resolve_device("auto").type == "npu"
+    with pytest.raises(ValueError, match="device='npu:2'"):
+        resolve_device("npu:2")
+    assert chosen == ["npu", "npu:1", "npu", "npu:2"]
+
+
+def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Path) -> None:
+    """torch loads torch_npu when it is imported, and fails with it."""
+    write_package(tmp_path, NO_CANN)
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
+    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    command = [sys.executable, "-c", "import nanoinfer"]
+    failed = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert failed.returncode == 1
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: torch_npu is installed but cannot be loaded; is CANN installed")
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in last
+
+
+# --- the operator ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
+    """What torch_npu's own operator is called with."""
+    made: list[tuple[tuple[object, ...], dict[str, object]]] = []
+    module = ModuleType("torch_npu")
+    module.npu_advance_step_flashattn = lambda *args, **kwargs: made.append((args, kwargs))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    return made
+
+
+def test_on_an_npu_torch_npus_operator_runs(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
+    kernel = advance_step._advance_npu
+    arguments = list(example().values())
+    kernel(*arguments, spec_token=None, accepted_num=None)
+    *speculative, spec_token, accepted_num = speculative_example().values()
+    kernel(*speculative, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
+    assert [(len(args), sorted(kwargs)) for args, kwargs in calls] == [(9, []), (9, ["accepted_num", "spec_token"])]
+    assert calls[0][0][0] is arguments[0]
+
+
+def test_on_an_npu_plain_torch_runs_what_the_operator_there_does_not_do(
+    calls: list[tuple[tuple[object, ...], dict[str, object]]],
+) -> None:
+    """It wants padding, and it reads each its own row."""
+    whole = example(num_queries=4, sampled_token_ids=[[7], [8], [9], [6]], seq_lens=[3, 4, 0, 7])
+    advance_step._advance_npu(*whole.values())
+    assert whole["slot_mapping"].tolist() == [23, 28, 8, 39]
+    documented = example()
+    advance_step._advance_npu(*documented.values(), formula="documented")
+    assert documented["slot_mapping"].tolist() == [23, 16, -1, -1]
+    assert calls == []
+
+
+def test_on_an_npu_the_same_is_refused(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
+    with pytest.raises(ValueError, match="block_tables: 2 blocks a row"):
+        advance_step._advance_npu(*example(seq_lens=[3, 8, 0, 0]).values())
+    assert calls == []
+
+
+def test_a_stream_is_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(stream=lambda stream: used.append(stream)), raising=False)
+    on_stream(SimpleNamespace(type="npu"), "a stream")  # type: ignore[arg-type]
+    on_stream(SimpleNamespace(type="npu"), None)  # type: ignore[arg-type]
+    on_stream(torch.device("cpu"), "a stream")
+    assert used == ["a stream"]
+
+
+# --- on an NPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("make", [example, speculative_example])
+def test_the_devices_operator_does_what_plain_torch_does(make) -> None:
+    on_cpu, on_npu = make(), make()
+    npu_advance_step_flashattn(**on_cpu)
+    on_npu = {name: v.to("npu") if isinstance(v, torch.Tensor) else v for name, v in on_npu.items()}
+    npu_advance_step_flashattn(**on_npu)
+    assert lists(on_npu) == lists(on_cpu)
+
+
+@pytest.mark.npu
+def test_forward_tensor_on_an_npu_is_that_on_the_cpu() -> None:
+    logits = []
+    for device in ("cpu", "npu"):
+        caller = Caller(GeneratorTorch("story", device=device), 8, 16)
+        caller.prefill({0: [5, 6, 7], 1: list(range(20))})
+        logits.append(caller.decode({0: [9], 1: [8]}).cpu())
+    torch.testing.assert_close(*logits, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.npu
+def test_an_engine_on_an_npu_has_the_tokens_of_the_cpu() -> None:
+    params = SamplingParams(max_new_tokens=16, temperature=0)
+    texts = [LLM("story", device=device).generate("Once upon a time", params)[0].text for device in ("cpu", "npu")]
+    assert texts[0] == texts[1]

@@ -1,0 +1,361 @@
+"""The player in headless Chromium: it draws what the trace says, moves, fetches nothing, and shows hostile text as text."""
+
+import html
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer.engine import Engine
+from nanoinfer.trace import Trace, TraceState, record
+from nanoinfer.trace.player import Player, safe_json
+from tests.unit.test_engine import LetterTokenizer, greedy, make_engine, serve
+
+selenium = pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+OPTIONS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=900,1000"
+)
+needs_chromium = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="Chromium and its driver are not installed (Debian: chromium chromium-driver)"
+)
+HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--", "]]>", "\u2028", "${alert(1)}", "“&amp;”")
+
+
+class HostileTokenizer(LetterTokenizer):
+    """Some tokens' texts are attacks on the page that shows them."""
+
+    def decode(self, token_ids: Any) -> str:
+        return "".join(HOSTILE[token - 65] if 65 <= token < 65 + len(HOSTILE) else chr(token) for token in token_ids)
+
+
+@pytest.fixture(scope="module")
+def run() -> Trace:
+    """Chunks, a split, evictions, a retraction and an abort."""
+    engine: Engine = make_engine(rows=3, slots=32, chunked_prefill_size=6, schedule_conservativeness=0.1)
+    with record(engine) as trace:
+        ids = [engine.add_request([97, 98, 99, 100, 101 + i], greedy(12)) for i in range(3)]
+        engine.add_request("abcdefabcdef", greedy(6), extra_key="lora")
+        for _ in range(12):
+            engine.step()
+        engine.abort(ids[0])
+        while engine.has_unfinished():
+            engine.step()
+    return trace
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for option in (*OPTIONS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(service=Service(DRIVER), options=options)
+    driver.set_script_timeout(20)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page_path(run: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("player") / "run.html"
+    run.player().save(path)
+    return path
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, page_path: Path) -> webdriver.Chrome:
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(page_path.as_uri())
+    return browser
+
+
+def current(page: webdriver.Chrome) -> int:
+    return page.execute_script("return player.current")
+
+
+def where(page: webdriver.Chrome) -> str:
+    return page.find_element(By.ID, "where").text
+
+
+def press(page: webdriver.Chrome, key: str) -> None:
+    webdriver.ActionChains(page).send_keys(key).perform()
+
+
+def drawn(page: webdriver.Chrome) -> dict[str, Any]:
+    """What the page shows, counted from its elements."""
+    return page.execute_script("""
+        const all = (selector) => [...document.querySelectorAll(selector)];
+        const slots = {};
+        all(".slot").forEach((cell, slot) => (slots[slot] = cell.className.split(" ")[1]));
+        return {
+          slots,
+          written: all(".slot.written").length,
+          nodes: all("[data-node]").length,
+          locked: all(".node.o-locked").length,
+          rows: all("#rows .row").map((row) => row.querySelector("b").textContent),
+          rowSlots: all("#rows .row").map((row) => [...row.querySelectorAll("[data-slots]")].flatMap((run) => {
+            const [start, length] = run.dataset.slots.split(" ").map(Number);
+            return Array.from({ length }, (_, i) => start + i);
+          })),
+          batch: all("#batch tbody tr[data-request]").map((row) => Number(row.dataset.request)),
+          texts: Object.fromEntries(
+            all("#texts .card").map((card) => [card.dataset.request, card.querySelector(".text").textContent]),
+          ),
+          sentence: document.querySelector("#sentence").textContent,
+        };""")
+
+
+def looks(state: TraceState) -> dict[str, str]:
+    slots = dict.fromkeys(map(str, range(state.size)), "o-free")
+    for _, node in state.walk():
+        slots |= {str(slot): "o-locked" if node.lock_ref else "o-tree" for slot in node.value}
+    for req in state.running:
+        slots |= {str(slot): f"o-r{req.request.request_id % 8}" for slot in req.own}
+    return slots
+
+
+# --- in the browser ---------------------------------------------------------------------------------------------------
+
+
+@needs_chromium
+def test_every_step_is_drawn_as_the_trace_has_it(page: webdriver.Chrome, run: Trace) -> None:
+    frames = page.execute_script("return player.replay.frames.map((frame) => [frame.step, frame.mode])")
+    assert [step for step, mode in frames if mode] == list(range(1, len(run) + 1))
+    order = [*range(len(frames)), 7, 3]  # and backward
+    for number in order:
+        page.execute_script(f"player.show({number})")
+        step, mode = frames[number]
+        if mode is None:
+            continue
+        state, event, got = run.state(step), run.step(step), drawn(page)
+        assert got["slots"] == looks(state)
+        assert got["written"] == sum(entry.end - entry.start for entry in event.batch)
+        assert got["nodes"] == len(state.nodes) - 1
+        assert got["locked"] == sum(node.lock_ref > 0 for _, node in state.walk())
+        assert got["rows"] == [f"row {row}" for row in sorted(state.rows())]
+        assert got["rowSlots"] == [slots for _, slots in sorted(state.rows().items())]
+        assert got["batch"] == [entry.request for entry in event.batch]
+        texts = {str(i): "".join(map(chr, req.tokens)) for i, req in state.requests.items()}
+        assert got["texts"] == texts
+        assert got["sentence"].endswith(run.describe(step).split(f"Step {step} {event.mode}: ")[1])
+    assert [entry for entry in page.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+@needs_chromium
+def test_slider_buttons_and_keys_move_it(page: webdriver.Chrome, run: Trace) -> None:
+    slider = page.find_element(By.ID, "slider")
+    last = int(slider.get_attribute("max") or 0)
+    extends = [event.step for event in run.events if event.mode == "EXTEND"]
+    assert where(page) == f"step 1 of {len(run)}"
+    page.execute_script("arguments[0].value = 5; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert (current(page), where(page)) == (5, f"step 5 of {len(run)}")
+    slider.send_keys(Keys.ARROW_RIGHT)  # the slider's own handling must not add to ours
+    assert current(page) == 6
+    page.find_element(By.TAG_NAME, "h1").click()
+    for key, expected in (
+        (Keys.ARROW_LEFT, 5),
+        (Keys.HOME, 0),
+        (Keys.ARROW_LEFT, 0),
+        (Keys.ARROW_DOWN, extends[0]),
+        (Keys.ARROW_DOWN, extends[1]),
+        (Keys.ARROW_UP, extends[0]),
+        (Keys.END, last),
+        (Keys.ARROW_RIGHT, last),
+    ):
+        press(page, key)
+        assert current(page) == expected
+    for button, expected in (
+        ("first", 0),
+        ("forward", 1),
+        ("extend", extends[1]),
+        ("back", extends[1] - 1),
+        ("last", last),
+    ):
+        page.find_element(By.ID, button).click()
+        assert current(page) == expected
+        assert slider.get_attribute("value") == str(expected)
+    track = page.find_element(By.CSS_SELECTOR, "#timeline .track")
+    webdriver.ActionChains(page).move_to_element_with_offset(track, 0, 0).click().perform()
+    assert abs(current(page) - last / 2) <= 1
+
+
+@needs_chromium
+@pytest.mark.parametrize(("fragment", "opened_at"), [("7.5", 7), ("x", 1), ("99999", "last")])
+def test_the_address_says_where_it_opens(
+    browser: webdriver.Chrome, page_path: Path, fragment: str, opened_at: int | str
+) -> None:
+    browser.get("about:blank")
+    browser.get(f"{page_path.as_uri()}#{fragment}")
+    last = browser.execute_script("return player.replay.frames.length - 1")
+    assert current(browser) == (last if opened_at == "last" else opened_at)
+
+
+@needs_chromium
+def test_play_advances_to_the_end_and_stops(page: webdriver.Chrome) -> None:
+    play = page.find_element(By.ID, "play")
+    page.execute_script("player.show(1); document.querySelector('#speed').value = '10'")
+    press(page, " ")
+    assert play.get_attribute("aria-label") == "Pause"
+    deadline = time.monotonic() + 10
+    while current(page) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    press(page, " ")
+    stopped = current(page)
+    assert stopped >= 3
+    assert play.get_attribute("aria-label") == "Play"
+    page.execute_script("player.show(player.replay.frames.length - 2)")
+    play.click()
+    while play.get_attribute("aria-label") == "Pause" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert current(page) == page.execute_script("return player.replay.frames.length - 1")
+    assert page.get_log("browser") == []
+
+
+@needs_chromium
+def test_pointing_at_a_request_lights_what_it_holds(page: webdriver.Chrome, run: Trace) -> None:
+    page.execute_script("player.show(6)")
+    state = run.state(6)
+    req = state.running[0]
+    index = next(i for i, other in state.requests.items() if other is req)
+    chip = page.find_element(By.CSS_SELECTOR, f"#rows [data-request='{index}'] .chip")
+    webdriver.ActionChains(page).move_to_element(chip).perform()
+    lit = page.execute_script(
+        "return [...document.querySelectorAll('.slot.lit')].map((cell) => Number(cell.dataset.slot))"
+    )
+    assert lit == sorted(state.row_slots(req))
+    assert f"{req.tree_len} slots of the tree" in page.find_element(By.CSS_SELECTOR, "#slots .detail").text
+
+
+@needs_chromium
+def test_nothing_is_fetched(page: webdriver.Chrome, page_path: Path) -> None:
+    messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    fetched = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert fetched == [page_path.as_uri()]
+    policy = page.find_element(By.CSS_SELECTOR, "meta[http-equiv]").get_attribute("content")
+    assert policy == "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+
+
+@needs_chromium
+def test_hostile_token_texts_are_shown_as_text(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    engine = make_engine(tokenizer=HostileTokenizer())
+    with record(engine) as trace:
+        serve(engine, range(65, 65 + len(HOSTILE)), max_new_tokens=2)
+        serve(engine, [65, 66, 70], max_new_tokens=2)
+    trace.requests[0].name = "<b>request</b>"
+    trace.player(title="</title><script>alert(2)</script>").save(tmp_path / "hostile.html")
+    browser.get_log("browser")
+    browser.get((tmp_path / "hostile.html").as_uri())
+    for step in range(1, len(trace) + 1):
+        browser.execute_script(f"player.show({step})")
+        got = drawn(browser)
+        for i, req in trace.state(step).requests.items():
+            assert got["texts"][str(i)] == HostileTokenizer().decode(req.tokens)
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert browser.execute_script("return document.querySelectorAll('script').length") == 2
+    assert "alert(2)" in browser.find_element(By.TAG_NAME, "h1").text
+    assert browser.get_log("browser") == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1180, 900, 390])
+def test_the_page_fits_its_width(page: webdriver.Chrome, width: int) -> None:
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        for step in (3, 8, 12):
+            page.execute_script(f"player.show({step})")
+            overflow = page.execute_script(
+                "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@needs_chromium
+def test_the_frame_of_a_notebook_shows_the_player(browser: webdriver.Chrome, run: Trace, tmp_path: Path) -> None:
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{run.player()._repr_html_()}</body>")
+    browser.get_log("browser")
+    browser.get((tmp_path / "notebook.html").as_uri())
+    browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
+    press(browser, Keys.TAB)
+    browser.find_element(By.ID, "forward").click()
+    assert where(browser) == f"step 2 of {len(run)}"
+    assert len(drawn(browser)["slots"]) == 32
+    assert browser.get_log("browser") == []
+    browser.switch_to.default_content()
+
+
+@needs_chromium
+def test_many_slots_and_unused_ones_are_drawn_in_few_cells(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    for slots, prompts, expected in ((16384, 1, 7), (16384, 200, 3000)):
+        engine = make_engine(rows=64, slots=slots)
+        with record(engine) as trace:
+            serve(engine, *([40 + i % 80, 40 + i // 80, *range(40, 90)] for i in range(prompts)), max_new_tokens=2)
+        trace.player().save(tmp_path / "many.html")
+        browser.get((tmp_path / "many.html").as_uri())
+        browser.execute_script(f"player.show({len(trace)})")
+        cells = browser.execute_script("return document.querySelectorAll('.slot').length")
+        assert 0.5 * expected <= cells <= 4096
+        assert browser.execute_script("return document.querySelectorAll('[data-node]').length") <= 80
+
+
+# --- without a browser ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_names_no_other_resource(page_path: Path) -> None:
+    text = page_path.read_text(encoding="utf-8")
+    assert re.findall(r"(?:https?:)?//[a-z]", re.sub(r'http-equiv="', "", text.split("<script")[0])) == []
+    assert re.findall(r"\b(?:src|href|url|import)\s*[=(]", text) == []
+    assert "fetch(" not in text
+    assert "XMLHttpRequest" not in text
+    assert "{{" not in text.replace("${{", "")
+
+
+def test_json_in_a_script_element_cannot_end_it() -> None:
+    value = {"text": "".join(HOSTILE) + "\u2029"}
+    text = safe_json(value)
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == value
+
+
+def test_the_frame_holds_the_whole_page_as_an_attribute(run: Trace) -> None:
+    player = run.player()
+    frame = player._repr_html_()
+    assert html.unescape(frame.split('srcdoc="')[1].split('"')[0]) == player.html()
+    assert 'sandbox="allow-scripts"' in frame
+
+
+def test_in_a_notebook_a_picture_and_its_numbers_stand_beneath(
+    run: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipython = pytest.importorskip("IPython.display")
+    shown: list[Any] = []
+    monkeypatch.setattr(ipython, "display", lambda thing, raw=False, **_: shown.append(thing))
+    run.player()._ipython_display_()
+    page, picture = shown
+    assert "iframe" in page["text/html"]
+    picture._ipython_display_()
+    assert "image/png" in shown[-1]
+    assert capsys.readouterr().out.startswith(f"{len(run)} steps, ")
+
+
+def test_a_page_is_an_html_file(run: Trace, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run\.png.*must end in \.html"):
+        Player(run).save(tmp_path / "run.png")

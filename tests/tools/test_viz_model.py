@@ -1,0 +1,88 @@
+"""viz.decoder and viz.heat_map: what they draw and what they refuse."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nanoinfer import viz
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.loader import load_model, resolve_model_path
+
+
+@pytest.fixture(scope="module")
+def config() -> ModelConfig:
+    return ModelConfig.from_pretrained(resolve_model_path("story"))
+
+
+def texts(picture: viz.Picture) -> list[str]:
+    return [text.get_text() for text in picture.axes[0].texts]
+
+
+def faces(picture: viz.Picture) -> dict[str, tuple[float, ...]]:
+    return {patch.get_gid(): patch.get_facecolor() for patch in picture.axes[0].patches if patch.get_gid()}
+
+
+def test_decoder_tells_the_models_own_number_of_parameters(config: ModelConfig) -> None:
+    parameters = load_model("story").model.num_parameters
+    assert f"{parameters:,} together" in viz.decoder(config).alt
+
+
+def test_decoder_draws_shapes_in_the_projects_letters(config: ModelConfig) -> None:
+    shown = texts(viz.decoder(config))
+    assert "[T, H=8, D=32]" in shown
+    assert shown.count("[T, Hk=2, D=32]") == 2
+    assert "logits [T, 2048]" in shown
+
+
+def test_an_untied_head_has_parameters_of_its_own(config: ModelConfig) -> None:
+    tied, untied = viz.decoder(config), viz.decoder(replace(config, tie_word_embeddings=False))
+    assert "shared" in texts(tied)
+    assert "shared" not in texts(untied)
+    assert "head 524,288" in untied.alt
+
+
+def test_decoder_refuses_what_is_no_config() -> None:
+    with pytest.raises(ValueError, match="config: must be ModelConfig"):
+        viz.decoder("story")  # type: ignore[arg-type]
+
+
+def test_heat_map_is_darker_where_there_is_more() -> None:
+    look = faces(viz.heat_map([[0.0, 0.5, 1.0]], ["head 0"], ["a", "b", "c"]))
+    brightness = [sum(look[f"cell 0 {column}"][:3]) for column in range(3)]
+    assert brightness[0] == 3.0
+    assert brightness[0] > brightness[1] > brightness[2]
+
+
+def test_heat_map_reaches_its_darkest_at_most() -> None:
+    values = [[0.1, 0.2, 0.4]]
+    look = faces(viz.heat_map(values, ["p"], ["a", "b", "c"], most=0.2))
+    assert look["cell 0 1"] == look["cell 0 2"] != look["cell 0 0"]
+
+
+def test_heat_map_tells_the_largest_of_each_row() -> None:
+    picture = viz.heat_map(np.array([[0.25, 0.75], [0.9, 0.1]]), ["head 0", "head 1"], ["<s>", " Lily"])
+    assert picture.alt == "head 0: largest at ·Lily, 0.75; head 1: largest at <s>, 0.90."
+
+
+def test_heat_map_writes_numbers_only_when_asked() -> None:
+    values = [[0.31, 0.69]]
+    assert "0.31" not in texts(viz.heat_map(values, ["p"], ["a", "b"]))
+    assert {"0.31", "0.69"} <= set(texts(viz.heat_map(values, ["p"], ["a", "b"], numbers=True)))
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "columns", "most", "message"),
+    [
+        ([[0.5]], ["a", "b"], ["c"], 1.0, r"values: shape \[1, 1\], must be \[2, 1\]"),
+        ([], [], [], 1.0, "values: shape"),
+        ([[1.5]], ["a"], ["b"], 1.0, "must be in 0..1"),
+        ([[float("nan")]], ["a"], ["b"], 1.0, "must be in 0..1"),
+        ([[0.5]], ["a"], ["b"], 0.0, "most=0.0: must be above 0"),
+    ],
+)
+def test_heat_map_refuses_what_it_cannot_draw(
+    values: list[list[float]], rows: list[str], columns: list[str], most: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        viz.heat_map(values, rows, columns, most=most)

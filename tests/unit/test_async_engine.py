@@ -1,0 +1,511 @@
+"""AsyncEngine: many coroutines, one engine; nothing is lost when they are cancelled, abandoned or unlucky."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer import (
+    LLM,
+    AsyncEngine,
+    Engine,
+    EngineClosedError,
+    InvalidRequestError,
+    QueueFullError,
+    SamplingParams,
+    StepFailedError,
+)
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
+from tests.unit.test_engine import V, greedy, make_engine
+
+
+class Gate:
+    """A model that waits before each pass until it is let through, so that tests decide what happens in between."""
+
+    def __init__(self, model: Any, open_at_once: bool = True):
+        self.model, self.passes = model, 0
+        self.turns = threading.Semaphore(10**6 if open_at_once else 0)
+        self.error: BaseException | None = None
+        self.error_at = 0
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
+        assert self.turns.acquire(timeout=30), "nobody lets this pass through"
+        self.passes += 1
+        if self.error is not None and self.passes == self.error_at:
+            raise self.error
+        return self.model(input_ids, positions, input_metadata)
+
+
+def gated(open_at_once: bool = True, **options: Any) -> tuple[Engine, Gate]:
+    engine = make_engine(**options)
+    gate = Gate(engine.model_runner.model, open_at_once)
+    engine.model_runner.model = gate
+    return engine, gate
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine; nothing may take longer than half a minute."""
+    asyncio.run(asyncio.wait_for(test(), timeout=30))
+
+
+def following(token: int, count: int) -> list[int]:
+    return [(token + 1 + i) % V for i in range(count)]
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(timeout=30)
+
+
+async def idle(engine: AsyncEngine) -> None:
+    """Until nothing is left to do. Each `stats` is answered between two steps."""
+    while (stats := await engine.stats()).running or stats.waiting:
+        await asyncio.sleep(0)
+
+
+def assert_all_free(engine: Engine) -> None:
+    engine.check_integrity()
+    stats = engine.stats()
+    assert (stats.free_slots, stats.running, stats.waiting) == (stats.total_slots, 0, 0)
+    assert engine.model_runner.req_to_token_pool.available_size() == engine.config.max_running_requests
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "nanoinfer-engine"]
+
+
+# --- generate, stream, add -------------------------------------------------------------------------------------------
+
+
+def test_generate_gives_what_the_engine_gives() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            output = await front.generate([5, 6, 7], greedy(3))
+            assert (output.token_ids, output.finish_reason, output.prompt_tokens) == ([8, 9, 10], "length", 3)
+            both = await asyncio.gather(front.generate("abc", greedy(2)), front.generate([90], greedy(4)))
+            assert [one.token_ids for one in both] == [[100, 101], following(90, 4)]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_a_stream_gives_each_token_once_and_its_text_joined_is_the_whole() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            pieces = [piece async for piece in front.stream("abc", greedy(5))]
+            assert "".join(piece.text for piece in pieces) == "defgh"
+            assert [token for piece in pieces for token in piece.token_ids] == list(b"defgh")
+            assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_an_added_request_runs_whether_or_not_it_is_read_and_is_read_when_one_likes() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            stream = await front.add("abc", greedy(5))
+            await idle(front)
+            assert [piece.text async for piece in stream] == list("defgh")
+            output = await stream.output()
+            assert (output.request_id, output.text) == (stream.request_id, "defgh")
+            assert [piece async for piece in stream] == []
+
+    run(test)
+
+
+def test_completions_of_one_request_come_marked_with_their_index() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            params = SamplingParams(max_new_tokens=3, n=3, seed=1, temperature=30.0)
+            texts = {0: "", 1: "", 2: ""}
+            async for piece in front.stream("a", params):
+                texts[piece.index] += piece.text
+            output = await front.generate("a", params)
+            assert [one.text for one in output.outputs] == list(texts.values())
+
+    run(test)
+
+
+def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
+    async def test() -> None:
+        engine, _ = gated(rows=1, max_queue=1)
+        async with AsyncEngine(engine) as front:
+            with pytest.raises(InvalidRequestError, match="prompt 7: is empty"):
+                await front.generate("", greedy(), name="prompt 7")
+            with pytest.raises(InvalidRequestError, match="timeout_s"):
+                await front.add("a", greedy(), timeout_s=-1)
+            stream = front.stream([V], greedy())
+            with pytest.raises(InvalidRequestError, match="token id"):
+                await anext(stream)
+            between_steps = threading.Event()
+            front._post(lambda: assert_set(between_steps))  # what is posted meanwhile arrives together
+            tasks = [asyncio.create_task(front.generate([base], greedy(2))) for base in (10, 20)]
+            await asyncio.sleep(0)
+            between_steps.set()
+            assert (await tasks[0]).token_ids == [11, 12]
+            with pytest.raises(QueueFullError):
+                await tasks[1]
+            assert (await front.generate([30], greedy(2))).token_ids == [31, 32]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_deadlines_hold() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            output = await front.generate([1], greedy(50), timeout_s=1e-9)
+            assert output.finish_reason == "timeout"
+
+    run(test)
+
+
+def test_it_works_on_a_real_model_from_several_event_loops() -> None:
+    llm = LLM("story")
+    wanted = [llm.generate(f"Once upon a time, there were {i}", greedy(8))[0].text for i in range(4)]
+    front = AsyncEngine(llm)
+    got: dict[int, str] = {}
+
+    async def one(i: int) -> None:
+        got[i] = (await front.generate(f"Once upon a time, there were {i}", greedy(8))).text
+
+    threads = [threading.Thread(target=lambda i=i: asyncio.run(one(i))) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    run(front.shutdown)
+    assert [got[i] for i in range(4)] == wanted
+
+
+# --- aborted, cancelled, abandoned -----------------------------------------------------------------------------------
+
+
+def test_abort_ends_the_stream_and_says_so_and_the_others_notice_nothing() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        async with AsyncEngine(engine) as front:
+            stream = await front.add([1], greedy(20))
+            gate.turns.release()
+            assert (await anext(stream)).token_ids == [2]
+            other = asyncio.create_task(front.generate([50], greedy(4)))
+            gate.turns.release(10**6)
+            await front.abort(stream.request_id)
+            await front.abort(stream.request_id)
+            await front.abort(10**9)
+            pieces = [piece async for piece in stream]
+            assert pieces[-1].finish_reason == "abort"
+            output = await stream.output()
+            assert output.token_ids == following(1, len(output.token_ids))
+            assert (await other).token_ids == following(50, 4)
+        assert_all_free(engine)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["close", "break", "aclose", "cancel", "collect the stream", "collect the generator"])
+def test_a_request_whose_reader_goes_away_is_aborted(how: str) -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        async with AsyncEngine(engine) as front:
+            gate.turns.release()
+            if how == "close":
+                stream = await front.add([1], greedy(40))
+                await anext(stream)
+                stream.close()
+            elif how == "break":
+                async for _ in front.stream([1], greedy(40)):
+                    break
+            elif how == "aclose":
+                generator = front.stream([1], greedy(40))
+                await anext(generator)
+                await generator.aclose()  # type: ignore[attr-defined]
+            elif how == "cancel":
+                task = asyncio.create_task(front.generate([1], greedy(40)))
+                while not gate.passes:
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            elif how == "collect the stream":
+                stream = await front.add([1], greedy(40))
+                await anext(stream)
+                del stream
+            else:
+                generator = front.stream([1], greedy(40))
+                await anext(generator)
+                del generator
+            for _ in range(3):
+                gc.collect()
+                await asyncio.sleep(0)
+            gate.turns.release(10**6)
+            await idle(front)
+            stats = await front.stats()
+            assert (stats.aborted, stats.finished) == (1, 0)
+            assert gate.passes < 40
+            assert (await front.generate([60], greedy(2))).token_ids == [61, 62]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_a_task_cancelled_before_its_request_was_queued_leaves_nothing() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        async with AsyncEngine(engine) as front:
+            busy = await front.add([1], greedy(2))
+            while not engine.scheduler.running:  # the thread is in a pass now, and takes no commands
+                await asyncio.sleep(0)
+            task = asyncio.create_task(front.generate([60], greedy(40)))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            gate.turns.release(10**6)
+            assert (await busy.output()).token_ids == [2, 3]
+            await idle(front)
+            assert (await front.stats()).prompt_tokens == 1
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_readers_whose_event_loop_was_closed_are_forgotten() -> None:
+    engine, gate = gated(open_at_once=False)
+    front = AsyncEngine(engine)
+    kept = []
+
+    async def leave() -> None:
+        kept.append(await front.add([1], greedy(40)))
+
+    asyncio.run(leave())
+    gate.turns.release(10**6)
+
+    async def test() -> None:
+        await idle(front)
+        assert (await front.stats()).aborted == 1
+        assert (await front.generate([60], greedy(2))).token_ids == [61, 62]
+        await front.shutdown()
+
+    run(test)
+    assert_all_free(engine)
+
+
+# --- steps that raise ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt("odd")])
+def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on(error: BaseException) -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False, rows=2)
+        async with AsyncEngine(engine) as front:
+            streams = [await front.add([1], greedy(20))]
+            later = [asyncio.create_task(front.add([base], greedy(20))) for base in (40, 80)]
+            await asyncio.sleep(
+                0
+            )  # they are posted while the thread is in its first pass; the second admits one of them
+            gate.error, gate.error_at = error, 3
+            gate.turns.release(10**6)
+            streams += [await task for task in later]
+            first = await anext(streams[0])
+            with pytest.raises(StepFailedError, match=rf"request {first.request_id} ended .*{error}") as raised:
+                await streams[0].output()
+            assert raised.value.__cause__ is error
+            with pytest.raises(StepFailedError):
+                await anext(streams[0])
+            with pytest.raises(StepFailedError):
+                async for _ in streams[1]:
+                    pass
+            assert (await streams[2].output()).token_ids == following(80, 20)
+            stats = await front.stats()
+            assert (stats.failed, stats.finished) == (2, 1)
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_a_failure_that_is_nobodys_ends_all_instead_of_failing_for_ever() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        held = engine.model_runner.token_to_kv_pool.alloc(200)  # behind the engine's back
+        assert held is not None
+        async with AsyncEngine(engine) as front:
+            with pytest.raises(StepFailedError, match="something outside the engine"):
+                await front.generate([1] * 60, greedy(4))
+            engine.model_runner.token_to_kv_pool.free(held)
+            assert (await front.generate([1] * 60, greedy(2))).token_ids == [2, 3]
+
+    run(test)
+
+
+@pytest.mark.parametrize("broken_too", [(), ("abort_all", "shutdown")])
+def test_a_thread_that_dies_leaves_nobody_waiting(broken_too: tuple[str, ...]) -> None:
+    """That takes a bug in the engine; here `has_unfinished` raises."""
+
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        front = AsyncEngine(engine)
+        stream = await front.add([1], greedy(20))
+
+        def broken(*args: object) -> bool:
+            raise ZeroDivisionError("a bug")
+
+        for name in ("has_unfinished", *broken_too):
+            setattr(engine, name, broken)
+        other = asyncio.create_task(front.generate([50], greedy(20)))
+        await asyncio.sleep(0)  # it is posted while the thread is in its first pass
+        gate.turns.release(10**6)
+        with pytest.raises((StepFailedError, EngineClosedError), match="a bug") as raised:
+            await stream.output()
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await anext(stream)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await other
+        with pytest.raises(EngineClosedError):
+            await front.stats()
+        await front.shutdown()
+        if not broken_too:
+            del engine.has_unfinished
+            assert_all_free(engine)
+
+    run(test)
+
+
+# --- starting and stopping -------------------------------------------------------------------------------------------
+
+
+def test_shutdown_ends_streams_and_may_be_called_again() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        front = AsyncEngine(engine)
+        stream = await front.add([1], greedy(40))
+        gate.turns.release()
+        await anext(stream)
+        closing = [asyncio.create_task(front.shutdown()) for _ in range(3)]
+        gate.turns.release(10**6)
+        await asyncio.gather(*closing)
+        await front.shutdown()
+        pieces = [piece async for piece in stream]
+        assert pieces[-1].finish_reason == "abort"
+        for call in (front.generate([1], greedy()), front.stats(), front.abort(0)):
+            with pytest.raises(EngineClosedError):
+                await call
+        stream.close()
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_leaving_the_context_by_an_error_stops_the_thread() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+
+        async def fail() -> None:
+            async with AsyncEngine(engine) as front:
+                await front.add([1], greedy(40))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_an_engine_with_requests_of_its_own_is_not_taken_over() -> None:
+    engine = make_engine()
+    engine.add_request([1], greedy())
+    with pytest.raises(ValueError, match="unfinished requests"):
+        AsyncEngine(engine)
+
+
+def test_an_idle_engine_sleeps() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        asked = []
+        has_unfinished = engine.has_unfinished
+        engine.has_unfinished = lambda: asked.append(1) or has_unfinished()  # type: ignore[method-assign, func-returns-value]
+        async with AsyncEngine(engine) as front:
+            await front.generate([1], greedy(2))
+            await front.stats()
+            before = len(asked)
+            await asyncio.sleep(0.05)
+            assert len(asked) - before <= 2, "it turns round and round"
+
+    run(test)
+
+
+# --- all at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_64_coroutines_with_random_cancels(seed: int) -> None:
+    """Tiny pools, so that requests are evicted and retracted, too. Who is not cancelled gets exactly the right tokens."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integer(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    async def one(front: AsyncEngine, i: int, prompt: list[int], count: int, how: int, after: int) -> str:
+        wanted = following(prompt[-1], count)
+        if how == 0:
+            assert (await front.generate(prompt, greedy(count))).token_ids == wanted
+            return "finished"
+        tokens: list[int] = []
+        stream = await front.add(prompt, greedy(count))
+        async for piece in stream:
+            tokens += piece.token_ids
+            assert tokens == wanted[: len(tokens)]
+            if how == 1 and len(tokens) >= after:
+                stream.close()
+                return "closed"
+            if how == 2 and len(tokens) >= after:
+                await front.abort(stream.request_id)
+        assert how == 2 or tokens == wanted
+        return str((await stream.output()).finish_reason)
+
+    async def test() -> None:
+        engine, _ = gated(
+            slots=96, rows=8, chunked_prefill_size=16, schedule_conservativeness=0.001, page_size=(1, 4)[seed % 2]
+        )
+        async with AsyncEngine(engine) as front:
+            tasks = []
+            for i in range(64):
+                prompt = [*range(integer(0, 30)), integer(0, V)]
+                job = one(front, i, prompt, integer(1, 30), how=integer(0, 4), after=integer(1, 10))
+                tasks.append(asyncio.create_task(job))
+                if integer(0, 4) == 0:
+                    await asyncio.sleep(0)
+            cancelled = set()
+            for _ in range(16):
+                await asyncio.sleep(0.001)
+                i = integer(0, 64)
+                if tasks[i].cancel():
+                    cancelled.add(i)
+                await front.check_integrity()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for i, result in enumerate(results):
+                if isinstance(result, BaseException):
+                    assert isinstance(result, asyncio.CancelledError), result
+                    assert i in cancelled
+            assert sum(isinstance(result, str) for result in results) >= 32
+            await idle(front)
+            stats = await front.stats()
+            assert stats.failed == 0
+            assert stats.finished + stats.aborted <= 64
+        assert_all_free(engine)
+
+    run(test)

@@ -1,0 +1,248 @@
+"""Chunked prefill: long prompts in pieces between decode passes, and what must not depend on the pieces."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.scheduling.prefill_budget import PrefillBudget
+from tests.checkpoints import greedy
+from tests.fakes import FakeServer, expected_output
+
+EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
+A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
+Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], transformers.PreTrainedModel]
+
+
+def server(**fields: Any) -> FakeServer:
+    return FakeServer(**{"max_total_tokens": 512, "max_context_len": 256, "schedule_policy": "fcfs", **fields})
+
+
+def passes(server: FakeServer, limit: int = 1000) -> list[tuple[str, list[int]]]:
+    """("EXTEND" or "DECODE", new tokens of each request) of every pass until all is done."""
+    history = []
+    while len(history) < limit and (batch := server.step()) is not None:
+        prefix_lens = batch.seq_lens - 1 if batch.prefix_lens is None else batch.prefix_lens
+        history.append((batch.forward_mode.name, (batch.seq_lens - prefix_lens).tolist()))
+    return history
+
+
+# --- which pass comes when -------------------------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_extended_in_pieces_between_decode_passes_of_the_others() -> None:
+    s = server(chunked_prefill_size=10)
+    short = s.add(A[:4], max_new_tokens=8)
+    s.step()
+    long = s.add(B[:25], max_new_tokens=2)
+    assert passes(s) == [
+        ("EXTEND", [6]),  # four of the ten were spent on the short one
+        ("DECODE", [1]),
+        ("EXTEND", [10]),
+        ("DECODE", [1]),
+        ("EXTEND", [9]),
+        ("DECODE", [1, 1]),
+        *[("DECODE", [1])] * 4,
+    ]
+    for req in (short, long):
+        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    s.check_all_free()
+
+
+def test_with_nobody_to_decode_the_pieces_follow_one_another() -> None:
+    s = server(chunked_prefill_size=10)
+    s.add(B[:25], max_new_tokens=2)
+    assert passes(s) == [("EXTEND", [10]), ("EXTEND", [10]), ("EXTEND", [5]), ("DECODE", [1])]
+
+
+def test_between_two_tokens_of_a_running_request_no_more_prompt_tokens_are_computed_than_allowed() -> None:
+    s = server(chunked_prefill_size=12, max_running_requests=8)
+    s.add(A[:3], max_new_tokens=30)
+    for i, length in enumerate((5, 30, 1, 1, 1, 12, 13, 40)):
+        s.add([1000 * (i + 1) + k for k in range(length)], max_new_tokens=2)
+    since_decode = []
+    spent = 0
+    for mode, new in passes(s):
+        spent += sum(new) if mode == "EXTEND" else 0
+        if mode == "DECODE":
+            since_decode.append(spent)
+            spent = 0
+    assert max(since_decode) == 12
+    assert sum(since_decode) == 3 + 103
+
+
+def test_the_last_piece_shares_its_pass_with_those_who_come_next() -> None:
+    s = server(chunked_prefill_size=10)
+    s.add(A[:14], max_new_tokens=2)
+    s.add(B[:3], max_new_tokens=2)
+    s.add(C[:9], max_new_tokens=2)
+    assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3, 3]), ("DECODE", [1, 1])]
+
+
+def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() -> None:
+    s = server(chunked_prefill_size=10)
+    for tokens in (A[:25], B[:25], C[:25]):
+        s.add(tokens, max_new_tokens=3)
+    cut = 0
+    while (batch := s.step()) is not None:
+        unfinished = [req for req in batch.reqs if batch.forward_mode is EXTEND and req.chunk_end < req.num_tokens - 1]
+        assert unfinished in ([], [batch.reqs[-1]])
+        assert (s.scheduler.prefilling is not None) == bool(unfinished) or batch.forward_mode is DECODE
+        cut += bool(unfinished)
+    assert cut > 5
+
+
+@pytest.mark.parametrize(("page_size", "chunk", "pieces"), [(4, 4, [4, 4, 4, 1]), (4, 7, [4, 4, 5]), (4, 9, [8, 5])])
+def test_a_prompt_is_cut_at_page_borders(page_size: int, chunk: int, pieces: list[int]) -> None:
+    s = server(page_size=page_size, chunked_prefill_size=chunk)
+    s.add(A[:13], max_new_tokens=1)
+    assert [new for _, new in passes(s)] == [[piece] for piece in pieces]
+    s.check_all_free()
+
+
+def test_without_a_limit_prompts_are_never_cut() -> None:
+    s = server(chunked_prefill_size=None)
+    s.add(A, max_new_tokens=2)
+    assert passes(s) == [("EXTEND", [100]), ("DECODE", [1])]
+
+
+def test_only_what_is_not_cached_counts() -> None:
+    s = server(chunked_prefill_size=10)
+    s.serve(A[:30], max_new_tokens=1)
+    s.add(A[:35], max_new_tokens=1)
+    assert passes(s) == [("EXTEND", [5])]
+
+
+def test_the_budget_ends_at_borders_and_is_refilled() -> None:
+    budget = PrefillBudget(10, page_size=4)
+    assert budget.chunk_end(8, 18) == 18
+    assert budget.chunk_end(8, 19) == 16
+    budget.spend(7)
+    assert budget.chunk_end(8, 11) == 11
+    assert budget.chunk_end(8, 12) == 8, "not a page is left"
+    budget.refill()
+    assert budget.chunk_end(8, 18) == 18
+    assert PrefillBudget(None, page_size=4).chunk_end(8, 10**6) == 10**6
+
+
+# --- what others see of it -------------------------------------------------------------------------------------------
+
+
+def test_finished_pieces_are_in_the_tree_at_once() -> None:
+    s = server(chunked_prefill_size=40)
+    s.add(C[:2], max_new_tokens=20)
+    s.step()
+    s.add(A, max_new_tokens=2)
+    s.step()
+    assert s.tree.peek_prefix(list(A))[0] == 38
+    assert s.scheduler.prefilling is not None
+    s.run()
+    s.check_all_free()
+
+
+def test_an_equal_prompt_waits_for_the_pieces_and_computes_its_last_token_only() -> None:
+    s = server(chunked_prefill_size=40)
+    first, second = s.add(A, max_new_tokens=2), s.add(A, max_new_tokens=2)
+    assert passes(s)[:4] == [("EXTEND", [40]), ("EXTEND", [40]), ("EXTEND", [20, 20]), ("DECODE", [1, 1])]
+    assert second.cached_tokens == 80, "20 are too few to wait for"
+    s = server(chunked_prefill_size=50)
+    first, second = s.add(A, max_new_tokens=2), s.add(A, max_new_tokens=2)
+    assert passes(s)[:4] == [("EXTEND", [50]), ("EXTEND", [50]), ("DECODE", [1]), ("EXTEND", [1])]
+    assert (first.cached_tokens, second.cached_tokens) == (0, 99)
+    s.check_all_free()
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_cache: bool) -> None:
+    s = server(chunked_prefill_size=12, page_size=page_size, disable_radix_cache=disable_radix_cache)
+    other = s.add(B[:4], max_new_tokens=6)
+    s.step()
+    req = s.add(A[:30])
+    s.step()
+    assert s.scheduler.prefilling is req
+    s.abort(req)
+    assert s.scheduler.prefilling is None
+    assert (req.output_ids, req.finish_reason) == ([], "abort")
+    assert s.tree.peek_prefix(list(A))[0] == (0 if disable_radix_cache else 8)
+    s.run()
+    assert other.output_ids == expected_output(other, s.vocab_size)[0]
+    s.check_all_free()
+
+
+# --- against transformers --------------------------------------------------------------------------------------------
+
+
+PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
+
+
+@pytest.mark.parametrize(
+    ("page_size", "chunk"), [(1, 1), (1, 2), (1, 7), (4, 4), (4, 13), (16, 16), (16, 33), (1, None)]
+)
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+def test_tokens_do_not_depend_on_the_chunk_size(
+    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int | None, disable_radix_cache: bool
+) -> None:
+    path = checkpoint("qwen3")
+    llm = LLM(
+        path,
+        page_size=page_size,
+        chunked_prefill_size=chunk,
+        disable_radix_cache=disable_radix_cache,
+        max_total_tokens=256,
+    )
+    prompts = [PROMPT, PROMPT[:20], PROMPT[30:], [*PROMPT[:37], 9]]
+    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [out.token_ids for out in outputs] == [greedy(oracle(path), prompt, 8) for prompt in prompts]
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])
+def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
+    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int
+) -> None:
+    """Also of a piece's first token, whose logits came with the piece before; and alongside requests that want none."""
+    path = checkpoint("llama")
+    llm = LLM(path, page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=256)
+    wanting = SamplingParams(max_new_tokens=3, temperature=0, prompt_logprobs=True, logprobs=0, ignore_eos=True)
+    plain = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, wanting], use_tqdm=False)
+    assert other.prompt_logprobs is None
+    ids = torch.tensor([PROMPT + output.token_ids])
+    with torch.no_grad():
+        table = oracle(path)(ids).logits[0].log_softmax(-1)
+    following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    for out in (output, third):
+        assert out.prompt_logprobs is not None
+        assert out.prompt_logprobs[0] is None
+        assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
+        assert out.logprobs is not None
+        assert [value for entry in out.logprobs for value in entry.values()] == pytest.approx(following[44:], abs=1e-4)
+
+
+def test_a_step_over_a_piece_tells_nothing_of_its_request() -> None:
+    llm = LLM("story", chunked_prefill_size=4)
+    rid = llm.engine.add_request(list(range(10, 20)), SamplingParams(max_new_tokens=2, temperature=0))
+    assert llm.engine.step() == []
+    assert llm.engine.step() == []
+    (output,) = llm.engine.step()
+    assert (output.request_id, len(output.token_ids)) == (rid, 1)
+    assert llm.engine.stats().output_tokens == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "512"])
+def test_a_chunk_size_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="chunked_prefill_size="):
+        LLM("no/such/model", chunked_prefill_size=value)
+
+
+def test_a_chunk_must_hold_a_page() -> None:
+    with pytest.raises(ValueError, match="chunked_prefill_size=15: must be None or at least page_size=16"):
+        LLM("no/such/model", chunked_prefill_size=15, page_size=16)

@@ -1,0 +1,105 @@
+"""The eviction queue alone: which leaf it gives up next, and that using a node costs it nothing."""
+
+import numpy as np
+import pytest
+
+from nanoinfer.cache.eviction import EVICTION_POLICIES, EvictionQueue
+from nanoinfer.cache.tree_node import TreeNode
+
+ROOT = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
+
+
+def leaf(time: int, hits: int = 0) -> TreeNode:
+    """A leaf below the root, made and last used at `time`."""
+    key = np.array([time])
+    node = TreeNode((None, key.tobytes()), key, key.astype(np.int32), ROOT, time)
+    node.hit_count = hits
+    return node
+
+
+def queue_of(policy: str, *nodes: TreeNode) -> EvictionQueue:
+    queue = EvictionQueue(policy)
+    for node in nodes:
+        queue.offer(node)
+    return queue
+
+
+def use(node: TreeNode, time: int) -> None:
+    node.last_access_time = time
+    node.hit_count += 1
+
+
+def popped(queue: EvictionQueue) -> list[TreeNode | None]:
+    """Everything the queue gives, the final None included."""
+    order = [queue.pop()]
+    while order[-1] is not None:
+        order.append(queue.pop())
+    return order
+
+
+def test_each_policy_has_its_own_order() -> None:
+    for policy, expected in (("lru", [1, 3, 2]), ("lfu", [3, 2, 1]), ("fifo", [1, 2, 3])):
+        nodes = [leaf(1, hits=5), leaf(2), leaf(3)]
+        queue = queue_of(policy, *reversed(nodes))
+        use(nodes[1], 9)
+        order = [node.creation_time for node in popped(queue) if node is not None]
+        assert order == expected, policy
+
+
+def test_an_unknown_policy_is_refused_and_the_known_ones_are_named() -> None:
+    with pytest.raises(ValueError, match=r"policy='mru'.*lru, lfu, fifo"):
+        EvictionQueue("mru")
+    assert set(EVICTION_POLICIES) == {"lru", "lfu", "fifo"}
+
+
+def test_an_empty_queue_gives_none() -> None:
+    assert EvictionQueue("lru").pop() is None
+
+
+def test_equals_leave_in_the_order_they_came() -> None:
+    nodes = [leaf(1), leaf(1), leaf(1)]
+    assert popped(queue_of("lru", *nodes)) == [*nodes, None]
+
+
+def test_a_node_offered_often_is_given_once() -> None:
+    node = leaf(1)
+    queue = queue_of("lru", node, node, node)
+    assert popped(queue) == [node, None]
+    queue.offer(node)
+    assert popped(queue) == [node, None]
+
+
+def test_using_a_node_adds_no_entries() -> None:
+    node, other = leaf(1), leaf(2)
+    queue = queue_of("lru", node, other)
+    for time in range(3, 1000):
+        use(node, time)
+        queue.offer(node)
+    assert len(queue._heap) == 2
+    assert popped(queue) == [other, node, None]
+
+
+@pytest.mark.parametrize("spoil", ["lock", "child", "leave"])
+def test_a_node_that_is_no_unlocked_leaf_any_more_is_passed_over(spoil: str) -> None:
+    node, other = leaf(1), leaf(2)
+    queue = queue_of("lru", node, other)
+    if spoil == "lock":
+        node.lock_ref = 1
+    elif spoil == "child":
+        child = leaf(3)
+        node.children[child.edge] = child
+    else:
+        node.parent = None
+    assert popped(queue) == [other, None]
+
+
+def test_a_node_passed_over_comes_back_when_it_is_offered_again() -> None:
+    node = leaf(1)
+    queue = queue_of("lru", node)
+    node.lock_ref = 1
+    assert queue.pop() is None
+    queue.offer(node)
+    assert queue.pop() is None  # still locked: the offer is no use
+    node.lock_ref = 0
+    queue.offer(node)
+    assert queue.pop() is node

@@ -1,0 +1,248 @@
+"""InputMetadata field by field, against loops over requests and positions."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+
+EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
+
+
+def make_runner(rows: int = 6, context: int = 40, slots: int = 320, page_size: int = 1) -> SimpleNamespace:
+    """What `create` needs of a ModelRunner: its two pools."""
+    return SimpleNamespace(
+        req_to_token_pool=ReqToTokenPool(rows, context),
+        token_to_kv_pool=TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size),
+    )
+
+
+def laid_out(runner: SimpleNamespace, rows: list[int], seq_lens: list[int], seed: int) -> dict[int, list[int]]:
+    """Give each row slots in shuffled pages; returns row → slots."""
+    rng = np.random.default_rng(seed)
+    pool, kv_pool = runner.req_to_token_pool, runner.token_to_kv_pool
+    pool.req_to_token[:] = 10**6  # left over from earlier requests; must never be read
+    page_size = kv_pool.page_size
+    pages = iter(rng.permutation(kv_pool.size // page_size).tolist())
+    slots = {}
+    for row, seq_len in zip(rows, seq_lens, strict=True):
+        page_starts = [next(pages) * page_size for _ in range(-(-seq_len // page_size))]
+        owned = [start + i for start in page_starts for i in range(page_size)]
+        slots[row] = owned[:seq_len]
+        pool.req_to_token[row, :seq_len] = torch.tensor(slots[row], dtype=torch.int32)
+    return slots
+
+
+def create(runner: SimpleNamespace, mode: ForwardMode = EXTEND, **changes: Any) -> InputMetadata:
+    """A valid call for two requests, with `changes`."""
+    arguments: dict[str, Any] = {
+        "req_pool_indices": [0, 1],
+        "seq_lens": [3, 5],
+        "prefix_lens": [0, 2] if mode is EXTEND else None,
+        "out_cache_loc": [10, 11, 12, 13, 14, 15] if mode is EXTEND else [10, 11],
+        "tp_size": 1,
+        **changes,
+    }
+    return InputMetadata.create(runner, forward_mode=mode, **arguments)
+
+
+def assert_tensor(actual: torch.Tensor | None, expected: list[int], dtype: torch.dtype = torch.int32) -> None:
+    assert actual is not None
+    assert actual.dtype == dtype
+    assert actual.tolist() == expected
+
+
+def cumulative(lens: list[int]) -> list[int]:
+    return [sum(lens[:i]) for i in range(len(lens) + 1)]
+
+
+CASES = [
+    pytest.param([0], [1], [0], id="one token"),
+    pytest.param([0], [12], [7], id="one request with a prefix"),
+    pytest.param([3, 0, 5], [5, 9, 1], [0, 0, 0], id="several, no prefix"),
+    pytest.param([2, 4, 1, 0], [17, 33, 8, 16], [16, 0, 7, 4], id="several, with and without prefix"),
+    pytest.param([5, 1], [40, 40], [39, 0], id="up to the context length"),
+]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(("rows", "seq_lens", "prefix_lens"), CASES)
+def test_every_field_of_an_extend(rows: list[int], seq_lens: list[int], prefix_lens: list[int], page_size: int) -> None:
+    runner = make_runner(page_size=page_size)
+    slots = laid_out(runner, rows, seq_lens, seed=len(rows))
+    spans = list(zip(rows, seq_lens, prefix_lens, strict=True))
+    out = [slots[row][position] for row, seq, prefix in spans for position in range(prefix, seq)]
+    meta = InputMetadata.create(runner, 1, EXTEND, rows, seq_lens, prefix_lens, out, return_normalized_logprob=True)
+    new_lens = [seq - prefix for _, seq, prefix in spans]
+
+    assert meta.forward_mode is EXTEND
+    assert (meta.batch_size, meta.total_num_tokens, meta.max_seq_len) == (len(rows), sum(seq_lens), max(seq_lens))
+    assert meta.max_extend_len == max(new_lens)
+    assert meta.req_to_token_pool is runner.req_to_token_pool
+    assert meta.token_to_kv_pool is runner.token_to_kv_pool
+    assert meta.return_normalized_logprob is True
+    assert meta.other_kv_index is None
+    assert meta.out_cache_cont_start is None
+    assert meta.out_cache_cont_end is None
+    assert_tensor(meta.req_pool_indices, rows)
+    assert_tensor(meta.seq_lens, seq_lens)
+    assert_tensor(meta.prefix_lens, prefix_lens)
+    assert_tensor(meta.start_loc, cumulative(seq_lens)[:-1])
+    assert_tensor(meta.extend_seq_lens, new_lens)
+    assert_tensor(meta.extend_start_loc, cumulative(new_lens)[:-1])
+    assert_tensor(meta.qo_indptr, cumulative(new_lens))
+    assert_tensor(meta.kv_indptr, cumulative(seq_lens))
+    assert_tensor(meta.out_cache_loc, out)
+    assert_tensor(meta.positions, [p for _, seq, prefix in spans for p in range(prefix, seq)], torch.int64)
+    assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
+    last_page = [seq % page_size or page_size for seq in seq_lens]
+    assert_tensor(meta.kv_last_page_len, last_page)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(("rows", "seq_lens"), [([0], [1]), ([2, 0, 4], [16, 17, 1]), ([1, 5], [40, 33])])
+def test_every_field_of_a_decode(rows: list[int], seq_lens: list[int], page_size: int) -> None:
+    runner = make_runner(page_size=page_size)
+    slots = laid_out(runner, rows, seq_lens, seed=7)
+    out = [slots[row][-1] for row in rows]
+    meta = InputMetadata.create(runner, 1, DECODE, rows, seq_lens, None, out)
+
+    assert meta.forward_mode is DECODE
+    assert (meta.batch_size, meta.total_num_tokens, meta.max_seq_len) == (len(rows), sum(seq_lens), max(seq_lens))
+    assert (meta.prefix_lens, meta.extend_seq_lens, meta.extend_start_loc) == (None, None, None)
+    assert meta.return_normalized_logprob is False
+    assert meta.other_kv_index == out[0]
+    assert isinstance(meta.other_kv_index, int)
+    assert_tensor(meta.req_pool_indices, rows)
+    assert_tensor(meta.seq_lens, seq_lens)
+    assert_tensor(meta.start_loc, cumulative(seq_lens)[:-1])
+    assert_tensor(meta.positions, [seq - 1 for seq in seq_lens], torch.int64)
+    assert_tensor(meta.out_cache_loc, out)
+    assert_tensor(meta.qo_indptr, list(range(len(rows) + 1)))
+    assert_tensor(meta.kv_indptr, cumulative(seq_lens))
+    assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
+    assert_tensor(meta.kv_last_page_len, [seq % page_size or page_size for seq in seq_lens])
+
+
+def test_the_worked_example_has_the_numbers_of_its_second_request() -> None:
+    runner = make_runner(rows=1, slots=64)
+    runner.req_to_token_pool.req_to_token[0, :7] = torch.arange(7)
+    meta = InputMetadata.create(runner, 1, EXTEND, [0], [12], [7], [16, 17, 18, 19, 20])
+    assert_tensor(meta.req_pool_indices, [0])
+    assert_tensor(meta.seq_lens, [12])
+    assert_tensor(meta.prefix_lens, [7])
+    assert_tensor(meta.out_cache_loc, [16, 17, 18, 19, 20])
+    assert_tensor(meta.positions, [7, 8, 9, 10, 11], torch.int64)
+    assert_tensor(meta.start_loc, [0])
+    assert_tensor(meta.extend_seq_lens, [5])
+    assert_tensor(meta.kv_indices, [0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20])
+    assert (meta.total_num_tokens, meta.max_seq_len, meta.max_extend_len) == (12, 12, 5)
+
+
+def test_new_tokens_go_where_out_cache_loc_says_even_before_the_row_knows() -> None:
+    runner = make_runner()
+    runner.req_to_token_pool.req_to_token[:] = 99
+    assert_tensor(create(runner).kv_indices, [10, 11, 12, 99, 99, 13, 14, 15])
+    assert_tensor(create(runner, DECODE).kv_indices, [99, 99, 10, 99, 99, 99, 99, 11])
+    assert runner.req_to_token_pool.req_to_token.eq(99).all()  # nothing is written
+
+
+@pytest.mark.parametrize("slot", [-1, 320])
+def test_a_row_that_names_no_slot_is_refused_before_anybody_reads_there(slot: int) -> None:
+    runner = make_runner()
+    runner.req_to_token_pool.req_to_token[1, 1] = slot
+    for mode in (EXTEND, DECODE):
+        with pytest.raises(ValueError, match=rf"req_to_token\[1, 1\]={slot}: must be in 0\.\.319"):
+            create(runner, mode)
+
+
+def test_prefix_lens_do_not_matter_in_decode() -> None:
+    meta = create(make_runner(), DECODE, prefix_lens=[77, -3, 5])
+    assert meta.prefix_lens is None
+    assert_tensor(meta.positions, [2, 4], torch.int64)
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: torch.tensor(v, dtype=torch.int32), torch.tensor])
+def test_indices_may_be_sequences_arrays_or_tensors(form: Any) -> None:
+    meta = create(
+        make_runner(),
+        req_pool_indices=form([0, 1]),
+        seq_lens=form([3, 5]),
+        prefix_lens=form([0, 2]),
+        out_cache_loc=form([10, 11, 12, 13, 14, 15]),
+    )
+    assert_tensor(meta.positions, [0, 1, 2, 2, 3, 4], torch.int64)
+    assert_tensor(meta.out_cache_loc, [10, 11, 12, 13, 14, 15])
+
+
+def test_the_metadata_does_not_alias_its_arguments() -> None:
+    seq_lens, out = torch.tensor([3, 5], dtype=torch.int32), torch.arange(10, 16, dtype=torch.int32)
+    meta = create(make_runner(), seq_lens=seq_lens, out_cache_loc=out)
+    seq_lens[:], out[:] = 0, 0
+    assert_tensor(meta.seq_lens, [3, 5])
+    assert_tensor(meta.out_cache_loc, [10, 11, 12, 13, 14, 15])
+
+
+def test_neighbouring_slots_are_written_as_a_slice_and_others_by_index() -> None:
+    keys = torch.arange(6.0).view(6, 1, 1)
+    contiguous = create(make_runner(), out_cache_cont_start=10, out_cache_cont_end=16)
+    scattered = create(make_runner(), out_cache_loc=[10, 3, 12, 5, 14, 0])
+    assert (contiguous.out_cache_cont_start, contiguous.out_cache_cont_end) == (10, 16)
+    assert contiguous.out_cache_index == slice(10, 16)
+    for meta in (contiguous, scattered):
+        pool = meta.token_to_kv_pool
+        pool.set_kv_buffer(0, meta.out_cache_index, keys, keys)
+        assert torch.equal(pool.get_key_buffer(0)[meta.out_cache_loc.long()], keys)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "message"),
+    [
+        (EXTEND, {"tp_size": 2}, "tp_size=2"),
+        (EXTEND, {"prefix_lens": None}, "prefix_lens=None"),
+        (
+            EXTEND,
+            {"req_pool_indices": [], "seq_lens": [], "prefix_lens": [], "out_cache_loc": []},
+            "req_pool_indices: .*at least one",
+        ),
+        (EXTEND, {"req_pool_indices": [0, 6]}, r"req_pool_indices\[1\]=6: must be in 0\.\.5"),
+        (EXTEND, {"req_pool_indices": [-1, 0]}, r"req_pool_indices\[0\]=-1"),
+        (EXTEND, {"req_pool_indices": [0.0, 1.0]}, "req_pool_indices: expected integers"),
+        (EXTEND, {"req_pool_indices": [[0, 1]]}, "req_pool_indices: expected one dimension"),
+        (EXTEND, {"seq_lens": [3]}, "seq_lens: 1 values for 2 requests"),
+        (EXTEND, {"seq_lens": [3, 41]}, r"seq_lens\[1\]=41: must be in 1\.\.40"),
+        (EXTEND, {"seq_lens": [0, 5]}, r"seq_lens\[0\]=0"),
+        (EXTEND, {"prefix_lens": [0]}, "prefix_lens: 1 values for 2 requests"),
+        (EXTEND, {"prefix_lens": [3, 2]}, r"prefix_lens\[0\]=3: must be in 0\.\.2"),
+        (EXTEND, {"prefix_lens": [0, -1]}, r"prefix_lens\[1\]=-1: must be in 0\.\.4"),
+        (EXTEND, {"prefix_lens": [0.0, 2.0]}, "prefix_lens: expected integers"),
+        (EXTEND, {"out_cache_loc": [10, 11, 12, 13, 14]}, "out_cache_loc: 5 slots for 6 new tokens"),
+        (EXTEND, {"out_cache_loc": [10, 11, 12, 13, 14, 320]}, r"out_cache_loc: slot 320 is outside 0\.\.319"),
+        (EXTEND, {"out_cache_loc": [10, 11, -1, 13, 14, 15]}, "out_cache_loc: slot -1"),
+        (EXTEND, {"out_cache_cont_start": 10}, "out_cache_cont_end=None"),
+        (EXTEND, {"out_cache_cont_end": 16}, "out_cache_cont_start=None"),
+        (EXTEND, {"out_cache_cont_start": 10, "out_cache_cont_end": 15}, "out_cache_cont_end=15"),
+        (EXTEND, {"out_cache_cont_start": 9, "out_cache_cont_end": 15}, "out_cache_cont_start=9"),
+        (
+            EXTEND,
+            {"out_cache_loc": [11, 10, 12, 13, 14, 15], "out_cache_cont_start": 10, "out_cache_cont_end": 16},
+            "not the range of out_cache_loc",
+        ),
+        (DECODE, {"tp_size": 0}, "tp_size=0"),
+        (DECODE, {"out_cache_loc": [10]}, "out_cache_loc: 1 slots for 2 new tokens"),
+        (DECODE, {"out_cache_loc": [10, 320]}, "out_cache_loc: slot 320"),
+        (DECODE, {"seq_lens": [3, 0]}, r"seq_lens\[1\]=0"),
+        (DECODE, {"seq_lens": [3, 5, 7]}, "seq_lens: 3 values for 2 requests"),
+        (DECODE, {"req_pool_indices": [0, 99]}, r"req_pool_indices\[1\]=99"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_field(
+    mode: ForwardMode, changes: dict[str, Any], message: str
+) -> None:
+    create(make_runner(), mode)  # without the change it is fine
+    with pytest.raises(ValueError, match=message):
+        create(make_runner(), mode, **changes)

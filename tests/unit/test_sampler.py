@@ -1,0 +1,345 @@
+"""Sampler: Hugging Face's logits processors are the oracle for what may be drawn and how often."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process as hf
+
+from nanoinfer import SamplingParams
+from nanoinfer.requests.req import Req
+from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.sampling.sampler import Sampler
+
+V = 40
+GRID = 500  # draws that a distribution is read from
+STOPS = frozenset({2, 7})
+PROMPT, OUTPUT = (3, 3, 9, 20), (9, 5, 9, 31)
+
+
+def make_req(prompt: Sequence[int] = PROMPT, output: Sequence[int] = OUTPUT, seed: int = 0, **fields: Any) -> Req:
+    """A request that has sampled `output`."""
+    req = Req(0, np.array(prompt), SamplingParams(**fields), STOPS, seed)
+    req.token_ids[req.prompt_len : req.prompt_len + len(output)] = output
+    req.num_tokens = req.prompt_len + len(output)
+    return req
+
+
+def make_logits(rows: int = 1, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+    return spread * torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
+
+
+def expected_scores(logits: torch.Tensor, req: Req) -> torch.Tensor:
+    """What transformers makes of `logits` [V] for this request, in the order of its `generate`; OpenAI's two penalties,
+    which it lacks, by their definition, one occurrence at a time."""
+    p, ids = req.params, torch.from_numpy(req.token_ids[: req.num_tokens])[None]
+    before = hf.LogitsProcessorList()
+    if p.logit_bias:
+        before.append(hf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in p.logit_bias.items()]))
+    if p.repetition_penalty != 1.0:
+        before.append(hf.RepetitionPenaltyLogitsProcessor(p.repetition_penalty))
+    scores = before(ids, logits[None].clone())
+    seen = set()
+    for token in req.output_ids:
+        scores[0, token] -= p.frequency_penalty
+        if token not in seen:
+            scores[0, token] -= p.presence_penalty
+        seen.add(token)
+    after = hf.LogitsProcessorList()
+    if p.min_new_tokens:
+        after.append(hf.MinNewTokensLengthLogitsProcessor(req.prompt_len, p.min_new_tokens, sorted(STOPS)))
+    if not p.greedy:
+        after.append(hf.TemperatureLogitsWarper(p.temperature))
+        if p.top_k > 0:
+            after.append(hf.TopKLogitsWarper(p.top_k))
+        if p.top_p < 1.0:
+            after.append(hf.TopPLogitsWarper(p.top_p))
+        if p.min_p > 0.0:
+            after.append(hf.MinPLogitsWarper(p.min_p))
+    return after(ids, scores)[0]
+
+
+def counts_of_draws(monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, req: Req) -> np.ndarray:
+    """How often each token is drawn when the random numbers are evenly spaced: `GRID` times its probability, ±1."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "nanoinfer.sampling.sampler.uniform", lambda seeds, indices: (np.arange(len(seeds)) + 0.5) / len(seeds)
+        )
+        tokens = Sampler().sample(logits.expand(GRID, -1), [req] * GRID)
+    return np.bincount(tokens.numpy(), minlength=V)
+
+
+def assert_drawn_like(counts: np.ndarray, scores: torch.Tensor) -> None:
+    wanted = GRID * scores.double().softmax(dim=-1).numpy()
+    assert counts[scores.isneginf().numpy()].sum() == 0, "drawn, but should have been removed"
+    np.testing.assert_allclose(counts, wanted, atol=1.001)
+
+
+SINGLE = [
+    {"temperature": 0.4},
+    {"temperature": 5.0},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": V},
+    {"top_k": V + 1},
+    {"top_p": 0.05},
+    {"top_p": 0.7},
+    {"top_p": 0.999},
+    {"min_p": 0.02},
+    {"min_p": 0.5},
+    {"min_p": 1.0},
+    {"repetition_penalty": 3.0},
+    {"repetition_penalty": 0.3},
+    {"frequency_penalty": 1.5},
+    {"frequency_penalty": -2.0},
+    {"presence_penalty": 2.0},
+    {"presence_penalty": -1.5},
+    {"min_new_tokens": len(OUTPUT) + 1},
+    {"min_new_tokens": len(OUTPUT)},
+    {"logit_bias": {4: 3.0, 9: -2.0, 38: -math.inf}},
+    {"logit_bias": {token: -math.inf for token in range(V) if token % 3}},
+]
+
+
+@pytest.mark.parametrize("fields", SINGLE, ids=lambda fields: " ".join(f"{k}={str(v)[:12]}" for k, v in fields.items()))
+def test_each_parameter_leaves_what_transformers_leaves(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    for seed in range(3):
+        logits, req = make_logits(seed=seed)[0], make_req(**fields)
+        assert_drawn_like(counts_of_draws(monkeypatch, logits, req), expected_scores(logits, req))
+
+
+def random_fields(rng: np.random.Generator) -> dict[str, Any]:
+    """Each parameter is left alone or set, at random."""
+    choices = {
+        "temperature": rng.uniform(0.2, 3.0),
+        "top_k": int(rng.integers(1, V)),
+        "top_p": rng.uniform(0.2, 1.0),
+        "min_p": rng.uniform(0.0, 0.3),
+        "repetition_penalty": rng.uniform(0.5, 2.0),
+        "frequency_penalty": rng.uniform(-2, 2),
+        "presence_penalty": rng.uniform(-2, 2),
+        "min_new_tokens": int(rng.integers(1, 8)),
+        "logit_bias": {int(token): float(rng.normal()) for token in rng.integers(0, V, 5)} | {11: -math.inf},
+    }
+    return {name: value for name, value in choices.items() if rng.random() < 0.6}
+
+
+def test_parameters_combine_in_the_order_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(40):
+        logits, req = make_logits(seed=seed)[0], make_req(**random_fields(rng))
+        assert_drawn_like(counts_of_draws(monkeypatch, logits, req), expected_scores(logits, req))
+
+
+def test_greedy_takes_the_best_token_after_bias_and_penalties() -> None:
+    rng = np.random.default_rng(1)
+    logits = make_logits(64, seed=5)
+    reqs = [make_req(**{**random_fields(rng), "temperature": 0.0}) for _ in range(64)]
+    wanted = [int(expected_scores(row, req).argmax()) for row, req in zip(logits, reqs, strict=True)]
+    assert Sampler().sample(logits, reqs).tolist() == wanted
+    assert wanted != logits.argmax(dim=-1).tolist()  # or the parameters had no say
+
+
+def test_greedy_ignores_what_only_shapes_the_draw() -> None:
+    logits = make_logits(8)
+    reqs = [make_req(temperature=0, top_k=3, top_p=0.1, min_p=0.9, seed=seed) for seed in range(8)]
+    assert torch.equal(Sampler().sample(logits, reqs), logits.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(2)
+    logits = make_logits(24, seed=6).to(dtype)
+    reqs = []
+    for i in range(24):
+        fields = random_fields(rng) | ({"temperature": 0.0} if i % 4 == 0 else {})
+        output = rng.integers(0, V, i % 6).tolist()
+        reqs.append(make_req(rng.integers(0, V, 1 + i % 5).tolist(), output, seed=i * 1000003, **fields))
+    sampler = Sampler()
+    alone = [int(sampler.sample(logits[i : i + 1], [req])[0]) for i, req in enumerate(reqs)]
+    for _ in range(5):
+        order = rng.permutation(24)[: rng.integers(2, 25)]
+        mixed = sampler.sample(logits[order], [reqs[i] for i in order]).tolist()
+        assert mixed == [alone[i] for i in order]
+
+
+def test_logits_are_not_changed() -> None:
+    rng = np.random.default_rng(3)
+    logits = make_logits(16)
+    before, reqs = logits.clone(), [make_req(**random_fields(rng), logprobs=2) for _ in range(16)]
+    tokens = Sampler().sample(logits, reqs)
+    Sampler().logprobs(logits, tokens, reqs)
+    assert torch.equal(logits, before)
+
+
+def test_a_request_without_output_yet_has_nothing_to_penalise(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = make_logits()[0]
+    req = make_req(output=(), frequency_penalty=2.0, presence_penalty=2.0)
+    assert_drawn_like(counts_of_draws(monkeypatch, logits, req), logits)
+
+
+def test_repetition_penalty_counts_a_token_once_and_prompt_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = make_logits()[0]
+    once = make_req(prompt=(9, 31), output=(5,), repetition_penalty=1.7)
+    often = make_req(prompt=(9, 9, 9, 31, 31), output=(5, 5, 9), repetition_penalty=1.7)
+    assert_drawn_like(counts_of_draws(monkeypatch, logits, often), expected_scores(logits, once))
+
+
+def test_stop_tokens_cannot_be_drawn_before_min_new_tokens() -> None:
+    logits = torch.zeros(1, V)
+    logits[0, [2, 7]] = 50.0
+    sampler = Sampler()
+    for temperature in (0.0, 1.0):
+        for num_output in range(6):
+            req = make_req(output=[1] * num_output, temperature=temperature, min_new_tokens=3)
+            assert (int(sampler.sample(logits, [req])[0]) in STOPS) == (num_output >= 3)
+
+
+# --- numbers at the edge ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-20, 1e-30])
+def test_a_tiny_temperature_is_greedy_and_ties_share(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    logits = make_logits()[0]
+    logits[[4, 30]] = logits.max() + 0.01
+    counts = counts_of_draws(monkeypatch, logits, make_req(temperature=temperature))
+    assert counts[[4, 30]].tolist() == [GRID // 2, GRID // 2]
+
+
+@pytest.mark.parametrize("temperature", [1e10, 1e30])
+def test_a_huge_temperature_is_uniform_over_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    forbidden = dict.fromkeys(range(0, V, 2), -math.inf)
+    counts = counts_of_draws(monkeypatch, make_logits()[0], make_req(temperature=temperature, logit_bias=forbidden))
+    assert counts[::2].tolist() == [0] * (V // 2)
+    assert set(counts[1::2].tolist()) == {GRID // (V // 2)}
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0 - 2.0**-53])
+def test_the_ends_of_the_random_numbers_stay_within_the_allowed_tokens(
+    monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    monkeypatch.setattr("nanoinfer.sampling.sampler.uniform", lambda seeds, indices: np.full(len(seeds), number))
+    sampler = Sampler()
+    ends = dict.fromkeys((0, 1, V - 2, V - 1), -math.inf)
+    for seed in range(50):
+        logits = make_logits(1, seed, spread=8.0)
+        for fields in ({"logit_bias": ends}, {"top_k": 1}, {"top_p": 0.3}, {"temperature": 1e-30}):
+            req = make_req(**fields)
+            token = int(sampler.sample(logits, [req])[0])
+            assert expected_scores(logits[0], make_req(**fields | {"temperature": 1.0}))[token] > -math.inf
+
+
+def test_a_forbidden_token_is_neither_drawn_nor_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = make_logits()[0]
+    best = int(logits.argmax())
+    for fields in ({}, {"repetition_penalty": 1e-9}, {"repetition_penalty": 1e9}, {"presence_penalty": -2.0}):
+        req = make_req(output=[best], logit_bias={best: -math.inf}, **fields)
+        counts = counts_of_draws(monkeypatch, logits, req)
+        assert counts[best] == 0
+        assert counts.sum() == GRID
+        greedy = make_req(output=[best], logit_bias={best: -math.inf}, temperature=0, **fields)
+        assert int(Sampler().sample(logits[None], [greedy])[0]) != best
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e10])
+def test_the_largest_bias_decides(temperature: float) -> None:
+    fields: dict[str, Any] = {"temperature": temperature, "logit_bias": {5: 1e20, 6: -1e20}}
+    assert int(Sampler().sample(make_logits(), [make_req(**fields)])[0]) == 5
+
+
+@pytest.mark.parametrize("penalty", [1e-9, 1e9])
+def test_an_extreme_repetition_penalty_still_draws_a_token(monkeypatch: pytest.MonkeyPatch, penalty: float) -> None:
+    for prompt in ((3,), range(V)):  # some tokens penalised, all tokens penalised
+        counts = counts_of_draws(monkeypatch, make_logits()[0], make_req(prompt=prompt, repetition_penalty=penalty))
+        assert counts.sum() == GRID
+        assert counts.size == V
+
+
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def chi_square(counts: np.ndarray, wanted: np.ndarray) -> float:
+    return float(((counts - wanted) ** 2 / wanted).sum())
+
+
+def test_the_steps_of_one_seed_follow_the_distribution() -> None:
+    logits = make_logits(spread=1.0)[0]
+    template = make_req(seed=1234, max_new_tokens=4000, output=())
+    reqs = []
+    for index in range(4000):
+        req = copy.copy(template)
+        req.num_tokens = req.prompt_len + index
+        reqs.append(req)
+    counts = np.bincount(Sampler().sample(logits.expand(4000, -1), reqs).numpy(), minlength=V)
+    assert chi_square(counts, 4000 * logits.double().softmax(-1).numpy()) < 90  # 39 degrees of freedom: p < 1e-5
+
+
+def test_neighbouring_seeds_follow_the_distribution() -> None:
+    logits = make_logits(spread=1.0)[0]
+    reqs = [make_req(seed=seed) for seed in range(4000)]
+    counts = np.bincount(Sampler().sample(logits.expand(4000, -1), reqs).numpy(), minlength=V)
+    assert chi_square(counts, 4000 * logits.double().softmax(-1).numpy()) < 90
+
+
+@pytest.mark.parametrize(
+    ("seeds", "indices"),
+    [
+        (np.full(8000, 5), np.arange(8000)),
+        (np.full(8000, 2**64 - 1, dtype=np.uint64), np.arange(8000)),
+        (np.arange(8000), np.zeros(8000, dtype=int)),
+        (np.arange(8000), np.arange(8000)),
+    ],
+)
+def test_uniform_fills_the_unit_square_evenly(seeds: np.ndarray, indices: np.ndarray) -> None:
+    """Pairs of successive numbers: neither uneven nor correlated."""
+    numbers = uniform(seeds.tolist(), indices.tolist())
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts, _, _ = np.histogram2d(numbers[:-1], numbers[1:], bins=8, range=[[0, 1], [0, 1]])
+    assert chi_square(counts.ravel(), np.full(64, 7999 / 64)) < 125  # 63 degrees of freedom: p < 1e-5
+
+
+def test_completions_of_one_request_have_streams_of_their_own() -> None:
+    for seed in (0, 1, 2**63, 2**64 - 1):
+        seeds = [derived_seed(seed, index) for index in range(50)]
+        assert seeds[0] == seed
+        assert len(set(seeds)) == 50
+        assert all(0 <= one < 2**64 for one in seeds)
+    assert not {derived_seed(1, i) for i in range(50)} & {derived_seed(2, i) for i in range(50)}
+
+
+# --- log-probabilities -----------------------------------------------------------------------------------------------
+
+
+def test_logprobs_are_the_sampled_token_and_the_likeliest_in_order() -> None:
+    logits = make_logits(6, seed=9)
+    reqs = [make_req(logprobs=k) for k in (None, 0, 1, 3, V, None)]
+    tokens = torch.tensor([1, 2, int(logits[2].argmax()), int(logits[3].argmin()), 8, 9])
+    result = Sampler().logprobs(logits, tokens, reqs)
+    assert result[0] is None
+    assert result[5] is None
+    for row in range(1, 5):
+        table = logits[row].double() - logits[row].double().logsumexp(0)
+        likeliest = np.argsort(-logits[row].numpy(), kind="stable")[: reqs[row].params.logprobs].tolist()
+        entry = result[row]
+        assert entry is not None
+        wanted = [int(tokens[row]), *(token for token in likeliest if token != int(tokens[row]))]
+        assert list(entry) == wanted
+        np.testing.assert_allclose(list(entry.values()), table[wanted], atol=1e-5)
+        assert all(type(token) is int and type(value) is float for token, value in entry.items())
+
+
+def test_logprobs_are_the_models_own_whatever_shapes_the_draw() -> None:
+    logits, tokens = make_logits(), torch.tensor([9])
+    plain = make_req(logprobs=4)
+    shaped = make_req(logprobs=4, temperature=3.0, top_k=1, logit_bias={9: -math.inf}, repetition_penalty=2.0)
+    assert Sampler().logprobs(logits, tokens, [shaped]) == Sampler().logprobs(logits, tokens, [plain])

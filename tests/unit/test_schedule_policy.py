@@ -1,0 +1,190 @@
+"""The order in which each policy considers waiting requests, on trees made by hand and at random."""
+
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import SamplingParams
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
+
+
+def cache_of(*sequences: Sequence[int], extra_key: Hashable = None, **options: bool) -> RadixCache:
+    """A tree that holds `sequences`."""
+    pool = TokenToKVPool(1024, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(4, 16), pool, **options)
+    for tokens in sequences:
+        slots = pool.alloc(len(tokens))
+        assert slots is not None
+        pool.free(slots[: cache.insert(tokens, slots, extra_key)])
+    return cache
+
+
+def reqs_of(*prompts: Sequence[int], **fields: bool) -> list[Req]:
+    """Waiting requests, numbered in order of arrival."""
+    return [Req(i, np.array(prompt), SamplingParams(**fields)) for i, prompt in enumerate(prompts)]
+
+
+def order(policy: str, reqs: Sequence[Req], cache: RadixCache, seed: int = 0) -> list[int]:
+    """Request ids in the policy's order."""
+    return [req.request_id for req in SCHEDULE_POLICIES[policy](reqs, cache, np.random.default_rng(seed))]
+
+
+def random_tree_and_reqs(seed: int, count: int = 40) -> tuple[RadixCache, list[Req]]:
+    rng = np.random.default_rng(seed)
+
+    def sequence() -> list[int]:
+        return rng.integers(0, 3, size=rng.integers(1, 9)).tolist()
+
+    return cache_of(*(sequence() for _ in range(12))), reqs_of(*(sequence() for _ in range(count)))
+
+
+def test_the_four_policies_are_there() -> None:
+    assert set(SCHEDULE_POLICIES) == {"lpm", "fcfs", "random", "dfs-weight"}
+
+
+@pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
+def test_every_policy_orders_the_same_requests_and_leaves_the_cache_alone(policy: str) -> None:
+    for seed in range(5):
+        cache, reqs = random_tree_and_reqs(seed)
+        before = [(id(node), len(node), node.last_access_time, node.hit_count) for _, node in cache.nodes()]
+        ids = [req.request_id for req in reqs]
+        assert sorted(order(policy, reqs, cache)) == ids
+        assert [req.request_id for req in reqs] == ids  # the queue itself is not reordered
+        assert [(id(node), len(node), node.last_access_time, node.hit_count) for _, node in cache.nodes()] == before
+
+
+@pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
+def test_every_policy_takes_an_empty_queue_and_a_single_request(policy: str) -> None:
+    assert order(policy, [], cache_of([1, 2])) == []
+    assert order(policy, reqs_of([1, 2, 3]), cache_of([1, 2])) == [0]
+
+
+# --- lpm, fcfs, random -------------------------------------------------------------------------------------------
+
+
+def test_lpm_takes_the_longest_cached_prefix_first_and_equals_as_they_came() -> None:
+    cache = cache_of([1, 2, 3, 4], [1, 2, 7], [5, 6])
+    reqs = reqs_of([9, 9], [5, 6, 0], [1, 2, 3, 4, 0], [8], [1, 2, 0], [1, 2, 3, 9, 9, 9, 9])
+    assert order("lpm", reqs, cache) == [2, 5, 1, 4, 0, 3]
+
+
+def test_lpm_counts_tokens_not_the_share_of_the_prompt() -> None:
+    cache = cache_of([1, 2], [3, 4, 5])
+    assert order("lpm", reqs_of([1, 2, 0], [3, 4, 5, *[0] * 50]), cache) == [1, 0]
+
+
+def test_lpm_does_not_count_the_last_token_which_is_computed_in_any_case() -> None:
+    cache = cache_of([1, 2, 3], [4, 5, 6])
+    assert order("lpm", reqs_of([1, 2], [4, 5, 6], [1, 2, 3, 4]), cache) == [2, 1, 0]
+
+
+def test_lpm_expects_nothing_cached_where_the_whole_prompt_is_computed_anew() -> None:
+    cache = cache_of([1, 2, 3])
+    anew, ordinary = *reqs_of([1, 2, 3, 4], prompt_logprobs=True), *reqs_of([1, 9])
+    assert SCHEDULE_POLICIES["lpm"]([anew, ordinary], cache, np.random.default_rng(0)) == [ordinary, anew]
+
+
+def test_lpm_keeps_namespaces_apart() -> None:
+    cache = cache_of([1, 2, 3], extra_key="lora")
+    reqs = reqs_of([1, 2, 3, 4], [1, 2, 3, 4])
+    reqs[1].extra_key = "lora"
+    assert order("lpm", reqs, cache) == [1, 0]
+
+
+def test_fcfs_keeps_the_order_of_arrival_whatever_is_cached() -> None:
+    cache = cache_of([5, 6, 7])
+    assert order("fcfs", reqs_of([1], [5, 6, 7, 8], [2], [5, 6]), cache) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+def test_with_nothing_cached_the_order_is_that_of_arrival(policy: str) -> None:
+    prompts = [[3], [1, 2], [1, 2, 3], [3, 1]]
+    assert order(policy, reqs_of(*prompts), cache_of()) == [0, 1, 2, 3]
+    assert order(policy, reqs_of(*prompts), cache_of([1, 2], disable=True)) == [0, 1, 2, 3]
+
+
+def test_random_is_a_permutation_that_the_seed_repeats() -> None:
+    reqs, cache = reqs_of(*[[1]] * 20), cache_of()
+    first = order("random", reqs, cache, seed=3)
+    assert sorted(first) == list(range(20))
+    assert first == order("random", reqs, cache, seed=3)
+    assert len({tuple(order("random", reqs, cache, seed)) for seed in range(10)}) == 10
+
+
+def test_random_gives_every_request_its_turn_to_be_first() -> None:
+    reqs, cache, rng = reqs_of([1], [2], [3]), cache_of([1, 1]), np.random.default_rng(0)
+    firsts = [SCHEDULE_POLICIES["random"](reqs, cache, rng)[0].request_id for _ in range(60)]
+    assert set(firsts) == {0, 1, 2}
+
+
+# --- dfs-weight --------------------------------------------------------------------------------------------------
+
+
+def test_dfs_weight_prefers_the_subtree_where_most_wait_to_the_longest_match() -> None:
+    cache = cache_of([1, 1, 1, 1, 1, 1], [2, 2])
+    reqs = reqs_of([1, 1, 1, 1, 1, 1, 0], [2, 2, 5], [2, 2, 6])
+    assert order("dfs-weight", reqs, cache) == [1, 2, 0]
+    assert order("lpm", reqs, cache) == [0, 1, 2]
+
+
+def test_dfs_weight_keeps_requests_of_one_subtree_together() -> None:
+    cache = cache_of([1, 1, 2], [1, 1, 3], [4, 4])
+    reqs = reqs_of([1, 1, 2, 0], [4, 4, 0], [1, 1, 3, 0], [4, 4, 1], [1, 1, 2, 9])
+    assert order("dfs-weight", reqs, cache) == [0, 4, 2, 1, 3]
+
+
+def test_dfs_weight_takes_what_is_below_a_node_before_what_ends_at_it() -> None:
+    # As SGLang: who matched nothing would push out of the cache what the others still need.
+    cache = cache_of([1, 1], [1, 1, 2])
+    reqs = reqs_of([8], [1, 1, 9], [1, 1, 2, 0], [9])
+    assert order("dfs-weight", reqs, cache) == [2, 1, 0, 3]
+
+
+def test_dfs_weight_weighs_a_subtree_by_all_requests_in_it() -> None:
+    cache = cache_of([1, 1, 2], [1, 1, 3], [1, 1, 4], [5, 5])
+    reqs = reqs_of([5, 5, 0], [5, 5, 1], [1, 1, 2, 0], [1, 1, 3, 0], [1, 1, 4, 0])
+    assert order("dfs-weight", reqs, cache) == [2, 3, 4, 0, 1]
+
+
+def test_dfs_weight_takes_subtrees_of_equal_weight_as_their_requests_came() -> None:
+    cache = cache_of([1, 1], [2, 2], [3, 3])
+    assert order("dfs-weight", reqs_of([3, 3, 0], [1, 1, 0], [2, 2, 0]), cache) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dfs_weight_is_a_walk_of_the_tree_heaviest_subtree_first(seed: int) -> None:
+    cache, reqs = random_tree_and_reqs(seed)
+    place = {request_id: i for i, request_id in enumerate(order("dfs-weight", reqs, cache))}
+    ends_at: dict[TreeNode, list[int]] = {}
+    for req in reqs:
+        ends_at.setdefault(cache.peek_prefix(req.reusable_tokens)[1], []).append(place[req.request_id])
+
+    def places(node: TreeNode) -> list[int]:
+        """Checks the subtree; returns where its requests came in the order."""
+        below = [found for child in node.children.values() if (found := places(child))]
+        own = ends_at.get(node, [])
+        assert own == sorted(own)  # as they came
+        assert all(position < first for first in own for found in below for position in found)
+        in_turn = sorted(below, key=min)
+        assert all(len(a) >= len(b) for a, b in pairwise(in_turn))
+        together = sorted(own + [position for found in below for position in found])
+        assert not together or together == list(range(together[0], together[-1] + 1))
+        return together
+
+    assert len(places(cache.root)) == len(reqs)
+
+
+def test_dfs_weight_survives_a_very_deep_tree() -> None:
+    deep = [7] * 900
+    cache = cache_of(deep)
+    for length in range(899, 0, -1):
+        cache.match_prefix(deep[:length])  # splits: a node a token
+    assert len(list(cache.nodes())) == 900
+    assert order("dfs-weight", reqs_of([8, 8], [7, 7, 0], [*deep, 0]), cache) == [2, 1, 0]

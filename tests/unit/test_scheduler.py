@@ -1,0 +1,953 @@
+"""Scheduler, CacheManager and Batch with a fake model: who is admitted when, and who owns which slot."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.batch import Batch
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling import prefix_sharing
+from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
+from tests.fakes import FakeServer, counted_calls, expected_output
+
+EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
+A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
+
+
+def passes(server: FakeServer) -> Iterator[tuple[ForwardMode, list[Req]]]:
+    """(mode, requests) of every pass until all is done."""
+    while (batch := server.step()) is not None:
+        yield batch.forward_mode, list(batch.reqs)
+
+
+def assert_as_expected(server: FakeServer, *reqs: Req) -> None:
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, server.vocab_size)
+
+
+# --- a request's way ---------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_extended_once_and_decoded_for_every_further_token() -> None:
+    server = FakeServer()
+    req = server.add(A[:5], max_new_tokens=4)
+    assert list(passes(server)) == [(EXTEND, [req]), (DECODE, [req]), (DECODE, [req]), (DECODE, [req])]
+    assert_as_expected(server, req)
+    assert req.finish_reason is FinishReason.LENGTH
+    server.check_all_free()
+
+
+def test_nothing_to_do_is_no_pass() -> None:
+    assert FakeServer().step() is None
+
+
+def test_the_last_token_never_gets_a_slot() -> None:
+    server = FakeServer(max_total_tokens=8)
+    req = server.serve(A[:5], max_new_tokens=4)  # 5 + 4 - 1 = 8 slots, all there are
+    assert len(req.output_ids) == 4
+    assert server.tree.total_size() == 8
+
+
+def test_a_finished_request_leaves_its_tokens_in_the_tree_and_its_row_free() -> None:
+    server = FakeServer()
+    req = server.serve(A[:5], max_new_tokens=4)
+    assert server.rows.available_size() == server.rows.size
+    assert req.req_pool_idx is None
+    assert (server.tree.total_size(), server.tree.protected_size()) == (8, 0)
+    sequence = req.token_ids[: req.num_tokens].tolist()
+    assert len(server.tree.match_prefix(sequence).indices) == 8
+    assert len(list(server.tree.nodes())) == 1
+
+
+def test_the_prompt_of_a_running_request_is_found_by_the_next_one() -> None:
+    server = FakeServer()
+    first = server.add(A[:6], max_new_tokens=8)
+    server.step()
+    second = server.add([*A[:6], 7], max_new_tokens=2)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [second]
+    assert (second.cached_tokens, batch.input_ids.tolist()) == (6, [7])
+    server.run()
+    assert_as_expected(server, first, second)
+    server.check_all_free()
+
+
+def test_a_prompt_that_is_cached_to_the_end_still_computes_its_last_token() -> None:
+    server = FakeServer()
+    server.serve(A[:6])
+    again = server.add(A[:6])
+    batch = server.step()
+    assert batch is not None
+    assert again.cached_tokens == 5
+    assert batch.input_ids.tolist() == [A[5]]
+    server.run()
+    assert_as_expected(server, again)
+
+
+def test_requests_join_and_leave_between_steps() -> None:
+    server = FakeServer()
+    long, short = server.add(A[:3], max_new_tokens=6), server.add(B[:3], max_new_tokens=2)
+    seen = [server.step(), server.step()]
+    late = server.add(C[:3], max_new_tokens=2)
+    modes = [(batch.forward_mode, list(batch.reqs)) for batch in seen if batch is not None]
+    modes += list(passes(server))
+    assert modes[:4] == [(EXTEND, [long, short]), (DECODE, [long, short]), (EXTEND, [late]), (DECODE, [long, late])]
+    assert modes[4:] == [(DECODE, [long])] * 3
+    assert_as_expected(server, long, short, late)
+
+
+def test_a_stop_token_ends_a_request_and_on_the_last_allowed_token_it_is_the_reason() -> None:
+    server = FakeServer()
+    tokens = server.serve(A[:4], max_new_tokens=6).output_ids
+    for stop_at in (1, 3, 6):
+        req = server.serve(A[:4], max_new_tokens=6, stop_token_ids=[tokens[stop_at - 1]])
+        assert (req.output_ids, req.finish_reason) == (tokens[:stop_at], "stop")
+    held_on = server.serve(A[:4], max_new_tokens=6, stop_token_ids=tokens[:2], min_new_tokens=3)
+    assert (held_on.output_ids, held_on.finish_reason) == (tokens, "length")
+    server.check_all_free()
+
+
+def test_a_single_new_token_needs_no_decode() -> None:
+    server = FakeServer()
+    req = server.add(A[:4], max_new_tokens=1)
+    assert list(passes(server)) == [(EXTEND, [req])]
+    assert server.tree.total_size() == 4
+    server.check_all_free()
+
+
+def test_log_probabilities_reach_the_requests_that_want_them() -> None:
+    server = FakeServer()
+    server.serve(A[:3])
+    wanting = server.add(A[:5], max_new_tokens=2, prompt_logprobs=True)
+    other = server.add(A[:5], max_new_tokens=2)
+    batch = server.scheduler.schedule()
+    assert batch is not None
+    assert batch.return_normalized_logprob
+    token_ids = server.model.forward(batch)
+    server.scheduler.process_batch_result(batch, token_ids, [{token_ids[0]: -0.5}, None])
+    server.check()
+    assert (wanting.cached_tokens, other.cached_tokens) == (0, 3)
+    assert wanting.prompt_logprobs == [None, 1.0, 2.0, 3.0, 4.0]  # the fake model's: the position of the token
+    assert other.prompt_logprobs is None
+    assert (batch.reqs[0].output_logprobs, batch.reqs[1].output_logprobs) == ([{token_ids[0]: -0.5}], [])
+    server.run()
+    server.check_all_free()
+
+
+# --- the worked example of the design ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("outputs", "first_slot"), [(8, 14), (10, 16), (16, 22)])
+def test_the_worked_example(outputs: int, first_slot: int) -> None:
+    server = FakeServer(vocab_size=32000)
+    prompt = [1, 29871, 29896, 29906, 29941, 29946, 29945]
+    first = server.add(prompt, max_new_tokens=outputs)
+    batches = [server.step() for _ in range(outputs)]
+    slots = [batch.out_cache_loc.tolist() for batch in batches if batch is not None]
+    assert slots == [list(range(7)), *([slot] for slot in range(7, first_slot))]
+    assert first.finished
+    assert (server.tree.total_size(), server.rows.available_size()) == (first_slot, server.rows.size)
+    assert [len(node) for _, node in server.tree.nodes()] == [first_slot]
+
+    server.add([*prompt, 29896, 29906, 29941, 29946, 29945])
+    batch = server.step()
+    assert batch is not None
+    assert batch.forward_mode is EXTEND
+    assert batch.req_pool_indices.tolist() == [0]
+    assert batch.seq_lens.tolist() == [12]
+    assert batch.prefix_lens is not None
+    assert batch.prefix_lens.tolist() == [7]
+    assert batch.input_ids.tolist() == [29896, 29906, 29941, 29946, 29945]
+    assert batch.out_cache_loc.tolist() == list(range(first_slot, first_slot + 5))
+    assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == (first_slot, first_slot + 5)
+    sizes = [(depth, len(node)) for depth, node in server.tree.nodes()]
+    assert sizes == [(1, 7), (2, first_slot - 7), (2, 5)]
+
+
+# --- admission ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_new_tokens", "fits"), [(5, True), (6, False)])
+def test_admission_counts_what_running_requests_may_still_need(max_new_tokens: int, fits: bool) -> None:
+    server = FakeServer(max_total_tokens=20)
+    first = server.add(A[:6], max_new_tokens=5)  # 6 slots now, 10 in the end
+    server.step()
+    second = server.add(B[:6], max_new_tokens=max_new_tokens)  # 10 or 11 in the end, beside 14 free slots
+    server.step()
+    assert (second in server.scheduler.running) == fits
+    server.run()
+    assert_as_expected(server, first, second)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize(("max_new_tokens", "fits"), [(5, True), (6, False)])
+def test_admission_counts_the_others_of_the_same_pass(max_new_tokens: int, fits: bool) -> None:
+    server = FakeServer(max_total_tokens=20)
+    server.add(A[:6], max_new_tokens=5)
+    server.add(B[:6], max_new_tokens=max_new_tokens)
+    batch = server.step()
+    assert batch is not None
+    assert len(batch.reqs) == (2 if fits else 1)
+    server.run()
+
+
+def test_what_does_not_fit_waits_and_is_served_when_there_is_room() -> None:
+    server = FakeServer(max_total_tokens=20)
+    first, second = server.add(A[:6], max_new_tokens=5), server.add(B[:6], max_new_tokens=6)
+    history = list(passes(server))
+    assert history[:5] == [(EXTEND, [first]), *[(DECODE, [first])] * 4]
+    assert history[5:] == [(EXTEND, [second]), *[(DECODE, [second])] * 5]
+    assert_as_expected(server, first, second)
+    server.check_all_free()
+
+
+def test_cached_tokens_that_nobody_uses_count_as_room_and_are_evicted_when_it_is_needed() -> None:
+    server = FakeServer(max_total_tokens=20)
+    server.serve(A[:6], max_new_tokens=5)
+    assert (server.pool.available_size(), server.tree.evictable_size()) == (10, 10)
+    second = server.add(B[:15], max_new_tokens=2)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [second]
+    assert server.tree.peek_prefix(A[:6])[0] == 0
+    server.run()
+    server.check_all_free()
+
+
+def test_nothing_is_evicted_while_there_is_room() -> None:
+    server = FakeServer(max_total_tokens=20)
+    server.serve(A[:6], max_new_tokens=5)
+    server.serve(B[:6], max_new_tokens=5)
+    assert (server.pool.available_size(), server.tree.total_size()) == (0, 20)
+    server.serve(C[:3], max_new_tokens=1)
+    assert server.tree.peek_prefix(A[:6])[0] == 0  # the least recently used one went
+    assert server.tree.peek_prefix(B[:6])[0] == 6
+
+
+def test_the_prefix_a_request_will_use_does_not_count_as_room() -> None:
+    server = FakeServer(max_total_tokens=16)
+    server.serve(A[:10], max_new_tokens=1)
+    reuser = server.add(A[:11], max_new_tokens=6)  # 10 cached + 6 = all 16
+    other = server.add(B[:1], max_new_tokens=1)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [reuser]
+    assert reuser.cached_tokens == 10
+    assert other in server.scheduler.waiting
+    server.run()
+    assert_as_expected(server, reuser, other)
+
+
+def test_a_shared_prefix_is_paid_for_once() -> None:
+    server = FakeServer(max_total_tokens=16)
+    server.serve(A[:10], max_new_tokens=1)
+    reqs = [server.add([*A[:10], 1 + i], max_new_tokens=2) for i in range(3)]  # 2 slots each beside the 10
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == reqs
+    assert server.tree.evictable_size() + server.pool.available_size() == 3
+    server.run()
+    assert_as_expected(server, *reqs)
+
+
+def test_none_is_overtaken_for_being_big() -> None:
+    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
+    server.add(A[:6], max_new_tokens=5)
+    server.step()
+    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
+    server.step()
+    assert list(server.scheduler.waiting) == [big, small]
+    order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
+    assert order == [big, small]
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("how", ["finish", "abort"])
+def test_the_next_one_comes_in_as_soon_as_one_of_several_ends(how: str, disable_radix_cache: bool) -> None:
+    server = FakeServer(max_total_tokens=30, disable_radix_cache=disable_radix_cache)
+    ending, staying = server.add(A[:6], max_new_tokens=4), server.add(B[:2], max_new_tokens=14)
+    server.step()
+    late = server.add(C[:10], max_new_tokens=3)
+    server.step()
+    assert list(server.scheduler.waiting) == [late]
+    if how == "abort":
+        server.abort(ending)
+    while not ending.finished:
+        server.step()
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [late])
+    assert staying in server.scheduler.running
+    server.run()
+    assert_as_expected(server, staying, late)
+    server.check_all_free()
+
+
+def test_aborting_the_first_in_line_lets_the_second_in() -> None:
+    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
+    server.step()
+    assert list(server.scheduler.waiting) == [big, small]
+    server.abort(big)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [small])
+
+
+def test_no_more_requests_run_than_there_are_rows() -> None:
+    server = FakeServer(max_total_tokens=64, max_running_requests=2)
+    reqs = [server.add([10 + i, 20 + i], max_new_tokens=1 + i) for i in range(5)]
+    history = list(passes(server))
+    assert max(len(batch) for _, batch in history) == 2
+    assert history[0] == (EXTEND, reqs[:2])
+    assert history[1] == (EXTEND, [reqs[2]])  # the first one is done after its only token
+    assert_as_expected(server, *reqs)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+def test_a_pass_extends_no_more_than_max_prefill_tokens(disable_radix_cache: bool) -> None:
+    server = FakeServer(max_prefill_tokens=8, schedule_policy="fcfs", disable_radix_cache=disable_radix_cache)
+    reqs = [server.add([100 * i + k for k in range(length)], 2) for i, length in enumerate((4, 4, 1, 5, 3, 1))]
+    history = list(passes(server))
+    assert history[:3] == [(EXTEND, reqs[:2]), (EXTEND, reqs[2:4]), (EXTEND, reqs[4:])]
+    assert EXTEND not in [mode for mode, _ in history[3:]]
+
+
+def test_a_prompt_longer_than_max_prefill_tokens_has_a_pass_to_itself() -> None:
+    server = FakeServer(max_prefill_tokens=8, schedule_policy="fcfs")
+    reqs = [server.add(A[:2], 2), server.add(B[:12], 2), server.add(C[:2], 2)]
+    batches = [batch for mode, batch in passes(server) if mode is EXTEND]
+    assert batches == [[req] for req in reqs]
+
+
+def test_cached_tokens_do_not_count_towards_max_prefill_tokens() -> None:
+    server = FakeServer(max_prefill_tokens=8)
+    server.serve(A[:10], max_new_tokens=1)
+    reqs = [server.add([*A[:10], 1 + i, 2], 2) for i in range(5)]
+    batches = [batch for mode, batch in passes(server) if mode is EXTEND]
+    assert batches == [reqs[:4], reqs[4:]]
+
+
+# --- policy and order --------------------------------------------------------------------------------------------
+
+
+def first_admitted(policy: str) -> int:
+    """Which of two waiting requests, of which the second is cached, a server with one row takes first."""
+    server = FakeServer(max_running_requests=1, schedule_policy=policy)
+    server.serve(A[:6], max_new_tokens=1)
+    server.add(B[:6])
+    server.add([*A[:6], 1])
+    batch = server.step()
+    assert batch is not None
+    return batch.reqs[0].request_id
+
+
+def test_lpm_admits_the_cached_request_first_and_fcfs_the_first() -> None:
+    assert first_admitted("lpm") == 2
+    assert first_admitted("dfs-weight") == 2
+    assert first_admitted("fcfs") == 1
+
+
+def test_lpm_notices_what_became_cached_after_the_request_arrived() -> None:
+    server = FakeServer(max_running_requests=1)
+    server.add(A[:6], max_new_tokens=3)
+    server.step()
+    stranger, relative = server.add(B[:4]), server.add([*A[:6], 1])
+    server.step()
+    assert list(server.scheduler.waiting) == [stranger, relative]
+    order = [reqs[0] for mode, reqs in passes(server) if mode is EXTEND]
+    assert order == [relative, stranger]
+
+
+def test_a_request_that_arrives_behind_a_blocked_one_is_ranked_at_once() -> None:
+    server = FakeServer(max_total_tokens=30)
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    blocked = server.add(B[:12], max_new_tokens=6)
+    server.step()
+    relative = server.add([*A[:6], 1], max_new_tokens=2)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [relative]
+    assert blocked in server.scheduler.waiting
+
+
+def test_requests_that_wait_are_ranked_anew_when_the_tree_has_changed() -> None:
+    server = FakeServer(max_total_tokens=50)
+    first = server.add(A[:6], max_new_tokens=10)
+    server.step()
+    everything, _ = expected_output(first, server.vocab_size)
+    sibling = server.add([*A[:6], *B[:10]], max_new_tokens=30)  # at first both have 6 tokens cached
+    child = server.add([*A[:6], *everything], max_new_tokens=20)
+    server.step()
+    assert list(server.scheduler.waiting) == [sibling, child]
+    order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
+    assert order == [child, sibling]
+    assert_as_expected(server, first, sibling, child)
+
+
+def test_those_beyond_the_window_have_their_turn_even_if_the_tree_never_changes() -> None:
+    server = FakeServer(policy_window=2, disable_radix_cache=True)
+    reqs = [server.add([10 + i], max_new_tokens=1) for i in range(5)]
+    server.run()
+    assert_as_expected(server, *reqs)
+
+
+def test_the_random_policy_is_repeated_by_its_seed() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        server = FakeServer(max_running_requests=1, schedule_policy="random", random_seed=seed)
+        for i in range(12):
+            server.add([100 + i], max_new_tokens=1)
+        orders.append([reqs[0].request_id for _, reqs in passes(server)])
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[2]) == list(range(12))
+
+
+def test_the_policy_looks_at_the_longest_waiting_only() -> None:
+    server = FakeServer(max_running_requests=1, policy_window=2)
+    server.serve(A[:6], max_new_tokens=1)
+    reqs = [server.add(B[:2]), server.add(C[:2]), server.add([*A[:6], 1])]
+    order = [batch[0] for mode, batch in passes(server) if mode is EXTEND]
+    assert order[0] is reqs[0]
+    assert set(order) == set(reqs)
+
+
+# --- duplicates --------------------------------------------------------------------------------------------------
+
+
+def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128)
+    long = range(1000, 1040)
+    first, equal = server.add(long), server.add(long)
+    branching, other = server.add([*long[:35], *B[:5]]), server.add([*long[:20], *C])
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [first, other], "the last one shares too little to wait for it"
+    batch = server.step()
+    assert batch is not None
+    assert set(batch.reqs) == {equal, branching}
+    assert batch.forward_mode is EXTEND
+    assert (equal.cached_tokens, branching.cached_tokens, other.cached_tokens) == (39, 35, 0)
+    server.run()
+    assert_as_expected(server, first, equal, branching, other)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize(("shared", "waits"), [(35, False), (36, True), (39, True)])
+def test_only_whole_pages_are_worth_waiting_for(shared: int, waits: bool) -> None:
+    server = FakeServer(max_total_tokens=252, page_size=12, max_context_len=128)
+    long = range(1000, 1040)
+    first, second = server.add(long), server.add([*long[:shared], *B[: 45 - shared]])
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == ([first] if waits else [first, second])
+    server.run()
+    assert second.cached_tokens == (36 if waits else 0)
+    assert_as_expected(server, first, second)
+
+
+@pytest.mark.parametrize("fields", [{"disable_radix_cache": True}, {}])
+def test_nobody_waits_where_nothing_can_be_shared(fields: dict[str, Any]) -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128, **fields)
+    long = range(1000, 1040)
+    keys = (None, None) if fields else ("lora-a", "lora-b")
+    reqs = [server.add(long, extra_key=key) for key in keys]
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == reqs
+    server.run()
+    server.check_all_free()
+
+
+def test_a_pool_held_from_outside_is_an_error_not_an_endless_loop() -> None:
+    server = FakeServer(max_total_tokens=20)
+    held = server.pool.alloc(15)
+    assert held is not None
+    req = server.add(A[:6], max_new_tokens=5)
+    with pytest.raises(RuntimeError, match="5 of 20 slots"):
+        server.scheduler.schedule()
+    server.pool.free(held)
+    server.run()
+    assert_as_expected(server, req)
+
+
+def test_a_request_that_does_not_fit_is_not_looked_at_again_until_something_ends() -> None:
+    server = FakeServer(max_total_tokens=20)
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    server.add(B[:6], max_new_tokens=5)
+    server.step()
+    with counted_calls() as calls:
+        for _ in range(3):
+            server.scheduler._admit()
+    assert calls["lock_prefix"] == calls["match_prefix"] == 0
+    server.run()
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 12])
+def test_two_equal_prompts_in_one_pass_end_up_in_the_same_slots(page_size: int) -> None:
+    server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
+    prompt = range(1000, 1000 + 2 * page_size + page_size // 2)  # two pages, and a half where there are halves
+    reqs = [server.add(prompt, max_new_tokens=3) for _ in range(3)]
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == reqs
+    assert all(req.cached_tokens == 0 for req in reqs)  # all three computed everything
+    shared = 2 * page_size
+    rows = [server.cache.rows[req.req_pool_idx, : len(prompt)].tolist() for req in reqs]
+    assert rows[0][:shared] == rows[1][:shared] == rows[2][:shared]
+    assert len({slot for row in rows for slot in row}) == shared + 3 * (len(prompt) - shared)
+    assert server.tree.total_size() == shared
+    server.run()
+    assert_as_expected(server, *reqs)
+    server.check_all_free()
+
+
+def test_equal_outputs_of_requests_side_by_side_are_kept_once() -> None:
+    server = FakeServer()
+    for _ in range(3):
+        server.add(A[:5], max_new_tokens=6)
+    server.run()
+    assert server.tree.total_size() == 5 + 6 - 1
+    assert server.pool.available_size() == 64 - 10
+
+
+def test_requests_of_different_namespaces_share_nothing() -> None:
+    server = FakeServer()
+    reqs = [server.add(A[:5], max_new_tokens=2, extra_key=key) for key in (None, "lora-a", "lora-b", "lora-a")]
+    server.run()
+    assert [req.cached_tokens for req in reqs] == [0, 0, 0, 0]
+    again = [server.serve(A[:5], max_new_tokens=2, extra_key=key) for key in ("lora-b", "lora-c")]
+    assert [req.cached_tokens for req in again] == [4, 0]
+    assert_as_expected(server, *reqs, *again)
+    assert server.tree.total_size() == 4 * 6
+    server.check_all_free()
+
+
+# --- abort -------------------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_waiting_request_never_runs() -> None:
+    server = FakeServer(max_running_requests=1)
+    running, waiting, last = server.add(A[:4]), server.add(B[:4]), server.add(C[:4])
+    server.step()
+    server.abort(waiting)
+    assert (waiting.finish_reason, waiting.output_ids) == (FinishReason.ABORT, [])
+    assert all(waiting not in reqs for _, reqs in passes(server))
+    assert_as_expected(server, running, last)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_aborted_running_request_leaves_what_it_computed_in_the_tree(page_size: int) -> None:
+    server = FakeServer(page_size=page_size)
+    req, other = server.add(A[:6], max_new_tokens=9), server.add(B[:6], max_new_tokens=9)
+    for _ in range(4):
+        server.step()
+    server.abort(req)  # 6 prompt tokens and 3 of the 4 outputs have K/V
+    assert req.finish_reason is FinishReason.ABORT
+    assert len(req.output_ids) == 4
+    assert req not in server.scheduler.running
+    assert server.rows.available_size() == server.rows.size - 1
+    sequence = req.token_ids[: req.num_tokens].tolist()
+    assert server.tree.peek_prefix(sequence)[0] == 9 - 9 % page_size
+    server.run()
+    assert_as_expected(server, other)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_pass_that_failed_is_undone_by_abort(page_size: int, disable_radix_cache: bool) -> None:
+    server = FakeServer(page_size=page_size, disable_radix_cache=disable_radix_cache)
+    server.serve(A[:8], max_new_tokens=1)
+    cached = server.tree.total_size()
+    failing = [server.add(A[:9]), server.add(B[:9])]
+    assert server.scheduler.schedule() is not None  # no model runs: nothing of what is new has K/V
+    server.abort(*failing)
+    assert server.tree.total_size() == cached
+    running = server.add(C[:4], max_new_tokens=5)
+    server.step()
+    assert server.scheduler.schedule() is not None  # and the same for a decode
+    server.abort(running)
+    assert server.tree.peek_prefix(running.token_ids[:5])[0] == (0 if disable_radix_cache else 4)
+    server.check_all_free()
+
+
+def test_aborting_what_has_ended_changes_nothing() -> None:
+    server = FakeServer()
+    req = server.serve(A[:4])
+    server.abort(req)
+    assert req.finish_reason is FinishReason.LENGTH
+    waiting = server.add(A[:4])
+    server.abort(waiting)
+    server.abort(waiting)
+    assert waiting.finish_reason is FinishReason.ABORT
+    assert server.step() is None
+
+
+def test_an_abort_makes_room_for_who_waits() -> None:
+    server = FakeServer(max_total_tokens=20)
+    first, second = server.add(A[:6], max_new_tokens=10), server.add(B[:6], max_new_tokens=10)
+    server.step()
+    server.step()
+    assert second in server.scheduler.waiting
+    server.abort(first)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [second])
+    server.run()
+    assert_as_expected(server, second)
+
+
+# --- without a cache, with pages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_with_the_cache_disabled_everything_is_freed_and_nothing_is_found(page_size: int) -> None:
+    server = FakeServer(page_size=page_size, disable_radix_cache=True)
+    for _ in range(2):
+        req = server.serve(A[:6], max_new_tokens=15)
+        assert req.cached_tokens == 0
+        assert server.pool.available_size() == 64
+        assert_as_expected(server, req)
+    assert server.tree.total_size() == 0
+    together = [server.add(A[:6]) for _ in range(3)]
+    server.run()
+    assert_as_expected(server, *together)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_new_tokens", "cached"), [(3, 1, 0), (4, 1, 4), (4, 2, 4), (5, 3, 4), (5, 4, 8), (8, 1, 8)]
+)
+def test_a_finished_request_leaves_whole_pages_only(prompt_len: int, max_new_tokens: int, cached: int) -> None:
+    server = FakeServer(page_size=4)
+    server.serve(A[:prompt_len], max_new_tokens)
+    assert server.tree.total_size() == cached
+    assert server.pool.available_size() == 64 - cached
+
+
+def test_a_decode_takes_a_new_page_only_where_the_last_one_is_full() -> None:
+    server = FakeServer(page_size=4)
+    req = server.add(A[:3], max_new_tokens=8)
+    free = []
+    while (batch := server.step()) is not None and not req.finished:
+        free.append((batch.seq_lens.tolist()[0], server.pool.available_size()))
+    assert free == [(3, 60), (4, 60), (5, 56), (6, 56), (7, 56), (8, 56), (9, 52)]
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_prefix_is_reused_in_whole_pages(page_size: int) -> None:
+    server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
+    prompt = list(range(1000, 1000 + 2 * page_size))
+    server.serve(prompt, max_new_tokens=1)
+    exact = server.serve(prompt, max_new_tokens=1)
+    longer = server.serve([*prompt, 1], max_new_tokens=1)
+    shorter = server.serve(prompt[:-1], max_new_tokens=1)
+    assert [req.cached_tokens for req in (exact, longer, shorter)] == [page_size, 2 * page_size, page_size]
+    assert_as_expected(server, exact, longer, shorter)
+
+
+# --- cost --------------------------------------------------------------------------------------------------------
+
+
+class CountedDict(OrderedDict[Req, None]):
+    """The waiting requests; counts those that somebody goes through."""
+
+    visited = 0
+
+    def __iter__(self) -> Iterator[Req]:
+        for req in super().__iter__():
+            self.visited += 1
+            yield req
+
+
+def blocked_server(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeServer, CountedDict, list[Any]]:
+    """One long request runs, `num_waiting` wait, none of which fits beside it; and a list of tree look-ups."""
+    server = FakeServer(max_total_tokens=40)
+    server.add(A[:5], max_new_tokens=30)
+    server.step()
+    for i in range(num_waiting):
+        server.add([1000 + i] * 5, max_new_tokens=10)
+    server.scheduler.waiting._reqs = waiting = CountedDict(server.scheduler.waiting._reqs)
+    looked_up: list[Any] = []
+    for name in ("peek_prefix", "match_prefix"):
+        original = getattr(RadixCache, name)
+
+        def counted(self: RadixCache, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            looked_up.append(args)
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(RadixCache, name, counted)
+    return server, waiting, looked_up
+
+
+def bare_step(server: FakeServer) -> None:
+    """A step without the checks, which go through everything."""
+    batch = server.scheduler.schedule()
+    assert batch is not None
+    assert batch.forward_mode is DECODE
+    server.scheduler.process_batch_result(batch, [1] * len(batch.reqs), [None] * len(batch.reqs))
+
+
+def test_a_step_in_which_nothing_changes_does_not_go_through_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, waiting, looked_up = blocked_server(10_000, monkeypatch)
+    bare_step(server)
+    window = server.config.policy_window
+    assert waiting.visited <= window + 1
+    assert len(looked_up) <= window + 1
+    waiting.visited = 0
+    looked_up.clear()
+    for _ in range(5):
+        bare_step(server)
+    assert waiting.visited == 0
+    assert not looked_up, "not even the first in line: nothing has ended since it did not fit"
+
+
+def test_an_arrival_costs_at_most_the_policy_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, waiting, looked_up = blocked_server(10_000, monkeypatch)
+    server.add([5], max_new_tokens=38)
+    bare_step(server)
+    assert waiting.visited <= server.config.policy_window + 1
+    assert len(looked_up) <= server.config.policy_window + 1
+
+
+@pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
+def test_a_step_does_the_same_work_however_many_wait(policy: str) -> None:
+    counts = []
+    for num_waiting in (200, 3000):
+        server = FakeServer(max_total_tokens=40, schedule_policy=policy, random_seed=0)
+        server.add(A[:5], max_new_tokens=30)
+        server.step()
+        for i in range(num_waiting):
+            server.add([1000 + i] * 5, max_new_tokens=10)
+        with counted_calls() as calls:
+            bare_step(server)
+            bare_step(server)
+        counts.append(calls)
+    assert counts[0] == counts[1]
+
+
+# --- at random ---------------------------------------------------------------------------------------------------
+
+
+def random_request(server: FakeServer, rng: np.random.Generator, history: list[Req]) -> Req:
+    """A request that often begins like another one, or goes on where another one ended."""
+    page_size = server.config.page_size
+    limit = server.pool.size - page_size
+    start: list[int] = []
+    if history and rng.random() < 0.7:
+        other = history[int(rng.integers(len(history)))]
+        start = other.token_ids[: int(rng.integers(other.num_tokens // 2, other.num_tokens)) + 1].tolist()
+    more = rng.integers(0, 3, size=int(rng.integers(1, 10 + page_size))).tolist()
+    prompt = (start + more)[: limit // 2]
+    max_new_tokens = int(rng.integers(1, min(14, limit - len(prompt))))
+    return server.add(
+        prompt,
+        max_new_tokens,
+        extra_key=[None, None, "lora"][int(rng.integers(3))],
+        stop_token_ids=[0] if rng.random() < 0.5 else [],
+        min_new_tokens=int(rng.integers(0, max_new_tokens + 1)),
+        prompt_logprobs=bool(rng.random() < 0.1),
+    )
+
+
+CONFIGURATIONS = [
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 40},
+    {"page_size": 1, "schedule_policy": "fcfs", "max_total_tokens": 40, "eviction_policy": "lfu"},
+    {"page_size": 1, "schedule_policy": "dfs-weight", "max_total_tokens": 70, "eviction_policy": "fifo"},
+    {"page_size": 1, "schedule_policy": "random", "max_total_tokens": 40, "disable_radix_cache": True},
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 60, "max_prefill_tokens": 10},
+    {"page_size": 4, "schedule_policy": "lpm", "max_total_tokens": 64},
+    {"page_size": 4, "schedule_policy": "dfs-weight", "max_total_tokens": 48, "policy_window": 2},
+    {"page_size": 4, "schedule_policy": "random", "max_total_tokens": 64, "disable_radix_cache": True},
+    {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
+    {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
+]
+CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
+    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
+    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
+    for pressure in ({}, {"schedule_conservativeness": 0.001})
+]
+
+
+@pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
+def test_scheduling_never_changes_tokens_nor_loses_a_slot(
+    configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", worth_waiting_for)
+    rng = np.random.default_rng(seed)
+    pressed = "schedule_conservativeness" in configuration
+    server = FakeServer(vocab_size=3, max_running_requests=12 if pressed else 4, random_seed=seed, **configuration)
+    reqs: list[Req] = []
+    evicted = 0
+    retracted: set[Req] = set()
+    half_prefilled: set[Req] = set()
+    while len(reqs) < 80 or server.scheduler.waiting or server.scheduler.running:
+        if len(reqs) < 80:
+            for _ in range(int(rng.integers(0, 5 if pressed else 3))):
+                reqs.append(random_request(server, rng, reqs))
+        unfinished = [*server.scheduler.waiting, *server.scheduler.running]
+        if unfinished and rng.random() < 0.05:
+            server.abort(unfinished[int(rng.integers(len(unfinished)))])
+        before = server.tree.total_size()
+        server.step()
+        evicted += server.tree.total_size() < before
+        retracted |= {req for req in server.scheduler.waiting if req.num_retractions}
+        half_prefilled |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
+    for req in reqs:
+        tokens, reason = expected_output(req, server.vocab_size)
+        if req.finish_reason is FinishReason.ABORT:
+            assert req.output_ids == tokens[: req.num_output_tokens]
+        else:
+            assert (req.output_ids, req.finish_reason) == (tokens, reason)
+        assert (req.prompt_logprobs is not None) == (req.params.prompt_logprobs and bool(req.num_output_tokens))
+        assert req.prompt_logprobs in (None, [None, *map(float, range(1, req.prompt_len))])
+    if not server.tree.disable:  # the run was what it is meant to be
+        assert evicted
+        assert sum(req.cached_tokens for req in reqs)
+    assert pressed or not retracted
+    assert bool(half_prefilled) == ("chunked_prefill_size" in configuration)
+    server.check_all_free()
+
+
+# --- check_integrity ---------------------------------------------------------------------------------------------
+
+
+def lose_a_slot(server: FakeServer, req: Req) -> None:
+    req.allocated_len -= 1
+
+
+def share_a_slot(server: FakeServer, req: Req) -> None:
+    server.cache.rows[req.req_pool_idx, req.tree_len] = server.cache.rows[req.req_pool_idx, 0]
+
+
+def free_a_slot(server: FakeServer, req: Req) -> None:
+    server.pool.free(server.cache.rows[req.req_pool_idx, req.tree_len : req.tree_len + 1])
+
+
+def free_the_row(server: FakeServer, req: Req) -> None:
+    server.rows.free([req.req_pool_idx or 0])
+
+
+def let_go(server: FakeServer, req: Req) -> None:
+    assert req.last_node is not None
+    server.tree.dec_lock_ref(req.last_node)
+
+
+def lock_for_nobody(server: FakeServer, req: Req) -> None:
+    assert req.last_node is not None
+    server.tree.inc_lock_ref(req.last_node)
+
+
+@pytest.mark.parametrize("corrupt", [lose_a_slot, share_a_slot, free_a_slot, free_the_row, let_go, lock_for_nobody])
+def test_check_integrity_notices(corrupt: Any) -> None:
+    server = FakeServer()
+    req = server.add(A[:4], max_new_tokens=6)
+    for _ in range(3):
+        server.step()
+    server.cache.check_integrity(server.scheduler.running)
+    corrupt(server, req)
+    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
+        server.cache.check_integrity(server.scheduler.running)
+
+
+def test_check_integrity_notices_a_running_request_that_nobody_counts() -> None:
+    server = FakeServer()
+    server.add(A[:4], max_new_tokens=6)
+    server.step()
+    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
+        server.cache.check_integrity([])
+
+
+def test_rows_that_the_bookkeeping_cannot_reach_are_refused() -> None:
+    rows, pool = ReqToTokenPool(2, 4, device="meta"), TokenToKVPool(4, torch.float32, 1, 1, 1)
+    with pytest.raises(ValueError, match=r"req_to_token_pool: is on meta.*host"):
+        CacheManager(rows, pool, RadixCache(rows, pool))
+
+
+def test_a_tree_with_larger_pages_than_the_pool_cannot_be_managed() -> None:
+    rows, pool = ReqToTokenPool(2, 16), TokenToKVPool(16, torch.float32, 1, 1, 1, page_size=4)
+    with pytest.raises(ValueError, match=r"radix_cache: page_size=8, must be the pool's 4"):
+        CacheManager(rows, pool, RadixCache(rows, pool, page_size=8))
+
+
+# --- Batch -------------------------------------------------------------------------------------------------------
+
+
+def test_scattered_slots_are_no_range() -> None:
+    server = FakeServer(max_total_tokens=20, disable_radix_cache=True)
+    reqs = [server.add(A[:3], max_new_tokens=2), server.add(B[:4], max_new_tokens=7)]
+    server.step()  # slots 0-2 and 3-6
+    server.step()  # slots 7 and 8; the first request ends and frees 0-2 and 7
+    late = server.add(C[:5], max_new_tokens=3)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [late]
+    assert batch.out_cache_loc.tolist() == [0, 1, 2, 7, 9]
+    assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == (None, None)
+    server.run()
+    assert_as_expected(server, *reqs, late)
+
+
+def test_a_batch_does_not_change_when_its_requests_go_on() -> None:
+    server = FakeServer()
+    server.add(A[:3], max_new_tokens=4)
+    batches = [server.step() for _ in range(3)]
+    fields = [(b.input_ids.tolist(), b.seq_lens.tolist(), b.out_cache_loc.tolist()) for b in batches if b is not None]
+    server.run()
+    assert [f[1] for f in fields] == [[3], [4], [5]]
+    assert [(b.input_ids.tolist(), b.seq_lens.tolist(), b.out_cache_loc.tolist()) for b in batches if b] == fields
+    assert all(isinstance(b, Batch) and torch.is_tensor(b.req_pool_indices) for b in batches)
+
+
+# --- what counts as a use of the cache -------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_hit_when_its_request_is_admitted_not_whenever_it_is_considered() -> None:
+    server = FakeServer(max_total_tokens=40, eviction_policy="lfu")
+    server.serve(A[:6], max_new_tokens=1)
+    (node,) = (node for _, node in server.tree.nodes())
+    assert node.hit_count == 0, "whoever computes it does not hit it"
+    server.add(B[:6], max_new_tokens=20)
+    server.step()
+    blocked = server.add([*A[:6], 1], max_new_tokens=20)
+    for i in range(5):
+        server.add([i], max_new_tokens=20)  # an arrival makes admission look again
+        server.step()
+    assert blocked in server.scheduler.waiting
+    assert node.hit_count == 0
+    server.run()
+    assert node.hit_count == 1
+
+
+def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer(max_total_tokens=40)
+    server.serve(C[:10], max_new_tokens=1)
+    server.add(A[:5], max_new_tokens=34)
+    server.step()
+    server.add(B[:5], max_new_tokens=30)
+    bare_step(server)
+    ranked: list[object] = []
+    monkeypatch.setattr(server.scheduler.waiting, "_policy", lambda *args: ranked.append(args))
+    while server.tree.total_size() > 5:  # until the first's decode has evicted what nobody uses
+        bare_step(server)
+    assert server.cache.evicted_tokens == 10
+    assert not ranked

@@ -1,0 +1,127 @@
+"""What an engine tells about itself: stats and the log line of a step."""
+
+import logging
+import re
+from dataclasses import asdict, fields
+
+import pytest
+
+from nanoinfer import EngineStats, SamplingParams
+from nanoinfer.stats import RECENT_STEPS, StepMeter
+from tests.pressure import Clock
+from tests.unit.test_engine import greedy, make_engine, model_of, step
+
+LINE = re.compile(
+    r"step=(\d+) mode=(EXTEND|DECODE) reqs=(\d+) tokens=(\d+) running=(\d+) waiting=(\d+) free=(\d+) evictable=(\d+)"
+    r" protected=(\d+) retracted=(\d+) ms=(\d+\.\d)"
+)
+
+
+def test_every_step_logs_one_line_in_one_format(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(rows=2, slots=20, schedule_conservativeness=0.001, chunked_prefill_size=8)
+    with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
+        for base in (5, 50):
+            engine.add_request([base] * 6, greedy(10))
+        while engine.has_unfinished():
+            step(engine)
+    lines = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
+    assert all(lines)
+    told = [line.groups() for line in lines if line is not None]
+    assert [int(line[0]) for line in told] == list(range(1, len(told) + 1))
+    assert told[0][1:9] == ("EXTEND", "2", "8", "2", "0", "12", "0", "8")
+    assert told[1][1:4] == ("DECODE", "1", "1")
+    assert sum(int(line[9]) for line in told) == engine.stats().retractions > 0
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_nothing_is_logged_below_info(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine()
+    with caplog.at_level(logging.WARNING, logger="nanoinfer.engine"):
+        engine.add_request([5], greedy())
+        step(engine)
+    assert not caplog.records
+
+
+def test_slots_add_up_to_all_there_are_and_each_kind_is_named() -> None:
+    engine = make_engine(slots=64, page_size=4)
+    engine.add_request(list(range(9)), greedy(2))
+    while engine.has_unfinished():
+        step(engine)
+    engine.add_request([*range(8), 90, 91], greedy(9))
+    step(engine)
+    step(engine)
+    stats = engine.stats()
+    assert (stats.protected_slots, stats.evictable_slots, stats.request_slots, stats.free_slots) == (8, 0, 4, 52)
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.hit_rate) == (19, 8, 8 / 19)
+
+
+def test_times_are_those_of_the_engines_clock() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    model = model_of(engine)
+    seconds = iter((4.0, 1.0, 2.0))
+
+    def slow(*args: object) -> object:
+        clock.now += next(seconds)
+        return type(model).__call__(model, *args)  # type: ignore[arg-type]
+
+    engine.model_runner.model = slow  # type: ignore[assignment]
+    for base in (5, 50):
+        engine.add_request([base], greedy(3))
+    while engine.has_unfinished():
+        step(engine)
+    stats = engine.stats()
+    assert (stats.extend_step_seconds, stats.decode_step_seconds, stats.longest_step_seconds) == (4.0, 1.5, 4.0)
+    assert stats.tokens_per_second == 6 / 7
+
+
+def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
+    meter = StepMeter()
+    meter.add(extend=True, output_tokens=5, seconds=1000.0)
+    for _ in range(RECENT_STEPS):
+        meter.add(extend=False, output_tokens=2, seconds=0.5)
+    assert meter.recent() == {
+        "tokens_per_second": 4.0,
+        "extend_step_seconds": 0.0,
+        "decode_step_seconds": 0.5,
+        "longest_step_seconds": 0.5,
+    }
+    assert (meter.extend_steps, meter.decode_steps, meter.output_tokens) == (1, RECENT_STEPS, 5 + 2 * RECENT_STEPS)
+
+
+def test_the_documentation_names_every_field() -> None:
+    assert EngineStats.__doc__ is not None
+    assert [field.name for field in fields(EngineStats) if f"`{field.name}`" not in EngineStats.__doc__] == []
+
+
+def test_stats_are_a_mapping_of_their_fields() -> None:
+    stats = make_engine(slots=20).stats()
+    assert dict(stats) == asdict(stats)
+    assert list(stats) == [field.name for field in fields(EngineStats)]
+    assert (len(stats), "running" in stats, stats.get("free_slots"), "keys" in stats) == (
+        len(list(stats)),
+        True,
+        20,
+        False,
+    )
+    with pytest.raises(KeyError):
+        stats["speed"]
+
+
+def test_requests_are_counted_by_how_they_ended() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.add_request([5], greedy(2))
+    aborted = engine.add_request([6], SamplingParams(max_new_tokens=20))
+    engine.add_request([7], SamplingParams(max_new_tokens=20), timeout_s=2)
+    step(engine)
+    engine.abort(aborted)
+    step(engine)
+    clock.now += 2
+    step(engine)
+    engine.add_request([8], greedy(2))
+    model_of(engine).fail_at = model_of(engine).passes + 1
+    with pytest.raises(RuntimeError, match="the model broke"):
+        engine.step()
+    stats = engine.stats()
+    assert (stats.finished, stats.aborted, stats.timed_out, stats.failed) == (1, 1, 1, 1)

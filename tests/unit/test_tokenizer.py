@@ -1,0 +1,303 @@
+"""Tokenizer and IncrementalDetokenizer: decoding everything at once is the oracle for decoding token by token."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+
+REPLACEMENT = "\ufffd"
+PATH = resolve_model_path("story")
+TOKENIZER = Tokenizer(AutoTokenizer.from_pretrained(PATH))
+VOCAB_SIZE = len(TOKENIZER.hf_tokenizer)
+SPECIAL = TOKENIZER.hf_tokenizer.all_special_ids
+# The tokens that are single bytes and no ASCII: each is a part of a character.
+PARTS = [token for token in range(VOCAB_SIZE) if TOKENIZER.decode([token]) == REPLACEMENT]
+
+quick = settings(max_examples=80, deadline=None, derandomize=True)
+letters = st.sampled_from(list("ab ,é中한😀👩\u200d👧\u0301\u0308\U0001f3fd\n0123"))
+texts = st.text(max_size=30) | st.text(letters, max_size=30)
+any_ids = st.lists(
+    st.integers(0, VOCAB_SIZE - 1) | st.sampled_from(PARTS) | st.sampled_from(SPECIAL) | st.sampled_from(PARTS[-40:]),
+    max_size=40,
+)
+emoji_ids = st.lists(st.sampled_from(["😀", "é", "中", "a", "</s>"]), max_size=12).map(
+    lambda pieces: [token for piece in pieces for token in encode(piece)]
+)
+
+
+def encode(text: str) -> list[int]:
+    return TOKENIZER.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def certain(token_ids: Sequence[int]) -> str:
+    """The text of `token_ids` without an incomplete end."""
+    return TOKENIZER.decode(token_ids).rstrip(REPLACEMENT)
+
+
+class PieceTokenizer(Tokenizer):
+    """Token i is the string `pieces[i]`."""
+
+    def __init__(self, pieces: Sequence[str]):
+        self.pieces = pieces
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.pieces[token] for token in token_ids)
+
+
+def feed(pieces: Sequence[str], stop: Sequence[str]) -> tuple[list[str], IncrementalDetokenizer]:
+    """What comes out for each of `pieces`, and the detokenizer after them."""
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(pieces), stop=stop)
+    return [detokenizer.add(token) for token in range(len(pieces))], detokenizer
+
+
+# --- characters ------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(texts)
+def test_text_comes_out_as_soon_as_a_character_is_whole_and_never_before(text: str) -> None:
+    ids = encode(text)
+    detokenizer, out = IncrementalDetokenizer(TOKENIZER), ""
+    for i, token in enumerate(ids):
+        out += detokenizer.add(token)
+        assert out == certain(ids[: i + 1])
+    assert out + detokenizer.flush() == text
+
+
+@quick
+@given(any_ids | emoji_ids)
+def test_any_token_ids_come_out_as_decoded_at_once(ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    out = "".join(detokenizer.add(token) for token in ids)
+    assert out == certain(ids)
+    assert out + detokenizer.flush() == TOKENIZER.decode(ids)
+
+
+@quick
+@given(any_ids | emoji_ids, any_ids | emoji_ids)
+def test_output_goes_on_where_the_prompt_ended(prompt: list[int], output: list[int]) -> None:
+    """Also within a character: the prompt's incomplete end belongs to the output that completes it."""
+    detokenizer = IncrementalDetokenizer(TOKENIZER, prompt)
+    out = "".join(detokenizer.add(token) for token in output) + detokenizer.flush()
+    assert certain(prompt) + out == TOKENIZER.decode(prompt + output)
+
+
+@pytest.mark.parametrize("before", ["", "a", "😀", "😀😀😀", "中中", "😀</s></s></s></s>"])
+@pytest.mark.parametrize("character", ["é", "中", "😀"])
+def test_a_prompt_that_ends_within_a_character_gives_the_whole_character(before: str, character: str) -> None:
+    parts = encode(character)
+    assert len(parts) > 1
+    for cut in range(1, len(parts)):
+        detokenizer = IncrementalDetokenizer(TOKENIZER, encode(before) + parts[:cut])
+        assert [detokenizer.add(token) for token in parts[cut:]] == [""] * (len(parts) - cut - 1) + [character]
+
+
+def test_end_tokens_between_characters_leave_no_trace() -> None:
+    end = encode("</s>") * 4
+    ids = encode("😀") + end + encode("😀") + end * 3 + encode("a😀") + end + encode("b")
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in ids) == "😀😀a😀b"
+
+
+def test_flush_gives_a_half_character_as_a_replacement_and_only_once() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in encode("a😀")[:-1]) == "a"
+    assert detokenizer.flush() == REPLACEMENT
+    assert detokenizer.flush() == ""
+
+
+def test_a_replacement_character_in_the_text_itself_is_kept() -> None:
+    text = f"{REPLACEMENT}a{REPLACEMENT}{REPLACEMENT}b{REPLACEMENT}"
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in encode(text)) + detokenizer.flush() == text
+
+
+def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
+    """Llama 2 and Mistral decode ▁a to "a" at the start of a text and to " a" elsewhere."""
+    vocab = {
+        "<unk>": 0,
+        "▁": 1,
+        "a": 2,
+        "▁a": 3,
+        "b": 4,
+        "▁b": 5,
+        **{f"<0x{byte:02X}>": 6 + byte for byte in range(256)},
+    }
+    fast = FastTokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>"))
+    emoji = [6 + byte for byte in "😀".encode()]
+    prompt, output = [3, 5], [3, 2, 5, *emoji, 3, 3, 3, 3, 5, 3, 3, 5, 4, *emoji, 5]
+    assert tokenizer.decode(prompt) == "a b"  # the oracle strips what it should
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    out = "".join(detokenizer.add(token) for token in output)
+    assert "a b" + out == tokenizer.decode(prompt + output)
+    assert out.startswith(" aa b😀 a a")
+
+
+# --- stop strings ----------------------------------------------------------------------------------------------------
+
+short = st.text("ab", min_size=1, max_size=4)
+
+
+@settings(quick, max_examples=300)
+@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(short, min_size=1, max_size=3))
+def test_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: list[str], stop: list[str]) -> None:
+    """The oracle looks for the stop strings in all of the text after every token."""
+    wanted = end = None
+    for i in range(len(pieces)):
+        text = "".join(pieces[: i + 1])
+        found = [text.find(one) for one in stop if one in text]
+        if found:
+            wanted, end = text[: min(found)], i
+            break
+    out, detokenizer = feed(pieces, stop)
+    assert detokenizer.stopped == (wanted is not None)
+    assert "".join(out) + detokenizer.flush() == ("".join(pieces) if wanted is None else wanted)
+    if end is not None:
+        assert out[end + 1 :] == [""] * (len(pieces) - end - 1)
+
+
+@settings(quick, max_examples=100)
+@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(short, min_size=1, max_size=3))
+def test_only_what_may_begin_a_stop_string_is_held_back(pieces: list[str], stop: list[str]) -> None:
+    detokenizer, out, text = IncrementalDetokenizer(PieceTokenizer(pieces), stop=stop), "", ""
+    for token, piece in enumerate(pieces):
+        out, text = out + detokenizer.add(token), text + piece
+        if detokenizer.stopped:
+            return
+        held = text[len(out) :]
+        assert text == out + held
+        assert not held or any(one.startswith(held) for one in stop)
+
+
+def test_a_stop_string_may_span_tokens() -> None:
+    out, detokenizer = feed(["one ", "E", "N", "D", "two"], ["END"])
+    assert out == ["one ", "", "", "", ""]
+    assert detokenizer.stopped
+
+
+def test_what_looked_like_a_stop_string_comes_out_when_it_is_none() -> None:
+    out, detokenizer = feed(["x", "E", "N", "d", "E"], ["END"])
+    assert out == ["x", "", "", "ENd", ""]
+    assert not detokenizer.stopped
+    assert detokenizer.flush() == "E"
+
+
+def test_a_stop_string_that_overlaps_itself_is_found_within_what_was_held() -> None:
+    out, detokenizer = feed(["a", "a", "a", "b"], ["aab"])
+    assert out == ["", "", "a", ""]  # "aab" begins at the second a
+    assert detokenizer.stopped
+
+
+def test_a_shorter_stop_inside_a_longer_one_that_is_held_ends_the_text() -> None:
+    out, detokenizer = feed(["a", "b", "c", "d"], ["abcd", "bc"])
+    assert out == ["", "", "a", ""]
+    assert detokenizer.stopped
+
+
+def test_of_several_stops_in_one_token_the_earliest_wins_whatever_their_order() -> None:
+    for stop in (["two", "one"], ["one", "two"]):
+        assert feed(["zero one two"], stop)[0] == ["zero "]
+
+
+def test_a_stop_string_at_the_very_end_or_start() -> None:
+    assert feed(["text", "."], ["."])[0] == ["text", ""]
+    assert feed([".text"], ["."])[0] == [""]
+
+
+def test_nothing_follows_a_stop_string_not_even_on_flush() -> None:
+    out, detokenizer = feed(["a END b", "c", "END"], ["END"])
+    assert out == ["a ", "", ""]
+    assert detokenizer.flush() == ""
+
+
+def test_half_a_character_after_a_stop_string_is_not_flushed() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["END"])
+    assert "".join(detokenizer.add(token) for token in encode("aEND😀")[:-1]) == "a"
+    assert detokenizer.flush() == ""
+
+
+def test_a_stop_string_of_several_bytes_is_found_across_its_bytes() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["中😀"])
+    assert "".join(detokenizer.add(token) for token in encode("a中中😀b")) == "a中"
+    assert detokenizer.stopped
+
+
+def test_the_prompt_is_not_looked_at_for_stop_strings() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "END", "D"]), context=[1, 0], stop=["END"])
+    assert detokenizer.add(2) == "D"
+    assert not detokenizer.stopped
+
+
+def test_stop_strings_are_plain_text_while_they_are_not_looked_for() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["END", "EN", "D", "END"]), stop=["END"])
+    assert [detokenizer.add(token, look_for_stop=False) for token in (0, 1)] == ["END", "EN"]
+    assert [detokenizer.add(token) for token in (2, 3)] == ["D", ""]
+    assert detokenizer.stopped
+
+
+def test_text_held_back_is_released_when_stops_are_no_longer_looked_for() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "D"]), stop=["END"])
+    assert detokenizer.add(0) == ""
+    assert detokenizer.add(1, look_for_stop=False) == "END"
+
+
+# --- prompts and chats -----------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_are_added_by_encode_and_left_out_by_decode() -> None:
+    ids = TOKENIZER.encode("Once upon")
+    assert ids == AutoTokenizer.from_pretrained(PATH)("Once upon")["input_ids"]
+    assert TOKENIZER.decode([*ids, *SPECIAL]) == "Once upon"
+
+
+def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert Tokenizer.from_pretrained(tmp_path) is None
+    assert Tokenizer.from_pretrained(PATH) is not None
+
+
+def test_a_chat_is_encoded_as_by_transformers() -> None:
+    messages = [
+        {"role": "user", "content": "Hi! 😀"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "1 + 2?"},
+    ]
+    wanted = AutoTokenizer.from_pretrained(PATH).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert TOKENIZER.encode_chat(messages) == wanted
+    assert TOKENIZER.encode_chat(tuple(messages)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([], "at least one"),
+        ("hello", r"messages\[0\]"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
+        ([{"content": "a"}], r"messages\[0\].*role"),
+        ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
+        ([{"role": "user", "content": None}], "template refuses"),
+    ],
+)
+def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        TOKENIZER.encode_chat(messages)
+
+
+def test_a_model_without_a_chat_template_says_so() -> None:
+    hf_tokenizer = AutoTokenizer.from_pretrained(PATH)
+    hf_tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer(hf_tokenizer).encode_chat([{"role": "user", "content": "a"}])
