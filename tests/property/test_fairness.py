@@ -7,7 +7,7 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.requests.req import Req
-from tests.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, expected_output
 
 A, B = range(100, 120), range(200, 220)
 

@@ -11,8 +11,7 @@ import transformers
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.scheduling.prefill_budget import PrefillBudget
-from tests.checkpoints import greedy
-from tests.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, expected_output
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
@@ -180,28 +179,6 @@ def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_c
 
 
 PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
-
-
-@pytest.mark.parametrize(
-    ("page_size", "chunk"), [(1, 1), (1, 2), (1, 7), (4, 4), (4, 13), (16, 16), (16, 33), (1, None)]
-)
-@pytest.mark.parametrize("disable_radix_cache", [False, True])
-def test_tokens_do_not_depend_on_the_chunk_size(
-    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int | None, disable_radix_cache: bool
-) -> None:
-    path = checkpoint("qwen3")
-    llm = LLM(
-        path,
-        page_size=page_size,
-        chunked_prefill_size=chunk,
-        disable_radix_cache=disable_radix_cache,
-        max_total_tokens=256,
-    )
-    prompts = [PROMPT, PROMPT[:20], PROMPT[30:], [*PROMPT[:37], 9]]
-    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [out.token_ids for out in outputs] == [greedy(oracle(path), prompt, 8) for prompt in prompts]
-    llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])

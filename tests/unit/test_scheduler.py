@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,9 +13,9 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.scheduling import prefix_sharing
 from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
-from tests.fakes import FakeServer, counted_calls, expected_output
+from tests.helpers.fakes import FakeServer, counted_calls, expected_output
+from tests.helpers.traffic import serve_at_random
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
@@ -743,89 +742,21 @@ def test_a_step_does_the_same_work_however_many_wait(policy: str) -> None:
     assert counts[0] == counts[1]
 
 
-# --- at random ---------------------------------------------------------------------------------------------------
+# --- at random (many more of these are in tests/property) --------------------------------------------------------------
 
 
-def random_request(server: FakeServer, rng: np.random.Generator, history: list[Req]) -> Req:
-    """A request that often begins like another one, or goes on where another one ended."""
-    page_size = server.config.page_size
-    limit = server.pool.size - page_size
-    start: list[int] = []
-    if history and rng.random() < 0.7:
-        other = history[int(rng.integers(len(history)))]
-        start = other.token_ids[: int(rng.integers(other.num_tokens // 2, other.num_tokens)) + 1].tolist()
-    more = rng.integers(0, 3, size=int(rng.integers(1, 10 + page_size))).tolist()
-    prompt = (start + more)[: limit // 2]
-    max_new_tokens = int(rng.integers(1, min(14, limit - len(prompt))))
-    return server.add(
-        prompt,
-        max_new_tokens,
-        extra_key=[None, None, "lora"][int(rng.integers(3))],
-        stop_token_ids=[0] if rng.random() < 0.5 else [],
-        min_new_tokens=int(rng.integers(0, max_new_tokens + 1)),
-        prompt_logprobs=bool(rng.random() < 0.1),
-    )
-
-
-CONFIGURATIONS = [
-    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 40},
-    {"page_size": 1, "schedule_policy": "fcfs", "max_total_tokens": 40, "eviction_policy": "lfu"},
-    {"page_size": 1, "schedule_policy": "dfs-weight", "max_total_tokens": 70, "eviction_policy": "fifo"},
-    {"page_size": 1, "schedule_policy": "random", "max_total_tokens": 40, "disable_radix_cache": True},
-    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 60, "max_prefill_tokens": 10},
-    {"page_size": 4, "schedule_policy": "lpm", "max_total_tokens": 64},
-    {"page_size": 4, "schedule_policy": "dfs-weight", "max_total_tokens": 48, "policy_window": 2},
-    {"page_size": 4, "schedule_policy": "random", "max_total_tokens": 64, "disable_radix_cache": True},
-    {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
-    {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
-]
-CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
-    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
-    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
-    for pressure in ({}, {"schedule_conservativeness": 0.001})
-]
-
-
-@pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
-def test_scheduling_never_changes_tokens_nor_loses_a_slot(
-    configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", worth_waiting_for)
-    rng = np.random.default_rng(seed)
-    pressed = "schedule_conservativeness" in configuration
-    server = FakeServer(vocab_size=3, max_running_requests=12 if pressed else 4, random_seed=seed, **configuration)
-    reqs: list[Req] = []
-    evicted = 0
-    retracted: set[Req] = set()
-    half_prefilled: set[Req] = set()
-    while len(reqs) < 80 or server.scheduler.waiting or server.scheduler.running:
-        if len(reqs) < 80:
-            for _ in range(int(rng.integers(0, 5 if pressed else 3))):
-                reqs.append(random_request(server, rng, reqs))
-        unfinished = [*server.scheduler.waiting, *server.scheduler.running]
-        if unfinished and rng.random() < 0.05:
-            server.abort(unfinished[int(rng.integers(len(unfinished)))])
-        before = server.tree.total_size()
-        server.step()
-        evicted += server.tree.total_size() < before
-        retracted |= {req for req in server.scheduler.waiting if req.num_retractions}
-        half_prefilled |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
-    for req in reqs:
-        tokens, reason = expected_output(req, server.vocab_size)
-        if req.finish_reason is FinishReason.ABORT:
-            assert req.output_ids == tokens[: req.num_output_tokens]
-        else:
-            assert (req.output_ids, req.finish_reason) == (tokens, reason)
-        assert (req.prompt_logprobs is not None) == (req.params.prompt_logprobs and bool(req.num_output_tokens))
-        assert req.prompt_logprobs in (None, [None, *map(float, range(1, req.prompt_len))])
-    if not server.tree.disable:  # the run was what it is meant to be
-        assert evicted
-        assert sum(req.cached_tokens for req in reqs)
-    assert pressed or not retracted
-    assert bool(half_prefilled) == ("chunked_prefill_size" in configuration)
-    server.check_all_free()
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {"max_total_tokens": 40, "schedule_conservativeness": 0.001},
+        {"max_total_tokens": 70, "schedule_policy": "dfs-weight", "chunked_prefill_size": 3, "eviction_policy": "fifo"},
+        {"max_total_tokens": 64, "page_size": 4, "chunked_prefill_size": 4, "schedule_conservativeness": 0.001},
+        {"max_total_tokens": 64, "page_size": 4, "schedule_policy": "random", "disable_radix_cache": True},
+    ],
+    ids=lambda configuration: "-".join(map(str, configuration.values())),
+)
+def test_a_few_random_requests_have_their_tokens_and_lose_no_slot(configuration: dict[str, Any]) -> None:
+    serve_at_random(configuration, seed=0, num_requests=40)
 
 
 # --- check_integrity ---------------------------------------------------------------------------------------------

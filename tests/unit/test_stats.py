@@ -8,8 +8,7 @@ import pytest
 
 from nanoinfer import EngineStats, SamplingParams
 from nanoinfer.stats import RECENT_STEPS, StepMeter
-from tests.pressure import Clock
-from tests.unit.test_engine import greedy, make_engine, model_of, step
+from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
 LINE = re.compile(
     r"step=(\d+) mode=(EXTEND|DECODE) reqs=(\d+) tokens=(\d+) running=(\d+) waiting=(\d+) free=(\d+) evictable=(\d+)"
