@@ -84,6 +84,15 @@ def test_the_last_piece_shares_its_pass_with_those_who_come_next() -> None:
     assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3, 3]), ("DECODE", [1, 1])]
 
 
+def test_what_goes_on_counts_towards_max_prefill_tokens_of_its_pass() -> None:
+    """Of the 8 tokens a pass may extend, the long prompt's last 4 leave 4: for three of the newcomers' five."""
+    s = server(chunked_prefill_size=10, max_prefill_tokens=8)
+    reqs = [s.add(A[:14], max_new_tokens=2), s.add(B[:3], max_new_tokens=2), s.add(C[:2], max_new_tokens=2)]
+    assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3]), ("EXTEND", [2])]
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+
+
 def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() -> None:
     s = server(chunked_prefill_size=10)
     for tokens in (A[:25], B[:25], C[:25]):
