@@ -20,10 +20,6 @@ from tests.helpers.async_engines import assert_all_free, following, gated, idle,
 from tests.helpers.engines import V, greedy, make_engine
 
 
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(timeout=30)
-
-
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
@@ -89,7 +85,7 @@ def test_completions_of_one_request_come_marked_with_their_index() -> None:
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
     async def test() -> None:
-        engine, _ = gated(rows=1, max_queue=1)
+        engine, _ = gated()
         async with AsyncEngine(engine) as front:
             with pytest.raises(InvalidRequestError, match="prompt 7: is empty"):
                 await front.generate("", greedy(), name="prompt 7")
@@ -98,14 +94,25 @@ def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
             stream = front.stream([V], greedy())
             with pytest.raises(InvalidRequestError, match="token id"):
                 await anext(stream)
-            between_steps = threading.Event()
-            front._post(lambda: assert_set(between_steps))  # what is posted meanwhile arrives together
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_a_request_that_finds_the_queue_full_is_refused_and_the_one_before_it_served() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False, rows=1, max_queue=1)
+        async with AsyncEngine(engine) as front:
+            busy = await front.add([1], greedy(2))
+            while not engine.scheduler.running:  # its pass waits at the gate: what comes now arrives together
+                await asyncio.sleep(0)
             tasks = [asyncio.create_task(front.generate([base], greedy(2))) for base in (10, 20)]
             await asyncio.sleep(0)
-            between_steps.set()
+            gate.open()
             assert (await tasks[0]).token_ids == [11, 12]
             with pytest.raises(QueueFullError):
                 await tasks[1]
+            assert (await busy.output()).token_ids == [2, 3]
             assert (await front.generate([30], greedy(2))).token_ids == [31, 32]
         assert_all_free(engine)
 

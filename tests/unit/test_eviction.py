@@ -69,14 +69,19 @@ def test_a_node_offered_often_is_given_once() -> None:
     assert popped(queue) == [node, None]
 
 
-def test_using_a_node_adds_no_entries() -> None:
+def test_using_a_node_costs_nothing_until_it_would_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy from outside counts how often it is asked: where each use made an entry, each would be looked at."""
+    asked: list[TreeNode] = []
+    monkeypatch.setitem(EVICTION_POLICIES, "counting", lambda node: (asked.append(node), node.last_access_time)[1:])
     node, other = leaf(1), leaf(2)
-    queue = queue_of("lru", node, other)
+    queue = queue_of("counting", node, other)
+    assert asked == [node, other]
     for time in range(3, 1000):
         use(node, time)
         queue.offer(node)
-    assert len(queue._heap) == 2
+    assert asked == [node, other]
     assert popped(queue) == [other, node, None]
+    assert len(asked) < 10
 
 
 @pytest.mark.parametrize("spoil", ["lock", "child", "leave"])

@@ -398,7 +398,7 @@ def test_what_would_break_every_later_step_is_refused_on_arrival(fields: dict[st
 
 INTERRUPTED = {
     "admission": lambda engine: (engine.cache, "unlock_prefix"),
-    "rows": lambda engine: (engine.model_runner.req_to_token_pool._rows, "alloc"),
+    "rows": lambda engine: (engine.model_runner.req_to_token_pool, "alloc"),
     "the tree": lambda engine: (engine.radix_cache, "inc_lock_ref"),
     "the model": lambda engine: (engine.model_runner, "model"),
     "the sampler": lambda engine: (engine.sampler, "sample"),

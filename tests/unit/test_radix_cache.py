@@ -633,8 +633,8 @@ def test_an_empty_tree_prints_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("root: 0 tokens")
 
 
-def miscount(cache: RadixCache, node: TreeNode) -> None:
-    cache._evictable_size += 1
+def add_a_page(cache: RadixCache, node: TreeNode) -> None:
+    node.key, node.value = np.tile(node.key, 2), np.tile(node.value, 2)
 
 
 def lose_a_slot(cache: RadixCache, node: TreeNode) -> None:
@@ -650,8 +650,9 @@ def rename(cache: RadixCache, node: TreeNode) -> None:
 
 
 def lock_below(cache: RadixCache, node: TreeNode) -> None:
-    node.lock_ref = 1
-    cache._evictable_size, cache._protected_size = 4, 4
+    cache.inc_lock_ref(node)
+    assert node.parent is not None
+    node.parent.lock_ref = 0
 
 
 def forget_in_queue(cache: RadixCache, node: TreeNode) -> None:
@@ -662,12 +663,23 @@ def half_a_page(cache: RadixCache, node: TreeNode) -> None:
     node.key, node.value = node.key[:2], node.value[:2]
 
 
-@pytest.mark.parametrize("corrupt", [miscount, lose_a_slot, cut_off, rename, lock_below, forget_in_queue, half_a_page])
-def test_check_integrity_notices(corrupt: Callable[[RadixCache, TreeNode], None]) -> None:
+@pytest.mark.parametrize(
+    ("corrupt", "problem"),
+    [
+        (add_a_page, "sizes"),
+        (lose_a_slot, "as many slots"),
+        (cut_off, "wrong parent"),
+        (rename, "wrong parent"),
+        (lock_below, "locked below an unlocked parent"),
+        (forget_in_queue, "not in the queue"),
+        (half_a_page, "without tokens"),
+    ],
+)
+def test_check_integrity_notices(corrupt: Callable[[RadixCache, TreeNode], None], problem: str) -> None:
     cache = make_cache(page_size=4)
     put(cache, [1, 2, 3, 4, 5, 6, 7, 8])
     cache.match_prefix([1, 2, 3, 4])
     cache.check_integrity()
     corrupt(cache, cache.match_prefix([1, 2, 3, 4, 5, 6, 7, 8]).last_node)
-    with pytest.raises(RuntimeError, match="radix cache"):
+    with pytest.raises(RuntimeError, match=f"radix cache.*{problem}"):
         cache.check_integrity()
