@@ -11,7 +11,6 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.device import import_torch_npu, on_stream, resolve_device
-from nanoinfer.ops import advance_step
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.generator import GeneratorTorch
 from tests.helpers.advance_step import example, lists, speculative_example
@@ -121,12 +120,17 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dic
     return made
 
 
+def on_an_npu(*args: object, **kwargs: object) -> None:
+    """The operator, as it is dispatched for tensors on an NPU, over tensors that are not."""
+    npu = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # of torch; there is no public name for it
+    torch.ops.nanoinfer.npu_advance_step_flashattn.default.redispatch(npu, *args, **kwargs)
+
+
 def test_on_an_npu_torch_npus_operator_runs(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
-    kernel = advance_step._advance_npu
     arguments = list(example().values())
-    kernel(*arguments, spec_token=None, accepted_num=None)
+    on_an_npu(*arguments, spec_token=None, accepted_num=None)
     *speculative, spec_token, accepted_num = speculative_example().values()
-    kernel(*speculative, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
+    on_an_npu(*speculative, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
     assert [(len(args), sorted(kwargs)) for args, kwargs in calls] == [(9, []), (9, ["accepted_num", "spec_token"])]
     assert calls[0][0][0] is arguments[0]
 
@@ -136,17 +140,17 @@ def test_on_an_npu_plain_torch_runs_what_the_operator_there_does_not_do(
 ) -> None:
     """It wants padding, and it reads each its own row."""
     whole = example(num_queries=4, sampled_token_ids=[[7], [8], [9], [6]], seq_lens=[3, 4, 0, 7])
-    advance_step._advance_npu(*whole.values())
+    on_an_npu(*whole.values())
     assert whole["slot_mapping"].tolist() == [23, 28, 8, 39]
     documented = example()
-    advance_step._advance_npu(*documented.values(), formula="documented")
+    on_an_npu(*documented.values(), formula="documented")
     assert documented["slot_mapping"].tolist() == [23, 16, -1, -1]
     assert calls == []
 
 
 def test_on_an_npu_the_same_is_refused(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
     with pytest.raises(ValueError, match="block_tables: 2 blocks a row"):
-        advance_step._advance_npu(*example(seq_lens=[3, 8, 0, 0]).values())
+        on_an_npu(*example(seq_lens=[3, 8, 0, 0]).values())
     assert calls == []
 
 
