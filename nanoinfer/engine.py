@@ -94,8 +94,7 @@ class Engine:
 
     @uninterrupted()
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
-        """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none.
-        """
+        """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none."""
         self._check_queue(sum(len(group.reqs) for group in groups))
         self.open_requests.add(groups, self._clock())
         for group in groups:

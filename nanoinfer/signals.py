@@ -42,8 +42,7 @@ class _Shield:
             raise error
 
     def down(self) -> None:
-        """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors.
-        """
+        """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         handlers, self._handlers = self._handlers, {}
@@ -70,8 +69,7 @@ def _concerned() -> bool:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signal handlers wait until the block (or the decorated function) is done. May be nested; costs some microseconds.
-    """
+    """Signal handlers wait until the block (or the decorated function) is done. May be nested; costs some microseconds."""
     global _active
     if _active is not None or not _concerned():
         yield

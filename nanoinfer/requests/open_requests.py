@@ -8,8 +8,7 @@ from nanoinfer.requests.req import Req
 
 
 class OpenRequests:
-    """Unfinished requests by id (`groups`), their deadlines, outputs to be delivered, and how many requests ended how.
-    """
+    """Unfinished requests by id (`groups`), their deadlines, outputs to be delivered, and how many requests ended how."""
 
     def __init__(self) -> None:
         self.groups: dict[int, RequestGroup] = {}
