@@ -16,7 +16,7 @@ from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from nanoinfer.trace import Recorder, Trace, TraceState, record
 from nanoinfer.trace.state import NodeState
-from tests.unit.test_engine import V, greedy, make_engine, model_of, serve
+from tests.helpers.engines import V, greedy, make_engine, model_of, serve
 
 # --- the live engine and the rebuilt state, in the same words ---------------------------------------------------------
 
@@ -340,7 +340,7 @@ def test_a_trace_holds_numbers_and_text_only() -> None:
 
 def test_an_event_costs_what_happened_not_the_size_of_pool_and_tree() -> None:
     """Function calls of a decode step, with a tree of 3 and of 300 nodes."""
-    from tests.fakes import counted_calls
+    from tests.helpers.fakes import counted_calls
 
     def calls(num_prompts: int) -> int:
         engine = make_engine(slots=4096)

@@ -17,8 +17,8 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.viz import sheet
 from nanoinfer.viz.palette import ROLES, owner_style
-from tests.tools.test_viz import faces, make_pool, named, take, texts, worked_example
-from tests.unit.test_engine import greedy, make_engine
+from tests.helpers.engines import greedy, make_engine
+from tests.helpers.pictures import faces, make_pool, named, take, texts, worked_example
 
 TEXTS = ["a\nb\tc\"'", "\x00\x1b[31m\x07\r", "中文", "🙂", "$x^2$ \\frac", "\ud800", ""]
 STYLE = {

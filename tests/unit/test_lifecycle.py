@@ -21,8 +21,7 @@ from nanoinfer import (
 from nanoinfer.requests.deadlines import Deadlines
 from nanoinfer.requests.request import Request
 from nanoinfer.signals import uninterrupted
-from tests.pressure import Clock
-from tests.unit.test_engine import assert_all_free, greedy, make_engine, step
+from tests.helpers.engines import Clock, assert_all_free, greedy, make_engine, step
 
 
 def finish(engine: Engine) -> dict[int, RequestOutput]:
