@@ -99,11 +99,11 @@ class FakeModel:
         neighbours = slots == list(range(slots[0], slots[0] + len(slots)))
         expected = (slots[0], slots[0] + len(slots)) if neighbours else (None, None)
         assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == expected
-        if batch.return_normalized_logprob:
-            batch.prompt_logprobs = torch.cat(
-                [torch.arange(start, seq).float() for start, seq in zip(prefix_lens, seq_lens, strict=True)]
-            )
-            batch.boundary_logprob = None if batch.cut_req is None else float(seq_lens[-1])
+        assert batch.wants_prompt_logprobs == (extend and any(req.wants_prompt_logprobs for req in batch.reqs))
+        for req, prefix, seq in zip(batch.reqs, prefix_lens, seq_lens, strict=True):
+            if extend and req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+                following = float(seq) if seq < req.prompt_len else None
+                req.gathered_prompt_logprobs.add(prefix, [float(i) for i in range(prefix, seq)], following)
         return [
             next_token(req.token_ids[: req.num_tokens].tolist(), req.extra_key, self.vocab_size)
             for req in batch.sampled_reqs
@@ -185,7 +185,7 @@ class FakeServer:
         return req
 
     def abort(self, *reqs: Req) -> None:
-        self.scheduler.abort(reqs)
+        self.scheduler.end(reqs, FinishReason.ABORT)
         self.check()
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ def tree_of(node: TreeNode | NodeState) -> tuple[Any, ...]:
 
 def of_engine(engine: Engine) -> dict[str, Any]:
     def key(req: Req) -> tuple[int, int]:
-        return req.request_id, engine._groups[req.request_id].reqs.index(req)
+        return req.request_id, engine.open_requests.groups[req.request_id].reqs.index(req)
 
     scheduler, pool, rows = engine.scheduler, engine.cache.token_to_kv_pool, engine.cache.rows
     return {
@@ -126,8 +126,8 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
                 engine.add_request(prompt, params, rng.choice([None, "lora"], p=[0.8, 0.2]), timeout_s=timeout)
             elif what == "step":
                 engine.step()
-            elif what == "abort" and engine._groups:
-                engine.abort(int(rng.choice(list(engine._groups))))
+            elif what == "abort" and engine.open_requests.groups:
+                engine.abort(int(rng.choice(list(engine.open_requests.groups))))
             elif what == "flush":
                 engine.flush_cache()
             elif what == "split":
@@ -305,7 +305,7 @@ def test_no_request_node_or_engine_is_kept_alive() -> None:
     engine = make_engine()
     with record(engine) as trace:
         rid = engine.add_request([1, 2, 3], greedy(3))
-        (req,) = engine._groups[rid].reqs
+        (req,) = engine.open_requests.groups[rid].reqs
         ended = weakref.ref(req)
         del req
         while engine.has_unfinished():

@@ -158,7 +158,7 @@ def test_completions_keep_their_names_when_another_one_has_ended_and_have_looks_
     engine.step()
     names = ["request 0", "request 0 (2)", "request 0 (3)"]
     assert list(viz.owners(engine)) == names
-    engine.scheduler.end(engine._groups[0].reqs[:1], FinishReason.ABORT)
+    engine.scheduler.end(engine.open_requests.groups[0].reqs[:1], FinishReason.ABORT)
     assert list(viz.owners(engine)) == names[1:]
     assert len({owner_style(name, 0) for name in names}) == 3
 

@@ -129,7 +129,7 @@ def test_log_probabilities_reach_the_requests_that_want_them() -> None:
     other = server.add(A[:5], max_new_tokens=2)
     batch = server.scheduler.schedule()
     assert batch is not None
-    assert batch.return_normalized_logprob
+    assert batch.wants_prompt_logprobs
     token_ids = server.model.forward(batch)
     server.scheduler.process_batch_result(batch, token_ids, [{token_ids[0]: -0.5}, None])
     server.check()
