@@ -296,8 +296,8 @@ def test_whatever_breaks_ends_the_requests_of_the_pass_and_no_slot_is_lost(
 ) -> None:
     """In an EXTEND over a cached prefix, a piece of a prompt, a DECODE; `when` counts the steps before it breaks."""
     engine = make_engine(rows=2, slots=64, page_size=page_size, chunked_prefill_size=8)
-    serve_first = engine.add_request(list(range(12)), greedy(40))
-    assert finish(engine)[serve_first].finished
+    cached = engine.add_request(list(range(51)), greedy(1))
+    assert finish(engine)[cached].finished
     rids = [engine.add_request([*range(12), 60 + i, *range(20, 33)], greedy(6)) for i in range(2)]
     waiting = engine.add_request([100], greedy(3))
     for _ in range(when):

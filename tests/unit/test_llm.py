@@ -41,8 +41,11 @@ def greedy(max_new_tokens: int = 8, **fields: Any) -> SamplingParams:
     return SamplingParams(max_new_tokens=max_new_tokens, temperature=0, ignore_eos=True, **fields)
 
 
+HF_TOKENIZER = transformers.AutoTokenizer.from_pretrained(resolve_model_path("story"))
+
+
 def ids_of(text: str) -> list[int]:
-    return transformers.AutoTokenizer.from_pretrained(resolve_model_path("story"))(text)["input_ids"]
+    return HF_TOKENIZER(text)["input_ids"]
 
 
 def script(monkeypatch: pytest.MonkeyPatch, llm: LLM, text: str) -> int:

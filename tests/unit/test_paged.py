@@ -1,6 +1,5 @@
 """forward_tensor: its logits are those of transformers and its tokens the engine's, whatever the blocks look like."""
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -185,23 +184,6 @@ def test_requests_that_share_blocks_may_both_write_them(
     caller.blocks[1] = list(caller.blocks[0])
     caller.prefill({0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 6]})
     close(caller.decode({0: [7], 1: [7]}), torch.stack([expected(caller.tokens[i])[-1] for i in (0, 1)]))
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_any_mix_of_chunks_and_drafts_in_any_order(
-    seed: int, family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    rng = random.Random(seed)
-    block_size = rng.choice([1, 3, 4, 16])
-    caller = Caller(generators(family), 5 * (60 // block_size + 1), block_size, seed)
-    for _ in range(10):
-        requests = rng.sample(range(5), rng.randint(1, 5))
-        new = {i: [rng.randrange(320) for _ in range(rng.choice([1, 1, 2, 5]))] for i in requests}
-        is_prefill = rng.random() < 0.4
-        q_lens = [len(tokens) for tokens in new.values()]
-        logits = caller.run(new, is_prefill, q_lens=q_lens if max(q_lens) > 1 or rng.random() < 0.5 else None)
-        close(logits, torch.cat([expected(caller.tokens[i], family)[-len(new[i]) :] for i in new]))
 
 
 # --- slots of −1, padding ----------------------------------------------------------------------------------------

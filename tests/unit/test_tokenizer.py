@@ -1,94 +1,21 @@
 """Tokenizer and IncrementalDetokenizer: decoding everything at once is the oracle for decoding token by token."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode, feed
 
-REPLACEMENT = "\ufffd"
 PATH = resolve_model_path("story")
-TOKENIZER = Tokenizer(AutoTokenizer.from_pretrained(PATH))
-VOCAB_SIZE = len(TOKENIZER.hf_tokenizer)
-SPECIAL = TOKENIZER.hf_tokenizer.all_special_ids
-# The tokens that are single bytes and no ASCII: each is a part of a character.
-PARTS = [token for token in range(VOCAB_SIZE) if TOKENIZER.decode([token]) == REPLACEMENT]
-
-quick = settings(max_examples=80, deadline=None, derandomize=True)
-letters = st.sampled_from(list("ab ,é中한😀👩\u200d👧\u0301\u0308\U0001f3fd\n0123"))
-texts = st.text(max_size=30) | st.text(letters, max_size=30)
-any_ids = st.lists(
-    st.integers(0, VOCAB_SIZE - 1) | st.sampled_from(PARTS) | st.sampled_from(SPECIAL) | st.sampled_from(PARTS[-40:]),
-    max_size=40,
-)
-emoji_ids = st.lists(st.sampled_from(["😀", "é", "中", "a", "</s>"]), max_size=12).map(
-    lambda pieces: [token for piece in pieces for token in encode(piece)]
-)
-
-
-def encode(text: str) -> list[int]:
-    return TOKENIZER.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def certain(token_ids: Sequence[int]) -> str:
-    """The text of `token_ids` without an incomplete end."""
-    return TOKENIZER.decode(token_ids).rstrip(REPLACEMENT)
-
-
-class PieceTokenizer(Tokenizer):
-    """Token i is the string `pieces[i]`."""
-
-    def __init__(self, pieces: Sequence[str]):
-        self.pieces = pieces
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(self.pieces[token] for token in token_ids)
-
-
-def feed(pieces: Sequence[str], stop: Sequence[str]) -> tuple[list[str], IncrementalDetokenizer]:
-    """What comes out for each of `pieces`, and the detokenizer after them."""
-    detokenizer = IncrementalDetokenizer(PieceTokenizer(pieces), stop=stop)
-    return [detokenizer.add(token) for token in range(len(pieces))], detokenizer
 
 
 # --- characters ------------------------------------------------------------------------------------------------------
-
-
-@quick
-@given(texts)
-def test_text_comes_out_as_soon_as_a_character_is_whole_and_never_before(text: str) -> None:
-    ids = encode(text)
-    detokenizer, out = IncrementalDetokenizer(TOKENIZER), ""
-    for i, token in enumerate(ids):
-        out += detokenizer.add(token)
-        assert out == certain(ids[: i + 1])
-    assert out + detokenizer.flush() == text
-
-
-@quick
-@given(any_ids | emoji_ids)
-def test_any_token_ids_come_out_as_decoded_at_once(ids: list[int]) -> None:
-    detokenizer = IncrementalDetokenizer(TOKENIZER)
-    out = "".join(detokenizer.add(token) for token in ids)
-    assert out == certain(ids)
-    assert out + detokenizer.flush() == TOKENIZER.decode(ids)
-
-
-@quick
-@given(any_ids | emoji_ids, any_ids | emoji_ids)
-def test_output_goes_on_where_the_prompt_ended(prompt: list[int], output: list[int]) -> None:
-    """Also within a character: the prompt's incomplete end belongs to the output that completes it."""
-    detokenizer = IncrementalDetokenizer(TOKENIZER, prompt)
-    out = "".join(detokenizer.add(token) for token in output) + detokenizer.flush()
-    assert certain(prompt) + out == TOKENIZER.decode(prompt + output)
 
 
 @pytest.mark.parametrize("before", ["", "a", "😀", "😀😀😀", "中中", "😀</s></s></s></s>"])
@@ -147,39 +74,6 @@ def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
 
 
 # --- stop strings ----------------------------------------------------------------------------------------------------
-
-short = st.text("ab", min_size=1, max_size=4)
-
-
-@settings(quick, max_examples=300)
-@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(short, min_size=1, max_size=3))
-def test_text_ends_before_the_first_stop_string_however_it_is_cut(pieces: list[str], stop: list[str]) -> None:
-    """The oracle looks for the stop strings in all of the text after every token."""
-    wanted = end = None
-    for i in range(len(pieces)):
-        text = "".join(pieces[: i + 1])
-        found = [text.find(one) for one in stop if one in text]
-        if found:
-            wanted, end = text[: min(found)], i
-            break
-    out, detokenizer = feed(pieces, stop)
-    assert detokenizer.stopped == (wanted is not None)
-    assert "".join(out) + detokenizer.flush() == ("".join(pieces) if wanted is None else wanted)
-    if end is not None:
-        assert out[end + 1 :] == [""] * (len(pieces) - end - 1)
-
-
-@settings(quick, max_examples=100)
-@given(st.lists(st.text("abc", max_size=3), max_size=12), st.lists(short, min_size=1, max_size=3))
-def test_only_what_may_begin_a_stop_string_is_held_back(pieces: list[str], stop: list[str]) -> None:
-    detokenizer, out, text = IncrementalDetokenizer(PieceTokenizer(pieces), stop=stop), "", ""
-    for token, piece in enumerate(pieces):
-        out, text = out + detokenizer.add(token), text + piece
-        if detokenizer.stopped:
-            return
-        held = text[len(out) :]
-        assert text == out + held
-        assert not held or any(one.startswith(held) for one in stop)
 
 
 def test_a_stop_string_may_span_tokens() -> None:
@@ -260,7 +154,7 @@ def test_text_held_back_is_released_when_stops_are_no_longer_looked_for() -> Non
 def test_special_tokens_are_added_by_encode_and_left_out_by_decode() -> None:
     ids = TOKENIZER.encode("Once upon")
     assert ids == AutoTokenizer.from_pretrained(PATH)("Once upon")["input_ids"]
-    assert TOKENIZER.decode([*ids, *SPECIAL]) == "Once upon"
+    assert TOKENIZER.decode([*ids, *TOKENIZER.hf_tokenizer.all_special_ids]) == "Once upon"
 
 
 def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> None:
