@@ -114,6 +114,40 @@ def test_a_prompt_is_cut_at_page_borders(page_size: int, chunk: int, pieces: lis
     s.check_all_free()
 
 
+def test_behind_a_prompt_that_goes_on_later_no_other_comes_into_its_pass() -> None:
+    """Whole pages leave 3 of the 7 tokens unused, which the second prompt would fit into: but the first is the last."""
+    s = server(page_size=4, chunked_prefill_size=7)
+    reqs = [s.add(A[:9], max_new_tokens=2), s.add(B[:2], max_new_tokens=2)]
+    assert passes(s)[:2] == [("EXTEND", [4]), ("EXTEND", [5, 2])]
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+
+
+def test_a_chunk_whose_slots_cannot_be_had_waits_and_its_request_gives_way() -> None:
+    """Chunk by chunk it takes what the running one needs to go on; for its last one no slot is left."""
+    s = server(max_total_tokens=20, chunked_prefill_size=4, schedule_conservativeness=0.001)
+    running = s.add(A[:4], max_new_tokens=12)
+    s.step()
+    filling = s.add(B[:14], max_new_tokens=2)
+    history = passes(s)
+    assert history[:8] == [("DECODE", [1])] + [("EXTEND", [4]), ("DECODE", [1])] * 3 + [("DECODE", [1])]
+    assert (running.num_retractions, filling.num_retractions) == (0, 1)
+    for req in (running, filling):
+        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    s.check_all_free()
+
+
+def test_an_equal_prompt_waits_for_the_last_chunk_too() -> None:
+    """35 tokens are in the last chunk, so 5 of the 40 are left, and the second prompt needs those 35 and one more."""
+    s = server(chunked_prefill_size=40)
+    first = s.add(range(75), max_new_tokens=2)
+    s.step()
+    second = s.add([*range(75), 9], max_new_tokens=2)
+    assert passes(s)[:2] == [("EXTEND", [35]), ("EXTEND", [1])]
+    assert second.cached_tokens == 75
+    assert first.finished
+
+
 def test_without_a_limit_prompts_are_never_cut() -> None:
     s = server(chunked_prefill_size=None)
     s.add(A, max_new_tokens=2)

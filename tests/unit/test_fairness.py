@@ -87,6 +87,20 @@ def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passe
     assert another.finished
 
 
+def test_a_retracted_request_that_comes_in_again_overtakes_nobody() -> None:
+    """Only those that leave the queue for the first time count towards `max_overtakes`."""
+    server = FakeServer(max_total_tokens=64, max_running_requests=2, max_overtakes=2)
+    queue = server.scheduler.waiting
+    cold, other = server.add(A[:4]), server.add(B[:4])
+    queue.remove(other)
+    other.num_admissions += 1
+    for _ in range(3):
+        queue.put_back(other)
+        queue.remove(other)
+    assert queue.left == 1
+    assert not queue.goes_first(cold)
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, None, True])
 def test_a_bound_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="max_overtakes="):

@@ -444,6 +444,29 @@ def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step()
     server.check_all_free()
 
 
+def test_of_several_that_begin_alike_the_first_of_the_pass_is_waited_for() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128, schedule_policy="fcfs")
+    long = range(1000, 1040)
+    first, other, equal = server.add(long), server.add([long[0], *B]), server.add(long)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [first, other]
+    server.run()
+    assert equal.cached_tokens == 39
+
+
+def test_the_same_tokens_at_another_place_of_the_tree_are_not_waited_for() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128)
+    server.serve(A[:4], max_new_tokens=1)
+    long = range(1000, 1040)
+    reqs = [server.add([*A[:4], *long]), server.add(long)]
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == reqs
+    server.run()
+    assert_as_expected(server, *reqs)
+
+
 @pytest.mark.parametrize(("shared", "waits"), [(35, False), (36, True), (39, True)])
 def test_only_whole_pages_are_worth_waiting_for(shared: int, waits: bool) -> None:
     server = FakeServer(max_total_tokens=252, page_size=12, max_context_len=128)
