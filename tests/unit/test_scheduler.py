@@ -221,6 +221,21 @@ def test_cached_tokens_that_nobody_uses_count_as_room_and_are_evicted_when_it_is
     server.check_all_free()
 
 
+def test_evicted_tokens_are_summed() -> None:
+    server = FakeServer(max_total_tokens=20)
+    for tokens in (A, B, C):
+        server.serve(tokens[:15], max_new_tokens=1)
+    assert server.cache.evicted_tokens == 30
+
+
+@pytest.mark.parametrize(("page_size", "ratio", "slots"), [(1, 0.5, 10), (1, 0.001, 6), (1, 1.0, 14), (4, 0.3, 8)])
+def test_what_a_request_may_ask_for_is_rounded_up(page_size: int, ratio: float, slots: int) -> None:
+    """Of 14 slots at most, for 5 tokens that are there and a share of 9 others; in whole pages."""
+    server = FakeServer(page_size=page_size)
+    req = server.add(A[:5], max_new_tokens=10)
+    assert server.cache.outstanding_size(req, ratio) == slots
+
+
 def test_nothing_is_evicted_while_there_is_room() -> None:
     server = FakeServer(max_total_tokens=20)
     server.serve(A[:6], max_new_tokens=5)
