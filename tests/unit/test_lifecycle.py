@@ -117,6 +117,22 @@ def test_deadlines_of_requests_that_ended_do_not_pile_up() -> None:
     assert deadlines.pop_due(2e6)[-3:] == sorted(live)
 
 
+def test_tidying_deadlines_costs_a_few_look_ups_per_request_however_many_are_live() -> None:
+    class Everything:
+        asked = 0
+
+        def __contains__(self, request_id: object) -> bool:
+            self.asked += 1
+            return True
+
+    deadlines, live = Deadlines(), Everything()
+    for i in range(2000):
+        deadlines.add(float(i), i)
+        deadlines.tidy(live)
+    assert len(deadlines) == 2000
+    assert live.asked <= 2 * 2000
+
+
 def test_deadlines_come_in_order() -> None:
     deadlines = Deadlines()
     for time, request_id in ((5.0, 1), (3.0, 2), (4.0, 3), (9.0, 4)):

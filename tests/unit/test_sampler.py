@@ -213,6 +213,15 @@ def test_a_tiny_temperature_is_greedy_and_ties_share(monkeypatch: pytest.MonkeyP
     assert counts[[4, 30]].tolist() == [GRID // 2, GRID // 2]
 
 
+@pytest.mark.parametrize("fields", [{"top_p": 1e-9}, {"top_p": 1e-30}, {"top_p": 1e-9, "min_p": 1.0}])
+def test_the_likeliest_token_stays_however_little_is_to_stay(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, float]
+) -> None:
+    """1 - 1e-9 is 1 in float32."""
+    logits = make_logits()[0]
+    assert counts_of_draws(monkeypatch, logits, make_req(**fields))[int(logits.argmax())] == GRID
+
+
 @pytest.mark.parametrize("temperature", [1e10, 1e30])
 def test_a_huge_temperature_is_uniform_over_what_is_allowed(
     monkeypatch: pytest.MonkeyPatch, temperature: float

@@ -1,5 +1,6 @@
 """Tokenizer and IncrementalDetokenizer: decoding everything at once is the oracle for decoding token by token."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
     out = "".join(detokenizer.add(token) for token in output)
     assert "a b" + out == tokenizer.decode(prompt + output)
     assert out.startswith(" aa b😀 a a")
+
+
+def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
+    class Watched(PieceTokenizer):
+        longest = 0
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            self.longest = max(self.longest, len(token_ids))
+            return super().decode(token_ids)
+
+    tokenizer = Watched([f"{i} " for i in range(300)])
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert "".join(detokenizer.add(token) for token in range(300)) == "".join(tokenizer.pieces)
+    assert tokenizer.longest <= 3 * IncrementalDetokenizer.CONTEXT_TOKENS
 
 
 # --- stop strings ----------------------------------------------------------------------------------------------------
