@@ -125,12 +125,12 @@ def test_behind_a_prompt_that_goes_on_later_no_other_comes_into_its_pass() -> No
 
 def test_a_chunk_whose_slots_cannot_be_had_waits_and_its_request_gives_way() -> None:
     """Chunk by chunk it takes what the running one needs to go on; for its last one no slot is left."""
-    s = server(max_total_tokens=20, chunked_prefill_size=2, schedule_conservativeness=0.001)
+    s = server(max_total_tokens=21, chunked_prefill_size=2, schedule_conservativeness=0.001)
     running = s.add(A[:2], max_new_tokens=14)
     s.step()
     filling = s.add(B[:14], max_new_tokens=2)
     history = passes(s)
-    assert history[:12] == [("DECODE", [1]), ("EXTEND", [2])] * 6
+    assert history[:14] == [("DECODE", [1]), ("EXTEND", [2])] * 6 + [("DECODE", [1])] * 2
     assert (running.num_retractions, filling.num_retractions) == (0, 1)
     for req in (running, filling):
         assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
