@@ -1,20 +1,17 @@
-"""Whatever the chunks, tokens are those of transformers."""
+"""Whatever the chunks, tokens and log-probabilities are those of transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
 from tests.helpers.checkpoints import greedy
 
 Checkpoint = Callable[..., Path]
-
-
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-
-
 PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
 
 
@@ -38,3 +35,26 @@ def test_tokens_do_not_depend_on_the_chunk_size(
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [out.token_ids for out in outputs] == [greedy(oracle(path), prompt, 8) for prompt in prompts]
     llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])
+def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
+    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int
+) -> None:
+    """Also of a piece's first token, whose logits came with the piece before; and alongside requests that want none."""
+    path = checkpoint("llama")
+    llm = LLM(path, page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=256)
+    wanting = SamplingParams(max_new_tokens=3, temperature=0, prompt_logprobs=True, logprobs=0, ignore_eos=True)
+    plain = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, wanting], use_tqdm=False)
+    assert other.prompt_logprobs is None
+    ids = torch.tensor([PROMPT + output.token_ids])
+    with torch.no_grad():
+        table = oracle(path)(ids).logits[0].log_softmax(-1)
+    following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+    for out in (output, third):
+        assert out.prompt_logprobs is not None
+        assert out.prompt_logprobs[0] is None
+        assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
+        assert out.logprobs is not None
+        assert [value for entry in out.logprobs for value in entry.values()] == pytest.approx(following[44:], abs=1e-4)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
-from hypothesis import assume, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nanoinfer.cache.radix_cache import MatchResult
+from nanoinfer.cache.radix_cache import MatchResult, common_prefix_len
 from nanoinfer.cache.tree_node import TreeNode
 from tests.helpers.trees import make_cache, put
 
@@ -197,3 +198,11 @@ def test_cache_agrees_with_a_dictionary_of_prefixes(page_size: int, policy: str)
         machine,
         settings=settings(max_examples=60, stateful_step_count=30, deadline=None, database=None, derandomize=True),
     )
+
+
+@given(st.integers(0, 600), st.integers(0, 600), st.integers(0, 600))
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+def test_common_prefix_length_is_right_at_every_length(a_len: int, b_len: int, differ_at: int) -> None:
+    a, b = np.arange(a_len), np.arange(b_len)
+    b[differ_at:] = -1
+    assert common_prefix_len(a, b) == common_prefix_len(b, a) == min(a_len, b_len, differ_at)

@@ -12,11 +12,7 @@ from nanoinfer.paged.generator import GeneratorTorch
 from tests.helpers.paged import Caller
 
 Checkpoint = Callable[..., Path]
-
-
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-
-
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
     "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},

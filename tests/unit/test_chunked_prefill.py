@@ -1,12 +1,8 @@
 """Chunked prefill: long prompts in pieces between decode passes, and what must not depend on the pieces."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
@@ -15,8 +11,6 @@ from tests.helpers.fakes import FakeServer, expected_output
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
-Checkpoint = Callable[..., Path]
-Oracle = Callable[[Path], transformers.PreTrainedModel]
 
 
 def server(**fields: Any) -> FakeServer:
@@ -219,32 +213,6 @@ def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_c
 
 
 # --- against transformers --------------------------------------------------------------------------------------------
-
-
-PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
-
-
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])
-def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
-    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int
-) -> None:
-    """Also of a piece's first token, whose logits came with the piece before; and alongside requests that want none."""
-    path = checkpoint("llama")
-    llm = LLM(path, page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=256)
-    wanting = SamplingParams(max_new_tokens=3, temperature=0, prompt_logprobs=True, logprobs=0, ignore_eos=True)
-    plain = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, wanting], use_tqdm=False)
-    assert other.prompt_logprobs is None
-    ids = torch.tensor([PROMPT + output.token_ids])
-    with torch.no_grad():
-        table = oracle(path)(ids).logits[0].log_softmax(-1)
-    following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
-    for out in (output, third):
-        assert out.prompt_logprobs is not None
-        assert out.prompt_logprobs[0] is None
-        assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
-        assert out.logprobs is not None
-        assert [value for entry in out.logprobs for value in entry.values()] == pytest.approx(following[44:], abs=1e-4)
 
 
 def test_a_step_over_a_piece_tells_nothing_of_its_request() -> None:

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nanoinfer.cache import radix_cache
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
@@ -587,14 +585,6 @@ def test_a_child_among_ten_thousand_is_found_by_one_look_up(monkeypatch: pytest.
     assert len(compared) == 3
     with pytest.raises(AssertionError, match="scanned"):
         list(cache.nodes())  # the watch works
-
-
-@given(st.integers(0, 600), st.integers(0, 600), st.integers(0, 600))
-@settings(max_examples=100, deadline=None, database=None, derandomize=True)
-def test_common_prefix_length_is_right_at_every_length(a_len: int, b_len: int, differ_at: int) -> None:
-    a, b = np.arange(a_len), np.arange(b_len)
-    b[differ_at:] = -1
-    assert common_prefix_len(a, b) == common_prefix_len(b, a) == min(a_len, b_len, differ_at)
 
 
 @pytest.mark.parametrize("differ_at", [0, 1, 63, 64, 65, 191, 192, 193, 447, 448, 449])
