@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer import LLM, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
+from nanoinfer import LLM, FinishReason, InvalidRequestError, SamplingParams
 from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, make_engine, model_of, serve, step
 
 Checkpoint = Callable[..., Path]
@@ -580,43 +580,6 @@ def test_outputs_left_for_later_survive_a_step_that_raises() -> None:
 
 HEAD = list(range(1, 60, 3))  # longer than the largest page
 PROMPTS = [[*HEAD, 50], [*HEAD, 50, 60, 70], [9] * 18, [1, 4, 8], [7], [*HEAD, 50]]
-
-
-def seeded(i: int) -> SamplingParams:
-    fields: dict[str, Any] = [{}, {"top_k": 20}, {"top_p": 0.9, "repetition_penalty": 1.2}, {"min_p": 0.01}][i % 4]
-    return SamplingParams(max_new_tokens=6 + i, seed=100 + i, ignore_eos=True, **fields)
-
-
-@pytest.fixture(scope="module")
-def alone(checkpoint: Checkpoint) -> list[list[int]]:
-    """Tokens of each request, served by itself by a fresh engine without cache."""
-    llm = LLM(checkpoint(), disable_radix_cache=True, max_running_requests=1)
-    return [llm.generate([prompt], seeded(i), use_tqdm=False)[0].token_ids for i, prompt in enumerate(PROMPTS)]
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("disable_radix_cache", [False, True])
-def test_seeded_tokens_are_the_same_in_any_batch(
-    checkpoint: Checkpoint, alone: list[list[int]], page_size: int, disable_radix_cache: bool
-) -> None:
-    llm = LLM(
-        checkpoint(),
-        page_size=page_size,
-        disable_radix_cache=disable_radix_cache,
-        max_running_requests=4,
-        max_total_tokens=128,
-    )
-    engine = llm.engine
-    for order in ([0, 1, 2, 3, 4, 5], [5, 2, 4, 1, 0, 3]):
-        ids: dict[int, int] = {}
-        last: dict[int, RequestOutput] = {}
-        for count, i in enumerate(order):  # one arrives every other step
-            ids[i] = engine.add_request(PROMPTS[i], seeded(i))
-            last |= step(engine) if count % 2 else {}
-        last |= finish(engine)
-        assert [last[ids[i]].token_ids for i in range(len(PROMPTS))] == alone
-    assert (engine.stats()["cached_tokens"] > 0) == (not disable_radix_cache)
-    assert_all_free(engine)
 
 
 @pytest.mark.parametrize("warm", [False, True])

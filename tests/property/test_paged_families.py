@@ -1,7 +1,7 @@
-"""forward_tensor on any mix of prompts in chunks and drafts."""
+"""forward_tensor with every family: its logits are those of transformers, whatever mix of chunks and drafts comes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,22 +9,44 @@ import torch
 import transformers
 
 from nanoinfer.paged.generator import GeneratorTorch
+from tests.helpers.checkpoints import CONFIG_CLASSES
 from tests.helpers.paged import Caller
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-FAMILIES: dict[str, dict[str, object]] = {
-    "llama": {},
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42], list(range(100, 121)))
+OPTIONS: dict[str, dict[str, object]] = {
+    "mistral": {"sliding_window": 5},
     "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "phi3": {"sliding_window": 6},
 }
+FAMILIES = {family: OPTIONS.get(family, {}) for family in CONFIG_CLASSES}
 
 
 def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block_size", [1, 4, 16, 128])
+def test_prefill_and_decode_have_the_logits_of_transformers(
+    family: str, block_size: int, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    path = checkpoint(family, **FAMILIES[family])
+
+    @torch.no_grad()
+    def expected(tokens: Sequence[int]) -> torch.Tensor:
+        return oracle(path)(torch.tensor([tokens])).logits[0]
+
+    caller = Caller(GeneratorTorch(path), num_blocks=160 // block_size + 8, block_size=block_size)
+    close(caller.prefill(dict(enumerate(PROMPTS))), torch.cat([expected(prompt) for prompt in PROMPTS]))
+    for step in range(6):
+        new = {i: [50 * i + step] for i in range(len(PROMPTS))}
+        close(caller.decode(new), torch.stack([expected(caller.tokens[i])[-1] for i in new]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("family", sorted({"llama", "qwen3", "gemma3"} & set(FAMILIES)))
 def test_any_mix_of_chunks_and_drafts_in_any_order(
     seed: int, family: str, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
