@@ -85,7 +85,7 @@ def test_padding_rows_need_no_blocks() -> None:
 
 
 def test_its_schema_is_torch_npus_and_a_formula() -> None:
-    assert str(OP.default._schema) == (
+    assert str(OP.default._schema) == (  # of torch; there is no public name for it
         "nanoinfer::npu_advance_step_flashattn(Tensor(a!) input_tokens, Tensor sampled_token_ids, "
         "Tensor(b!) input_positions, Tensor(c!) seq_lens, Tensor(d!) slot_mapping, Tensor block_tables, "
         "SymInt num_seqs, SymInt num_queries, "
@@ -94,7 +94,7 @@ def test_its_schema_is_torch_npus_and_a_formula() -> None:
 
 
 def test_fake_tensors_stay_fake() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensorMode  # of torch; there is no public name for it
 
     with FakeTensorMode() as mode:
         arguments = {name: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for name, v in example().items()}
