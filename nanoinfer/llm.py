@@ -38,6 +38,7 @@ class LLM:
     - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
     - `kernels`, `attention_backend`: who computes; auto takes the fastest that runs here (see `select_kernels` and
       `select_attention_backend`).
+    - `quantization`: the kind of linear weights (see `linear_weights.py`); None keeps the checkpoint's numbers.
     - `trace`: keep a record of every step in `trace` (see nanoinfer/trace/); without it that is None.
     - the rest: see EngineConfig.
     """
@@ -56,6 +57,7 @@ class LLM:
         disable_radix_cache: bool = False,
         attention_backend: str = "auto",
         kernels: str = "auto",
+        quantization: str | None = None,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -71,7 +73,7 @@ class LLM:
             attention_backend=attention_backend,
             **engine_options,
         )  # checked before anything is loaded; what depends on the model follows
-        self.model = load_model(model, dtype, device, max_context_len, kernels)
+        self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         if max_total_tokens is None:
             max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)

@@ -164,7 +164,7 @@ class GeneratorTorch:
         metadata = make_metadata(inputs, kv_cache, self._cpp_attention)
         assert metadata.attention_backend is not None
         metadata.attention_backend.init_forward(metadata)
-        rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
+        rotation = network.rotation(metadata.positions)
         rows = inputs.lm_head_indices
         hidden = network.model(
             torch.from_numpy(inputs.input_ids).to(device),

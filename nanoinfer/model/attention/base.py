@@ -9,14 +9,22 @@ from nanoinfer.model.input_metadata import InputMetadata
 
 class AttentionLayer:
     """One attention layer as a backend sees it. `sliding_window`: how many tokens back a token sees, itself included; None
-    for all. `scale` multiplies the scores."""
+    for all. `scale` multiplies the scores. `softcap` c: scaled scores become c * tanh(score / c); None: as they are."""
 
     def __init__(
-        self, layer_id: int, num_heads: int, num_kv_heads: int, head_dim: int, sliding_window: int | None = None
+        self,
+        layer_id: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
     ):
         self.layer_id, self.num_heads, self.num_kv_heads, self.head_dim = layer_id, num_heads, num_kv_heads, head_dim
         self.sliding_window = sliding_window
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
 
 
 class AttentionBackend(Protocol):
