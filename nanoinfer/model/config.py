@@ -52,7 +52,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     activation: str = "silu_and_mul"  # an operation of Kernels
-    local_rope_theta: float | None = None  # of the layers with a sliding window, where they have tables of their own
+    local_rope_theta: float | None = None  # of the layers with a sliding window, where those have other tables
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     attention_scale: float | None = None  # scores are multiplied by it; None: head_dim ** -0.5
     attention_softcap: float | None = None  # c: scores become c * tanh(score / c)
@@ -96,11 +96,11 @@ class ModelConfig:
 
     @classmethod
     def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> "ModelConfig":
-        """For a family's `read_config`: what all `transformers` configurations say alike, `fields` as the family says.
+        """For a family's `read_config`: what all families read alike, and `fields` as this one says.
 
-        A key that the family's code in transformers does not read has no effect there: it must have none here, so what
-        is not common to all stays with the family. `rope_parameters`: where they are not `hf.rope_parameters`; `activation` is
-        `hf.hidden_act` unless `fields` has it.
+        A key that the family's code in transformers does not read has no effect there and must have none here. So what not
+        all of them read is left to the families. `rope_parameters`: where they are not `hf.rope_parameters`; `activation`
+        is read from `hf.hidden_act` unless `fields` has it.
         """
         if getattr(hf, "quantization_config", None):
             raise UnsupportedModelError(

@@ -49,8 +49,10 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device):
         super().__init__(config, max_len, dtype, device)
-        theta = config.rope_theta if config.local_rope_theta is None else config.local_rope_theta
-        self.local_rotary = RotaryEmbedding(config.head_dim, max_len, theta, RopeScaling(), dtype, device)
+        self.local_rotary = self.rotary
+        if config.local_rope_theta is not None:
+            theta = config.local_rope_theta
+            self.local_rotary = RotaryEmbedding(config.head_dim, max_len, theta, RopeScaling(), dtype, device)
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:

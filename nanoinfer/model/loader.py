@@ -63,7 +63,7 @@ def as_loaded_model(
     """`model` as it is where it is loaded, else loaded. ValueError for anything but these, or naming what cannot be had."""
     if isinstance(model, LoadedModel):
         if dtype is not None or device is not None:
-            raise ValueError(f"dtype={dtype}, device={device}: the model is loaded already; load it with these")
+            raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
         return model
     if not isinstance(model, str | Path):
         raise ValueError(

@@ -16,7 +16,7 @@ from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from tests.checkpoints import TINY, greedy
+from tests.checkpoints import FAMILIES, TINY, greedy
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -37,6 +37,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-mqa-biases": ("llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
     "llama-attention-bias": ("llama", {"attention_bias": True}),
     "llama-head-dim": ("llama", {"head_dim": 24}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
     "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "mistral-head-dim": ("mistral", {"head_dim": 8, "sliding_window": None}),
@@ -59,6 +60,28 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
             "rope_parameters": LLAMA3_ROPE,
         },
     ),
+    "gemma3": ("gemma3", {}),
+    "gemma3-softcap-untied-biases": (
+        "gemma3",
+        {"final_logit_softcapping": 0.2, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma3-pattern-two-ropes": (
+        "gemma3",
+        {
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "sliding_window": 4,
+            "head_dim": 24,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": LINEAR_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-mqa-window-tied": ("phi3", {"num_key_value_heads": 1, "sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3-head-dim": ("phi3", {"head_dim": 24, "num_key_value_heads": None}),
 }
 
 
@@ -84,8 +107,8 @@ def all_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> to
 class HandWrittenRows:
     """A ModelRunner whose rows are written by hand: sequences grow by `extend` and `decode` in slots chosen at random.
 
-    Slots nobody has written hold NaN and row entries nobody has written are far out of range, so whatever reads more
-    than it may shows.
+    Slots that were never written hold NaN and row entries that were never written are far out of range, so whatever
+    reads more than it may shows.
     """
 
     def __init__(self, loaded: LoadedModel, num_requests: int, page_size: int = 1, size: int = 192):
@@ -157,7 +180,7 @@ def test_prefill_extend_and_decode_give_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("variant", ["llama", "qwen2-window-tied"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2-window-tied", "gemma3", "phi3"])
 def test_logits_do_not_depend_on_the_page_size(
     variant: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
@@ -166,7 +189,7 @@ def test_logits_do_not_depend_on_the_page_size(
     compare_all_passes(load_model(path), oracle(path), page_size=page_size)
 
 
-@pytest.mark.parametrize("variant", ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3"])
 def test_bfloat16_stays_close_to_transformers_in_bfloat16(variant: str, checkpoint: Checkpoint) -> None:
     family, changes = VARIANTS[variant]
     path = checkpoint(family, **changes, dtype="bfloat16")
@@ -203,7 +226,7 @@ def compare_all_passes(
         assert rows.written_slots(layer) == rows.used_slots()
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
     family: str, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
@@ -312,7 +335,7 @@ def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(ch
 # --- what a caller sees --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_logprobs_of_prompt_and_output_are_those_of_transformers(
     family: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
@@ -408,6 +431,11 @@ RUNS = [
     ("qwen3", 1, "fcfs"),
     ("qwen3-window-bias", 4, "random"),
     ("qwen3-mqa-tied", 16, "dfs-weight"),
+    ("gemma3", 1, "lpm"),
+    ("gemma3-softcap-untied-biases", 4, "fcfs"),
+    ("gemma3-pattern-two-ropes", 16, "random"),
+    ("phi3", 1, "random"),
+    ("phi3-mqa-window-tied", 4, "dfs-weight"),
 ]
 
 
@@ -461,7 +489,7 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
     assert_all_slots_come_back(engine)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_conversation_extends_only_what_is_new(
     family: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
