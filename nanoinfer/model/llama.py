@@ -177,5 +177,6 @@ class LlamaForCausalLM(nn.Module):
             raise ValueError(
                 f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
             )
-        hidden = self.model(input_ids, self.rotation(positions), input_metadata, logit_rows(input_metadata))
+        rotation = self.rotation(positions)
+        hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)

@@ -509,6 +509,25 @@ def test_an_old_style_config_is_the_same_model(
     assert tokens_of(as_before) == tokens_of(path)
 
 
+def test_an_old_style_gemma_config_is_the_same_model(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    """A pattern for the layers, one theta for far and one for near, a scaling for far: as the files on the Hub say it."""
+    path = edited(
+        checkpoint("gemma3"),
+        tmp_path / "old",
+        layer_types=REMOVED,
+        sliding_window_pattern=3,
+        rope_parameters=REMOVED,
+        rope_theta=500.0,
+        rope_local_base_freq=30.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    config = ModelConfig.from_pretrained(path)
+    assert config.sliding_windows == (5, 5, None)
+    assert (config.rope_theta, config.local_rope_theta, config.rope_scaling.factor) == (500.0, 30.0, 8.0)
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+    assert tokens_of(path) != tokens_of(checkpoint("gemma3"))
+
+
 def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(
     checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
 ) -> None:

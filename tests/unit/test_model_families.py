@@ -489,6 +489,31 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
     assert_all_slots_come_back(engine)
 
 
+@pytest.mark.parametrize("chunk", [1, 6, 16])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama",
+        "mistral-window",
+        "qwen2-window-tied",
+        "qwen3-window-bias",
+        "gemma3-pattern-two-ropes",
+        "phi3-mqa-window-tied",
+    ],
+)
+def test_tokens_of_prompts_in_chunks_are_those_of_transformers(
+    variant: str, chunk: int, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    """Chunks shorter than a window, and longer."""
+    family, changes = VARIANTS[variant]
+    path = checkpoint(family, **changes)
+    engine = LLM(path, max_total_tokens=256, chunked_prefill_size=chunk).engine
+    served = serve(engine, {0: [(random_tokens(35, seed=70), 5), (random_tokens(3, seed=71), 9)]})
+    assert_same_tokens(served, oracle(path))
+    assert engine.stats()["extend_steps"] > 1
+    assert_all_slots_come_back(engine)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_conversation_extends_only_what_is_new(

@@ -9,7 +9,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 
 class AttentionLayer:
     """One attention layer as a backend sees it. `sliding_window`: how many tokens back a token sees, itself included; None
-    for all. `scale` multiplies the scores. `softcap` c: scaled scores become c * tanh(score / c); None: as they are."""
+    for all. `scale` multiplies the scores (by default 1 / √D); `softcap · tanh(scores / softcap)` then bounds them."""
 
     def __init__(
         self,
@@ -22,9 +22,8 @@ class AttentionLayer:
         softcap: float | None = None,
     ):
         self.layer_id, self.num_heads, self.num_kv_heads, self.head_dim = layer_id, num_heads, num_kv_heads, head_dim
-        self.sliding_window = sliding_window
+        self.sliding_window, self.softcap = sliding_window, softcap
         self.scale = head_dim**-0.5 if scale is None else scale
-        self.softcap = softcap
 
 
 class AttentionBackend(Protocol):
