@@ -13,7 +13,7 @@ from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model
 from nanoinfer.registry import QUANTIZATIONS
-from tests.checkpoints import FAMILIES, save_checkpoint
+from tests.helpers.checkpoints import FAMILIES, save_checkpoint
 
 Checkpoint = Callable[..., Path]
 

@@ -19,8 +19,8 @@ from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.sessions import InferenceEngine
-from tests.checkpoints import edited, greedy
-from tests.paged import Caller
+from tests.helpers.checkpoints import edited, greedy
+from tests.helpers.paged import Caller
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]

@@ -22,7 +22,7 @@ from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.checkpoints import FAMILIES
+from tests.helpers.checkpoints import FAMILIES
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
