@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import Req
@@ -49,7 +49,8 @@ class KVAccount:
 
 
 class InferenceEngine:
-    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`)."""
+    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`);
+    `attention_backend`: as `LLM` has it."""
 
     def __init__(
         self,
@@ -57,8 +58,11 @@ class InferenceEngine:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         random_seed: int | None = None,
+        attention_backend: str = "torch_native",
     ):
         self.model = as_loaded_model(model, dtype, device)
+        network, used = self.model.model, (self.model.dtype, self.model.device)
+        self.attention_backend = select_attention_backend(attention_backend, *used, network)
         self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
@@ -138,7 +142,7 @@ class InferenceEngine:
         req_to_token_pool = ReqToTokenPool(rows, width)
         req_to_token_pool.req_to_token.copy_(torch.arange(rows * width).view(rows, width))
         token_to_kv_pool = self.model.new_kv_pool(rows * width)
-        return ModelRunner(self.model.model, req_to_token_pool, token_to_kv_pool, TorchNativeBackend())
+        return ModelRunner(self.model.model, req_to_token_pool, token_to_kv_pool, self.attention_backend)
 
     def _fill(self, pool: TokenToKVPool, caches: Sequence[KVCache], lens: Sequence[int], width: int) -> None:
         for layer in range(self.model.config.num_hidden_layers):
@@ -148,13 +152,13 @@ class InferenceEngine:
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
 
     def _cut(self, pool: TokenToKVPool, lens: Sequence[int], width: int) -> list[KVCache]:
-        """Each row's K/V as a cache of its own: copies, so that the rectangle's padding is not kept alive."""
+        """Each row's K/V as a cache by itself: copies, so that the rectangle's padding is not kept alive."""
         caches: list[KVCache] = [[] for _ in lens]
         for layer in range(self.model.config.num_hidden_layers):
             buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
             for row, length in enumerate(lens):
-                own = slice(row * width, row * width + length)
-                keys, values = (buffer[own].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
+                span = slice(row * width, row * width + length)
+                keys, values = (buffer[span].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
                 caches[row].append((keys, values))
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
         return caches

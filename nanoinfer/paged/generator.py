@@ -5,7 +5,7 @@
     key_buffer [N, Hk, D]                                 kv_cache          key_buffer.view(N // P, P, Hk, D)
 
 The transformer, its weights and its arithmetic are the engine's own. What differs is who keeps the books: the engine has a
-scheduler for that; here it is whoever calls.
+scheduler for that; here it is the caller.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.kernels import CppKernels
-from nanoinfer.model.attention import AttentionBackend
-from nanoinfer.model.attention.cpp import CppAttention
+from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.model.attention import AttentionBackend, select_attention_backend
+from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
+from nanoinfer.model.model_runner import run_model
 from nanoinfer.paged.attention import BlockKV, PagedAttention
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
@@ -34,6 +34,9 @@ class GeneratorTorch:
     """A model to be driven with block tables. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`).
 
     Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has its own.
+
+    `attention_backend`: as in `LLM`; None: `cpp` where it can be used. What it cannot do (masks, K/V that is not stored,
+    blocks with gaps between them), PagedAttention does, and every pass where there is no such backend.
     """
 
     def __init__(
@@ -41,10 +44,16 @@ class GeneratorTorch:
         model: LoadedModel | str | Path,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        attention_backend: str | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
-        usable = CppKernels.why_not(self.model.dtype, self.model.device) is None
-        self._cpp_attention = CppAttention(self.model.dtype) if usable else None
+        used = (self.model.dtype, self.model.device, self.model.model)
+        self.attention_backend: AttentionBackend | None = None
+        try:
+            self.attention_backend = select_attention_backend(attention_backend or "cpp", *used)
+        except KernelsUnavailableError:
+            if attention_backend is not None:
+                raise
 
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
@@ -78,7 +87,6 @@ class GeneratorTorch:
         check_kv_cache(kv_cache, self.model)
         return kv_cache
 
-    @torch.no_grad()
     def forward_tensor(
         self,
         input_ids: torch.Tensor,
@@ -160,81 +168,54 @@ class GeneratorTorch:
             lm_head_indices,
             **cast(Any, options),
         )
-        network, device = self.model.model, self.model.device
-        metadata = make_metadata(inputs, kv_cache, self._cpp_attention)
-        assert metadata.attention_backend is not None
-        metadata.attention_backend.init_forward(metadata)
-        rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
-        rows = inputs.lm_head_indices
-        hidden = network.model(
-            torch.from_numpy(inputs.input_ids).to(device),
-            rotation,
-            metadata,
-            None if rows is None else torch.from_numpy(rows).to(device),
-        )
-        return network.lm_head(hidden)
+        metadata = make_metadata(inputs, kv_cache, self.attention_backend)
+        return run_model(self.model.model, torch.from_numpy(inputs.input_ids), metadata).logits
 
 
-def make_metadata(inputs: PagedInputs, kv_cache: KVCache, cpp_attention: CppAttention | None) -> InputMetadata:
+def make_metadata(inputs: PagedInputs, kv_cache: KVCache, backend: AttentionBackend | None) -> InputMetadata:
     """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
 
-    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `cpp_attention`: the engine's own, None
-    where it cannot be used for this model.
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `backend` computes the pass if it can,
+    else PagedAttention.
     """
     kv = BlockKV(kv_cache, inputs.slots)
     batch_size, row_len = inputs.rows.shape
     req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, 1), kv.device)
     req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
-    seq_lens, new_lens = inputs.seq_lens, inputs.new_lens
-    kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seq_lens, new_lens))
-    kv_indices = np.empty(kv_indptr[-1], dtype=np.int64)
-    for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, kv_indptr, strict=False):
+    starts = np.cumsum(inputs.seq_lens) - inputs.seq_lens
+    kv_indices = np.empty(inputs.seq_lens.sum(), dtype=np.int64)
+    for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, starts, strict=True):
         kv_indices[start : start + prefix_len] = row[:prefix_len]
-    kv_indices[np.repeat(kv_indptr[:-1], new_lens) + inputs.indices] = inputs.slots
-    kv_indices[kv_indptr[:-1][inputs.padding]] = 0  # padding attends to something, and nobody reads what comes of it
-    decode = inputs.one_token_each
-
-    def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype)).to(kv.device)
-
-    return InputMetadata(
-        forward_mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
-        batch_size=batch_size,
-        total_num_tokens=int(seq_lens.sum()),
-        max_seq_len=int(seq_lens.max()),
-        req_pool_indices=tensor(np.arange(batch_size)),
-        start_loc=tensor(kv_indptr[:-1]),
-        seq_lens=tensor(seq_lens),
-        prefix_lens=None if decode else tensor(inputs.prefix_lens),
-        positions=tensor(inputs.position_ids, np.int64),
+    kv_indices[np.repeat(starts, inputs.new_lens) + inputs.indices] = inputs.slots
+    kv_indices[starts[inputs.padding]] = 0  # padding attends to something; what comes of it is not read
+    return InputMetadata.of_arrays(
+        ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND,
+        np.arange(batch_size),
+        inputs.seq_lens,
+        inputs.prefix_lens,
+        inputs.position_ids,
+        inputs.slots,
+        kv_indices,
+        inputs.lm_head_indices,
         req_to_token_pool=req_to_token_pool,
         token_to_kv_pool=cast(TokenToKVPool, kv),
-        extend_seq_lens=None if decode else tensor(new_lens),
-        extend_start_loc=None if decode else tensor(qo_indptr[:-1]),
-        max_extend_len=0 if decode else int(new_lens.max()),
-        out_cache_loc=tensor(inputs.slots),
         out_cache_cont_start=None,
         out_cache_cont_end=None,
-        other_kv_index=int(kv_indices[seq_lens[0] - 1]) if decode else None,
         return_normalized_logprob=False,
-        qo_indptr=tensor(qo_indptr),
-        kv_indptr=tensor(kv_indptr),
-        kv_indices=tensor(kv_indices),
-        kv_last_page_len=tensor((seq_lens - 1) % kv.page_size + 1),
-        attention_backend=_attention_backend(inputs, kv, cpp_attention),
+        attention_mask=inputs.bias,
+        attention_backend=_able(backend, inputs, kv) or PagedAttention(inputs, kv),
     )
 
 
-def _attention_backend(inputs: PagedInputs, kv: BlockKV, cpp_attention: CppAttention | None) -> AttentionBackend:
-    """The engine's own attention for what the engine does, too; PagedAttention for masks and for K/V that is not stored.
+def _able(backend: AttentionBackend | None, inputs: PagedInputs, kv: BlockKV) -> AttentionBackend | None:
+    """`backend`, if it can do what this pass asks for: what the engine's passes do, as a rule.
 
     So tokens equal the engine's to the last bit wherever the two can be compared.
     """
     unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
-    as_the_engine = inputs.bias is None and not unstored.any() and kv.is_contiguous
-    if as_the_engine and cpp_attention is not None:
-        return cpp_attention
-    return PagedAttention(inputs, kv)
+    wanted = {MASK} if inputs.bias is not None else set()
+    wanted |= {UNSTORED} if unstored.any() else set()
+    return backend if kv.is_contiguous and not missing_features(backend, wanted) else None
 
 
 def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:

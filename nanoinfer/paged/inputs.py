@@ -31,7 +31,7 @@ class PagedInputs:
     indices: np.ndarray  # [T]
     new_lens: np.ndarray  # [B]
     prefix_lens: np.ndarray  # [B]: tokens before this pass; 0 for padding
-    padding: np.ndarray  # [B] bool: rows that nobody reads
+    padding: np.ndarray  # [B] bool: rows whose logits mean nothing
     rows: np.ndarray  # [B, W * P]: index → slot, −1 where there is no block: the block tables, written out
     lm_head_indices: np.ndarray | None  # [k]
     bias: torch.Tensor | None  # [T, max(input_lengths)] on the device, added to attention scores: the masks

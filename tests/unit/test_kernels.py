@@ -15,7 +15,8 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
-from nanoinfer.model.attention import CppAttention, TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.loader import load_model
