@@ -30,8 +30,7 @@ class InputMetadata:
     | `positions` | [T] int64 | EXTEND: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
     | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; read as `out_cache_index` |
     | `out_cache_cont_start`, `_end` | int or None | the same as a range, where the slots are neighbours |
-    | `logit_rows` | [k] int, or None | the new tokens that get logits, in this order: EXTEND the last of each request; \
-None (DECODE): all |
+    | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: each new token's log-probability under the one before it is wanted, too |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
 
@@ -45,7 +44,7 @@ None (DECODE): all |
     | `qo_indptr`, `kv_indptr` | [B+1] int32 | CSR row pointers of new tokens and of all tokens |
     | `kv_indices` | [Σ] int32 | slots of every token of every request, in order |
     | `token_to_kv_pool` | TokenToKVPool | where these slots are |
-    | `attention_mask` | [T, ≥ max_seq_len], or None | added to a new token's scores, by index in its sequence; the engine has none |
+    | `attention_mask` | [T, max_seq_len] or None | added to each new token's scores, by index in its sequence; or None |
     | `attention_plan` | | what `attention_backend` derives once per pass and uses in every layer |
 
     Nothing here reads the others. The seed has them, for kernels made for its interface or FlashInfer's:
@@ -53,7 +52,8 @@ None (DECODE): all |
     | field | shape, dtype | meaning |
     |---|---|---|
     | `total_num_tokens` | int | Σ, the sum of `seq_lens` |
-    | `req_to_token_pool`, `req_pool_indices` | ReqToTokenPool, [B] int32 | the table of slots, and the requests' rows in it |
+    | `req_to_token_pool` | ReqToTokenPool | the table position → slot |
+    | `req_pool_indices` | [B] int32 | the requests' rows in it |
     | `prefix_lens` | [B] int32 | tokens whose K/V is there already; None in DECODE: all but one |
     | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`, its exclusive prefix sum |
     | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens`; 0 in DECODE |
@@ -113,17 +113,18 @@ None (DECODE): all |
         """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's tables; changes nothing.
 
         `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
-        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE.
+        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. All arithmetic is
+        done on the host in numpy; what the layers need is moved to the pool's device in the end.
 
-        Raises ValueError naming the field when shapes or values do not fit together. `check=False` is for a Batch, which
-        the engine has made of rows and slots that it knows to be right: their values are not looked at again.
+        Raises ValueError naming the field when shapes or values do not fit together. `check=False` is for arguments that
+        trusted code has made or checked, as the engine's Batch: their values are not looked at again.
         Source: seed 002 (nano-sglang's `InputMetadata`); the CSR fields are FlashInfer's.
         """
         rows = as_int_array(req_pool_indices, "req_pool_indices")
         seqs = as_int_array(seq_lens, "seq_lens")
         slots = as_int_array(out_cache_loc, "out_cache_loc")
-        prefixes = seqs - 1
-        if forward_mode is ForwardMode.EXTEND:
+        prefixes, extend = seqs - 1, forward_mode is ForwardMode.EXTEND
+        if extend:
             if prefix_lens is None:
                 raise ValueError("prefix_lens=None: EXTEND needs one for each request")
             prefixes = as_int_array(prefix_lens, "prefix_lens")
@@ -134,50 +135,13 @@ None (DECODE): all |
             _check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
             _check_table(table, rows, prefixes, kv_pool.size)
 
+        new_lens = seqs - prefixes
+        kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seqs, new_lens))
         req_of_token = np.repeat(np.arange(len(rows)), seqs)
-        position = np.arange(len(req_of_token)) - (np.cumsum(seqs) - seqs)[req_of_token]
+        position = np.arange(kv_indptr[-1]) - kv_indptr[req_of_token]
         kv_indices = table[rows[req_of_token], position]
         is_new = position >= prefixes[req_of_token]
         kv_indices[is_new] = slots
-        last_rows = np.cumsum(seqs - prefixes) - 1
-        return cls.of_arrays(
-            forward_mode,
-            rows,
-            seqs,
-            prefixes,
-            position[is_new],
-            slots,
-            kv_indices,
-            last_rows if forward_mode is ForwardMode.EXTEND else None,
-            req_to_token_pool=pool,
-            token_to_kv_pool=kv_pool,
-            out_cache_cont_start=out_cache_cont_start,
-            out_cache_cont_end=out_cache_cont_end,
-            return_normalized_logprob=return_normalized_logprob,
-            attention_backend=getattr(model_runner, "attention_backend", None),
-        )
-
-    @classmethod
-    def of_arrays(
-        cls,
-        forward_mode: ForwardMode,
-        rows: np.ndarray,
-        seq_lens: np.ndarray,
-        prefix_lens: np.ndarray,
-        positions: np.ndarray,
-        out_cache_loc: np.ndarray,
-        kv_indices: np.ndarray,
-        logit_rows: np.ndarray | None,
-        **others: Any,
-    ) -> "InputMetadata":
-        """All fields from arrays of integers on the host that fit together, and `others`, which are taken as they are.
-
-        Who calls it knows each token's position and slot already: `create` from a table of slots, forward_tensor from
-        block tables. All arithmetic is numpy's; what it gives is moved to the pool's device in the end.
-        """
-        kv_pool, extend = others["token_to_kv_pool"], forward_mode is ForwardMode.EXTEND
-        new_lens = seq_lens - prefix_lens
-        kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seq_lens, new_lens))
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(kv_pool.device)
@@ -185,24 +149,29 @@ None (DECODE): all |
         return cls(
             forward_mode=forward_mode,
             batch_size=len(rows),
-            total_num_tokens=len(kv_indices),
-            max_seq_len=int(seq_lens.max()),
+            total_num_tokens=int(kv_indptr[-1]),
+            max_seq_len=int(seqs.max()),
             req_pool_indices=tensor(rows),
             start_loc=tensor(kv_indptr[:-1]),
-            seq_lens=tensor(seq_lens),
-            prefix_lens=tensor(prefix_lens) if extend else None,
-            positions=tensor(positions, np.int64),
+            seq_lens=tensor(seqs),
+            prefix_lens=tensor(prefixes) if extend else None,
+            positions=tensor(position[is_new], np.int64),
+            req_to_token_pool=pool,
+            token_to_kv_pool=kv_pool,
             extend_seq_lens=tensor(new_lens) if extend else None,
             extend_start_loc=tensor(qo_indptr[:-1]) if extend else None,
             max_extend_len=int(new_lens.max()) if extend else 0,
-            out_cache_loc=tensor(out_cache_loc),
-            other_kv_index=None if extend else int(kv_indices[seq_lens[0] - 1]),
+            out_cache_loc=tensor(slots),
+            out_cache_cont_start=out_cache_cont_start,
+            out_cache_cont_end=out_cache_cont_end,
+            other_kv_index=None if extend else int(kv_indices[seqs[0] - 1]),
+            return_normalized_logprob=return_normalized_logprob,
             qo_indptr=tensor(qo_indptr),
             kv_indptr=tensor(kv_indptr),
             kv_indices=tensor(kv_indices),
-            kv_last_page_len=tensor((seq_lens - 1) % kv_pool.page_size + 1),
-            logit_rows=None if logit_rows is None else tensor(logit_rows),
-            **others,
+            kv_last_page_len=tensor((seqs - 1) % kv_pool.page_size + 1),
+            logit_rows=tensor(qo_indptr[1:] - 1) if extend else None,
+            attention_backend=getattr(model_runner, "attention_backend", None),
         )
 
     @property

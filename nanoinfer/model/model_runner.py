@@ -1,5 +1,6 @@
 """ModelRunner: passes of one model over one pair of pools."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,13 +11,8 @@ from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
 
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata
-    ) -> LogitsOutput: ...
+# What the runner needs of a model: input_ids [T], positions [T] and the pass's description → logits.
+Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
 class ForwardBatch(Protocol):
@@ -30,13 +26,6 @@ class ForwardBatch(Protocol):
     out_cache_cont_start: int | None
     out_cache_cont_end: int | None
     prompt_logprobs: torch.Tensor | None
-
-
-@torch.no_grad()
-def run_model(model: Model, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
-    """The one way into a model, whoever describes the pass: the engine, sessions, forward_tensor. `input_ids` [T]."""
-    metadata.attention_backend.init_forward(metadata)
-    return model(input_ids.to(metadata.positions.device), metadata.positions, metadata)
 
 
 class ModelRunner:
@@ -78,10 +67,8 @@ class ModelRunner:
         Source: seed 002.
         """
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
-        metadata = self._describe(
-            input_ids, ForwardMode.EXTEND, *of_each, return_normalized_logprob=return_normalized_logprob
-        )
-        output = self._run(input_ids, metadata)
+        metadata = self._describe(input_ids, ForwardMode.EXTEND, *of_each, None, None, return_normalized_logprob)
+        output = self.run(input_ids, metadata)
         return output.logits, mean_logprobs(output, metadata)
 
     def forward_decode(
@@ -97,7 +84,7 @@ class ModelRunner:
         """Compute the newest token of each request (T = B): logits `[B, V]`. `prefix_lens` is not looked at."""
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
         metadata = self._describe(input_ids, ForwardMode.DECODE, *of_each, out_cache_cont_start, out_cache_cont_end)
-        return self._run(input_ids, metadata).logits
+        return self.run(input_ids, metadata).logits
 
     def forward(
         self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
@@ -105,29 +92,23 @@ class ModelRunner:
         """The pass of a Batch, as `forward_mode` says: logits `[B, V]` and, of an EXTEND with `return_normalized_logprob`,
         what `forward_extend` returns beside them; `batch.prompt_logprobs` [T] then holds the single log-probabilities.
         """
-        metadata = InputMetadata.create(
-            self,
-            self.tp_size,
-            forward_mode,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            batch.prefix_lens,
-            batch.out_cache_loc,
-            batch.out_cache_cont_start,
-            batch.out_cache_cont_end,
-            return_normalized_logprob and forward_mode is ForwardMode.EXTEND,
-            check=False,
-        )
-        output = self._run(batch.input_ids, metadata)
+        of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
+        contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
+        wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
+        metadata = InputMetadata.create(self, self.tp_size, forward_mode, *of_each, *contiguous, wanted, check=False)
+        output = self.run(batch.input_ids, metadata)
         batch.prompt_logprobs = output.prompt_logprobs
         return output.logits, mean_logprobs(output, metadata)
 
-    def _describe(self, input_ids: torch.Tensor, *arguments: Any, **options: Any) -> InputMetadata:
+    def _describe(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
         """The door for arguments made by hand: those of `InputMetadata.create`, checked there, and `input_ids` here."""
-        metadata = InputMetadata.create(self, self.tp_size, *arguments, **options)
+        metadata = InputMetadata.create(self, self.tp_size, *arguments)
         if input_ids.shape != metadata.positions.shape:
             raise ValueError(f"input_ids: shape {list(input_ids.shape)}, must be {list(metadata.positions.shape)}")
         return metadata
 
-    def _run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
-        return run_model(self.model, input_ids, metadata)
+    @torch.no_grad()
+    def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
+        """The one way into the model, for every pass of the engine, of sessions and of forward_tensor. `input_ids` [T]."""
+        self.attention_backend.init_forward(metadata)
+        return self.model(input_ids.to(metadata.positions.device), metadata.positions, metadata)

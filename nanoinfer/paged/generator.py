@@ -21,7 +21,7 @@ from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
-from nanoinfer.model.model_runner import run_model
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.attention import BlockKV, PagedAttention
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
@@ -168,54 +168,42 @@ class GeneratorTorch:
             lm_head_indices,
             **cast(Any, options),
         )
-        metadata = make_metadata(inputs, kv_cache, self.attention_backend)
-        return run_model(self.model.model, torch.from_numpy(inputs.input_ids), metadata).logits
+        runner = self._runner(inputs, BlockKV(kv_cache, inputs.slots))
+        return runner.run(torch.from_numpy(inputs.input_ids), make_metadata(inputs, runner)).logits
+
+    def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
+        """A runner over the caller's memory: its block tables are the rows of a ReqToTokenPool, its slots are slots.
+
+        `attention_backend` computes what it can, as a rule what the engine's passes ask for: so tokens equal the engine's
+        to the last bit wherever the two can be compared. PagedAttention computes the rest.
+        """
+        batch_size, row_len = inputs.rows.shape
+        req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, int(inputs.seq_lens.max())))
+        req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
+        unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
+        wanted = ({MASK} if inputs.bias is not None else set()) | ({UNSTORED} if unstored.any() else set())
+        backend = self.attention_backend
+        if backend is None or not kv.is_contiguous or missing_features(backend, wanted):
+            backend = PagedAttention(inputs, kv)
+        return ModelRunner(self.model.model, req_to_token_pool, cast(TokenToKVPool, kv), backend)
 
 
-def make_metadata(inputs: PagedInputs, kv_cache: KVCache, backend: AttentionBackend | None) -> InputMetadata:
-    """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
+def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
+    """The description of the pass, as the engine's, but with the caller's positions, mask and rows of logits.
 
-    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `backend` computes the pass if it can,
-    else PagedAttention.
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too.
     """
-    kv = BlockKV(kv_cache, inputs.slots)
-    batch_size, row_len = inputs.rows.shape
-    req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, 1), kv.device)
-    req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
-    starts = np.cumsum(inputs.seq_lens) - inputs.seq_lens
-    kv_indices = np.empty(inputs.seq_lens.sum(), dtype=np.int64)
-    for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, starts, strict=True):
-        kv_indices[start : start + prefix_len] = row[:prefix_len]
-    kv_indices[np.repeat(starts, inputs.new_lens) + inputs.indices] = inputs.slots
-    kv_indices[starts[inputs.padding]] = 0  # padding attends to something; what comes of it is not read
-    return InputMetadata.of_arrays(
-        ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND,
-        np.arange(batch_size),
-        inputs.seq_lens,
-        inputs.prefix_lens,
-        inputs.position_ids,
-        inputs.slots,
-        kv_indices,
-        inputs.lm_head_indices,
-        req_to_token_pool=req_to_token_pool,
-        token_to_kv_pool=cast(TokenToKVPool, kv),
-        out_cache_cont_start=None,
-        out_cache_cont_end=None,
-        return_normalized_logprob=False,
-        attention_mask=inputs.bias,
-        attention_backend=_able(backend, inputs, kv) or PagedAttention(inputs, kv),
+    mode = ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND
+    rows, seq_lens, prefix_lens = np.arange(len(inputs.rows)), inputs.seq_lens, inputs.prefix_lens
+    metadata = InputMetadata.create(
+        runner, runner.tp_size, mode, rows, seq_lens, prefix_lens, inputs.slots, check=False
     )
-
-
-def _able(backend: AttentionBackend | None, inputs: PagedInputs, kv: BlockKV) -> AttentionBackend | None:
-    """`backend`, if it can do what this pass asks for: what the engine's passes do, as a rule.
-
-    So tokens equal the engine's to the last bit wherever the two can be compared.
-    """
-    unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
-    wanted = {MASK} if inputs.bias is not None else set()
-    wanted |= {UNSTORED} if unstored.any() else set()
-    return backend if kv.is_contiguous and not missing_features(backend, wanted) else None
+    device, head = metadata.positions.device, inputs.lm_head_indices
+    metadata.positions = torch.from_numpy(inputs.position_ids).to(device)
+    metadata.logit_rows = None if head is None else torch.from_numpy(head).to(device)
+    metadata.attention_mask = inputs.bias
+    metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # it attends to something, unread
+    return metadata
 
 
 def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:

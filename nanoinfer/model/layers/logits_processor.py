@@ -7,6 +7,8 @@ import torch
 
 from nanoinfer.model.input_metadata import InputMetadata
 
+Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
+
 ROWS_AT_A_TIME = 256  # prompt log-probabilities: bounds the [rows, V] block in memory
 
 
@@ -27,16 +29,10 @@ def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
     return None if metadata.return_normalized_logprob else metadata.logit_rows
 
 
-def process_logits(
-    hidden: torch.Tensor,
-    input_ids: torch.Tensor,
-    head: Callable[[torch.Tensor], torch.Tensor],
-    metadata: InputMetadata,
-) -> LogitsOutput:
+def process_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, metadata: InputMetadata) -> LogitsOutput:
     """`hidden` [k, hidden_size] of the `hidden_rows` after the last norm, `input_ids` [T] → LogitsOutput.
 
-    `head`: hidden states to logits. What a family does to its logits (a scale, a softcap) belongs into it, so that prompt
-    log-probabilities see it too.
+    What a family does to its logits (a scale, a softcap) belongs into `head`, so that prompt log-probabilities see it too.
     """
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
