@@ -1,7 +1,7 @@
 """The first engines of the series (seed 004): every session owns its K/V; decode goes one by one or as one padded batch.
 
 No pools that outlive a pass, no tree: this is the baseline that those are compared with. Model and sampler are the
-engine's. A pass (of one session, too) builds a small pool of its own, a rectangle as wide as its longest session, copies
+engine's. A pass (of one session, too) builds a small pool for itself, a rectangle as wide as its longest session, copies
 what the sessions hold into it, runs, and cuts the result up again. `KVAccount` counts what that costs.
 """
 
@@ -61,8 +61,8 @@ class InferenceEngine:
         attention_backend: str = "torch_native",
     ):
         self.model = as_loaded_model(model, dtype, device)
-        network, used = self.model.model, (self.model.dtype, self.model.device)
-        self.attention_backend = select_attention_backend(attention_backend, *used, network)
+        where = (self.model.dtype, self.model.device)
+        self.attention_backend = select_attention_backend(attention_backend, *where, self.model.model)
         self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
@@ -237,9 +237,9 @@ class InferenceSession:
     def prefill(self, prompt: Prompt, keep_kv: bool = True) -> int:
         """Compute the prompt (text or token ids) and sample the first token, which is returned.
 
-        `keep_kv=False` drops its K/V, for those who compute everything anew every time. InvalidRequestError when the prompt
-        is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError when
-        the session has been prefilled before. When this raises, the session is as it was.
+        `keep_kv=False` drops its K/V, for a caller that computes everything anew every time. InvalidRequestError when the
+        prompt is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError
+        when the session has been prefilled before. When this raises, the session is as it was.
         """
         if self.prefilled:
             raise ValueError("session: has been prefilled before; make a new one for another prompt")

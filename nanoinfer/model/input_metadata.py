@@ -42,12 +42,12 @@ class InputMetadata:
     | `seq_lens` | [B] int32 | tokens in each sequence after this pass |
     | `start_loc` | [B] int32 | exclusive prefix sum of `seq_lens` |
     | `qo_indptr`, `kv_indptr` | [B+1] int32 | CSR row pointers of new tokens and of all tokens |
-    | `kv_indices` | [Σ] int32 | slots of every token of every request, in order |
+    | `kv_indices` | [Σ] int32 | slots of every token of every request, in order; −1 where K/V is not stored |
     | `token_to_kv_pool` | TokenToKVPool | where these slots are |
-    | `attention_mask` | [T, max_seq_len] or None | added to each new token's scores, by index in its sequence; or None |
+    | `attention_mask` | [T, W] or None | forward_tensor only: added to each new token's scores, by index in its sequence |
     | `attention_plan` | | what `attention_backend` derives once per pass and uses in every layer |
 
-    Nothing here reads the others. The seed has them, for kernels made for its interface or FlashInfer's:
+    No network or backend here reads the others: they are the seed's, for kernels made for its interface or FlashInfer's.
 
     | field | shape, dtype | meaning |
     |---|---|---|

@@ -18,7 +18,7 @@ Window = int | None
 class BlockKV:
     """The caller's blocks as the layers see a TokenToKVPool: a slot is an offset in a block.
 
-    It also keeps the pass's own K/V at hand: what is not to be stored (slot −1) is attended all the same.
+    It also keeps the K/V of the pass at hand: what is not to be stored (slot −1) is attended all the same.
     """
 
     def __init__(self, kv_cache: KVCache, slots: np.ndarray):

@@ -4,8 +4,8 @@
     out_cache_loc                   slot of a new token   slots             the same
     key_buffer [N, Hk, D]                                 kv_cache          key_buffer.view(N // P, P, Hk, D)
 
-The transformer, its weights and its arithmetic are the engine's own. What differs is who keeps the books: the engine has a
-scheduler for that; here it is the caller.
+The network, its weights and the way into it are the engine's. What differs is the bookkeeping: the engine has a scheduler
+for it; here it is the caller's.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ BASE_ADAPTERS = (None, "base")
 class GeneratorTorch:
     """A model to be driven with block tables. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`).
 
-    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has its own.
+    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has them already.
 
     `attention_backend`: as in `LLM`; None: `cpp` where it can be used. What it cannot do (masks, K/V that is not stored,
     blocks with gaps between them), PagedAttention does, and every pass where there is no such backend.
@@ -47,10 +47,10 @@ class GeneratorTorch:
         attention_backend: str | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
-        used = (self.model.dtype, self.model.device, self.model.model)
+        where = (self.model.dtype, self.model.device)
         self.attention_backend: AttentionBackend | None = None
         try:
-            self.attention_backend = select_attention_backend(attention_backend or "cpp", *used)
+            self.attention_backend = select_attention_backend(attention_backend or "cpp", *where, self.model.model)
         except KernelsUnavailableError:
             if attention_backend is not None:
                 raise
@@ -58,7 +58,7 @@ class GeneratorTorch:
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
 
-        They belong to the caller, who decides which block is whose. ValueError when a size is below 1.
+        They belong to the caller, which decides what each block is for. ValueError when a size is below 1.
         """
         sizes = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
         config = self.model.config
@@ -128,7 +128,7 @@ class GeneratorTorch:
 
         - `q_lens`, B ints: how many new tokens each request has (their sum is T). In decode these are parallel decoding: a
           sampled token and drafts after it. None or []: one each in decode; in prefill as `position_ids` tell.
-        - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its own sequence,
+        - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its sequence,
           by index; 0 = see, a large negative number = hide. For drafts that are a tree: siblings hide each other and have
           equal `position_ids`. Without it drafts are a line, each one after the other.
         - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's

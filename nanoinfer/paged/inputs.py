@@ -112,7 +112,7 @@ def read_inputs(
 def _new_lens(
     q_lens: Sequence[int] | None, is_prefill: bool, ids: np.ndarray, positions: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-    """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else to be told from the positions."""
+    """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else as the positions say."""
     total, batch = len(ids), len(lengths)
     given = as_int_array([] if q_lens is None else q_lens, "q_lens")
     if given.size:

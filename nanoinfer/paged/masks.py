@@ -42,7 +42,7 @@ def read_masks(
 def _row_per_token(
     mask: torch.Tensor, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
 ) -> torch.Tensor:
-    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its own sequence."""
+    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its sequence."""
     shape = list(mask.shape)
     if shape == [len(indices), width]:
         return mask

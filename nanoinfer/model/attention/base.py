@@ -7,10 +7,10 @@ from torch import nn
 
 from nanoinfer.model.input_metadata import InputMetadata
 
-# What a pass or a layer may ask for besides paged causal attention. A backend that can do it says so in `features`.
+# What a layer or a pass may ask for besides paged causal attention. A backend that can do it says so in `features`.
 SOFTCAP = "softcap"  # a layer's `softcap`
-MASK = "mask"  # `InputMetadata.attention_mask`
-UNSTORED = "unstored"  # new tokens whose K/V has no slot (−1): `token_to_kv_pool.new` has that of the current layer
+MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which need not be the tokens' indices
+UNSTORED = "unstored"  # slots of −1: the K/V of such new tokens is in `token_to_kv_pool.new` alone
 
 
 class AttentionLayer:
