@@ -133,7 +133,6 @@ class InputMetadata:
         if check:
             _check_requests(tp_size, rows, seqs, prefixes, pool)
             _check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
-            _check_table(table, rows, prefixes, kv_pool.size)
 
         new_lens = seqs - prefixes
         kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seqs, new_lens))
@@ -142,6 +141,8 @@ class InputMetadata:
         kv_indices = table[rows[req_of_token], position]
         is_new = position >= prefixes[req_of_token]
         kv_indices[is_new] = slots
+        if check:
+            _check_indices(kv_indices, kv_pool.size, rows[req_of_token], position)
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(kv_pool.device)
@@ -212,9 +213,7 @@ def _check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, 
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: not the range of out_cache_loc")
 
 
-def _check_table(table: np.ndarray, rows: np.ndarray, prefixes: np.ndarray, size: int) -> None:
-    """Backends read memory wherever the slots of the prefixes say."""
-    slots = table[rows, : prefixes.max()]
-    is_prefix = np.arange(slots.shape[1]) < prefixes[:, None]
-    for i, position in np.argwhere(((slots < 0) | (slots >= size)) & is_prefix)[:1]:
-        raise ValueError(f"req_to_token[{rows[i]}, {position}]={slots[i, position]}: must be in 0..{size - 1}")
+def _check_indices(kv_indices: np.ndarray, size: int, rows: np.ndarray, positions: np.ndarray) -> None:
+    """Backends read memory wherever these say."""
+    for i in np.flatnonzero((kv_indices < 0) | (kv_indices >= size))[:1]:
+        raise ValueError(f"req_to_token[{rows[i]}, {positions[i]}]={kv_indices[i]}: must be in 0..{size - 1}")
