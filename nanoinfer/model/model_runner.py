@@ -67,7 +67,9 @@ class ModelRunner:
         Source: seed 002.
         """
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
-        metadata = self._describe(input_ids, ForwardMode.EXTEND, *of_each, None, None, return_normalized_logprob)
+        metadata = self._checked_metadata(
+            input_ids, ForwardMode.EXTEND, *of_each, None, None, return_normalized_logprob
+        )
         output = self.run(input_ids, metadata)
         return output.logits, mean_logprobs(output, metadata)
 
@@ -83,7 +85,9 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Compute the newest token of each request (T = B): logits `[B, V]`. `prefix_lens` is not looked at."""
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
-        metadata = self._describe(input_ids, ForwardMode.DECODE, *of_each, out_cache_cont_start, out_cache_cont_end)
+        metadata = self._checked_metadata(
+            input_ids, ForwardMode.DECODE, *of_each, out_cache_cont_start, out_cache_cont_end
+        )
         return self.run(input_ids, metadata).logits
 
     def forward(
@@ -100,7 +104,7 @@ class ModelRunner:
         batch.prompt_logprobs = output.prompt_logprobs
         return output.logits, mean_logprobs(output, metadata)
 
-    def _describe(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
+    def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
         """The door for arguments made by hand: those of `InputMetadata.create`, checked there, and `input_ids` here."""
         metadata = InputMetadata.create(self, self.tp_size, *arguments)
         if input_ids.shape != metadata.positions.shape:

@@ -15,7 +15,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import CppKernels
+from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend, select_attention_backend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
