@@ -219,7 +219,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], fl
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )
     token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size)
-    backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
+    backend = select_attention_backend(config.attention_backend, model.dtype, model.device, model.model)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 

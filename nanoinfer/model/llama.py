@@ -9,7 +9,7 @@ from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
-from nanoinfer.model.layers.logits_processor import LogitsOutput, logit_rows, process_logits
+from nanoinfer.model.layers.logits_processor import LogitsOutput, hidden_rows, process_logits
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
@@ -169,14 +169,15 @@ class LlamaForCausalLM(nn.Module):
         return self.rotary.cos, self.rotary.sin, positions
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool.
+        """`input_ids`, `positions` [T] int64 → logits of the `logit_rows`. Writes K/V into the pool.
 
-        ValueError, before anything is written, when a sequence is longer than the rotary tables.
+        ValueError, before anything is written, when a position is outside the rotary tables.
         """
-        if input_metadata.max_seq_len > len(self.rotary.cos):
+        limit = len(self.rotary.cos)
+        if input_metadata.max_seq_len > limit and int(positions.max()) >= limit:  # under a mask, positions are free
             raise ValueError(
                 f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
             )
         rotation = self.rotation(positions)
-        hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
+        hidden = self.model(input_ids, rotation, input_metadata, hidden_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)

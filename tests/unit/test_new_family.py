@@ -52,7 +52,7 @@ class Gemma2ForCausalLM(Gemma3ForCausalLM):
 def test_gemma_2_added_from_outside_has_the_tokens_of_transformers(
     attention_backend: str, checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = checkpoint("gemma2", final_logit_softcapping=0.2, attn_logit_softcapping=None)
+    path = checkpoint("gemma2", final_logit_softcapping=0.2, attn_logit_softcapping=0.7)
     with pytest.raises(UnsupportedModelError, match=r"Gemma2ForCausalLM: must be one of LlamaForCausalLM, .*Phi3"):
         LLM(path)
     monkeypatch.setitem(MODEL_FAMILIES, "Gemma2ForCausalLM", Gemma2ForCausalLM)
