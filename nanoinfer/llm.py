@@ -39,6 +39,7 @@ class LLM:
     - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
     - `kernels`, `attention_backend`: who computes; auto takes the fastest that runs here (see `select_kernels` and
       `select_attention_backend`).
+    - `quantization`: the kind of linear weights (see `linear_weights.py`); None keeps the checkpoint's numbers.
     - `trace`: keep a record of every step in `trace` (see nanoinfer/trace/); without it that is None.
     - the rest: see EngineConfig.
     """
@@ -57,6 +58,7 @@ class LLM:
         disable_radix_cache: bool = False,
         attention_backend: str = "auto",
         kernels: str = "auto",
+        quantization: str | None = None,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -72,7 +74,7 @@ class LLM:
             attention_backend=attention_backend,
             **engine_options,
         )  # checked before anything is loaded; what depends on the model follows
-        self.model = load_model(model, dtype, device, max_context_len, kernels)
+        self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         if max_total_tokens is None:
             max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)
@@ -217,7 +219,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], fl
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )
     token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size)
-    backend = select_attention_backend(config.attention_backend, model.dtype, model.device)
+    backend = select_attention_backend(config.attention_backend, model.dtype, model.device, model.model)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 

@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Registry(dict[str, T]):
-    """Alternatives by name; `option` is the setting that names one of them, for error messages."""
+class Registry(dict[Any, T]):
+    """Alternatives by name; `option` is the setting that names one of them, for error messages.
+
+    A registry may have an alternative under None: what is taken where the option is not set.
+    """
 
     def __init__(self, option: str):
         super().__init__()
@@ -19,9 +22,11 @@ class Registry(dict[str, T]):
     def check(self, name: object) -> None:
         """ValueError that lists the alternatives unless `name` is one of them."""
         if name not in list(self):  # a list: the value may not be hashable
-            raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(self)}")
+            raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(map(str, self))}")
 
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/attention/select.py
 EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
+MODEL_FAMILIES: Registry[Any] = Registry("architecture")  # model/families.py
+QUANTIZATIONS: Registry[Any] = Registry("quantization")  # model/layers/linear_weights.py
 SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

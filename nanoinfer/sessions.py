@@ -1,7 +1,7 @@
 """The first engines of the series (seed 004): every session owns its K/V; decode goes one by one or as one padded batch.
 
 No pools that outlive a pass, no tree: this is the baseline that those are compared with. Model and sampler are the
-engine's. A pass (of one session, too) builds a small pool of its own, a rectangle as wide as its longest session, copies
+engine's. A pass (of one session, too) builds a small pool for itself, a rectangle as wide as its longest session, copies
 what the sessions hold into it, runs, and cuts the result up again. `KVAccount` counts what that costs.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import Req
@@ -50,7 +50,8 @@ class KVAccount:
 
 
 class InferenceEngine:
-    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`)."""
+    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`);
+    `attention_backend`: as `LLM` has it."""
 
     def __init__(
         self,
@@ -58,8 +59,11 @@ class InferenceEngine:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         random_seed: int | None = None,
+        attention_backend: str = "torch_native",
     ):
         self.model = as_loaded_model(model, dtype, device)
+        where = (self.model.dtype, self.model.device)
+        self.attention_backend = select_attention_backend(attention_backend, *where, self.model.model)
         self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
@@ -139,7 +143,7 @@ class InferenceEngine:
         req_to_token_pool = ReqToTokenPool(rows, width)
         req_to_token_pool.req_to_token.copy_(torch.arange(rows * width).view(rows, width))
         token_to_kv_pool = self.model.new_kv_pool(rows * width)
-        return ModelRunner(self.model.model, req_to_token_pool, token_to_kv_pool, TorchNativeBackend())
+        return ModelRunner(self.model.model, req_to_token_pool, token_to_kv_pool, self.attention_backend)
 
     def _fill(self, pool: TokenToKVPool, caches: Sequence[KVCache], lens: Sequence[int], width: int) -> None:
         for layer in range(self.model.config.num_hidden_layers):
@@ -149,13 +153,13 @@ class InferenceEngine:
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
 
     def _cut(self, pool: TokenToKVPool, lens: Sequence[int], width: int) -> list[KVCache]:
-        """Each row's K/V as a cache of its own: copies, so that the rectangle's padding is not kept alive."""
+        """Each row's K/V as a cache by itself: copies, so that the rectangle's padding is not kept alive."""
         caches: list[KVCache] = [[] for _ in lens]
         for layer in range(self.model.config.num_hidden_layers):
             buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
             for row, length in enumerate(lens):
-                own = slice(row * width, row * width + length)
-                keys, values = (buffer[own].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
+                span = slice(row * width, row * width + length)
+                keys, values = (buffer[span].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
                 caches[row].append((keys, values))
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
         return caches
@@ -234,9 +238,9 @@ class InferenceSession:
     def prefill(self, prompt: Prompt, keep_kv: bool = True) -> int:
         """Compute the prompt (text or token ids) and sample the first token, which is returned.
 
-        `keep_kv=False` drops its K/V, for those who compute everything anew every time. InvalidRequestError when the prompt
-        is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError when
-        the session has been prefilled before. When this raises, the session is as it was.
+        `keep_kv=False` drops its K/V, for a caller that computes everything anew every time. InvalidRequestError when the
+        prompt is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError
+        when the session has been prefilled before. When this raises, the session is as it was.
         """
         if self.prefilled:
             raise ValueError("session: has been prefilled before; make a new one for another prompt")

@@ -39,3 +39,7 @@ class Kernels(Protocol):
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """`silu(gate) * up` of `x` = [gate, up] side by side: [T, 2 * size] → [T, size]."""
         ...
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """`gelu(gate) * up` of `x` = [gate, up] side by side, GELU by its tanh formula: [T, 2 * size] → [T, size]."""
+        ...

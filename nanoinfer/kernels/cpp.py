@@ -18,6 +18,7 @@ _ARGUMENTS = {
     "add_rms_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
     "rotate": [_POINTER] * 4 + [_LONG] * 4,
     "silu_and_mul": [_POINTER] * 2 + [_LONG] * 2,
+    "gelu_tanh_and_mul": [_POINTER] * 2 + [_LONG] * 2,
     "attention": [_POINTER] * 7 + [_LONG] * 5 + [_FLOAT, _LONG],
 }
 
@@ -43,6 +44,7 @@ class CppKernels:
     def __init__(self, dtype: torch.dtype):
         self._linear, self._add_rms_norm = kernel("linear", dtype), kernel("add_rms_norm", dtype)
         self._rotate, self._silu_and_mul = kernel("rotate", dtype), kernel("silu_and_mul", dtype)
+        self._gelu_tanh_and_mul = kernel("gelu_tanh_and_mul", dtype)
         self._columns = int(library().columns())
         self._step = 4 // dtype.itemsize  # elements in a word
 
@@ -113,8 +115,15 @@ class CppKernels:
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """One pass."""
+        return self._activation_and_mul(self._silu_and_mul, x)
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """One pass."""
+        return self._activation_and_mul(self._gelu_tanh_and_mul, x)
+
+    def _activation_and_mul(self, function: Function, x: torch.Tensor) -> torch.Tensor:
         rows, width = x.shape
         assert x.is_contiguous()
         out = x.new_empty(rows, width // 2)
-        self._silu_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2)
+        function(x.data_ptr(), out.data_ptr(), rows, width // 2)
         return out

@@ -58,9 +58,14 @@ static void rotate(typename E::T* x, const typename E::T* cos, const typename E:
     }
 }
 
-// out[i] = silu(gate[i]) * up[i], the gates of a row before its ups: x [rows, 2 * size] -> out [rows, size].
-template <class E>
-static void silu_and_mul(const typename E::T* x, typename E::T* out, long rows, long size) {
+// Both activations are v * sigmoid(inner(v)): for GELU by tanh because (1 + tanh u) / 2 = sigmoid(2 u), where
+// u = sqrt(2 / pi) * (v + 0.044715 v^3).
+struct Silu { static Floats inner(Floats v) { return v; } };
+struct GeluTanh { static Floats inner(Floats v) { return 1.5957691216f * (v + 0.044715f * v * v * v); } };
+
+// out[i] = activation(gate[i]) * up[i], the gates of a row before its ups: x [rows, 2 * size] -> out [rows, size].
+template <class E, class Activation>
+static void activation_and_mul(const typename E::T* x, typename E::T* out, long rows, long size) {
     typedef typename E::T T;
 #pragma omp parallel for schedule(static) if (rows * size > 16384)
     for (long row = 0; row < rows; row++) {
@@ -71,8 +76,9 @@ static void silu_and_mul(const typename E::T* x, typename E::T* out, long rows, 
             long n = size - i < LANES ? size - i : LANES;
             bool whole = n == LANES;
             if (!whole) { memcpy(g, gate + i, n * sizeof(T)); memcpy(u, up + i, n * sizeof(T)); }
-            Floats v = E::get(whole ? gate + i : g), e = exp_of_negative(v < 0 ? v : -v);  // e^-|v| never overflows
-            Floats sigmoid = (v < 0 ? e : Floats{} + 1.0f) / (1.0f + e);
+            Floats v = E::get(whole ? gate + i : g), w = Activation::inner(v);
+            Floats e = exp_of_negative(w < 0 ? w : -w);  // e^-|w| never overflows
+            Floats sigmoid = (w < 0 ? e : Floats{} + 1.0f) / (1.0f + e);
             Floats result = v * sigmoid * E::get(whole ? up + i : u);
             E::put(whole ? to + i : o, result);
             if (!whole) memcpy(to + i, o, n * sizeof(T));

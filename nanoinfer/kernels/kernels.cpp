@@ -17,7 +17,10 @@
         rotate<E>(x, cos, sin, positions, rows, row_stride, heads, dim);                                               \
     }                                                                                                                  \
     extern "C" void silu_and_mul_##name(const E::T* x, E::T* out, long rows, long size) {                              \
-        silu_and_mul<E>(x, out, rows, size);                                                                           \
+        activation_and_mul<E, Silu>(x, out, rows, size);                                                               \
+    }                                                                                                                  \
+    extern "C" void gelu_tanh_and_mul_##name(const E::T* x, E::T* out, long rows, long size) {                         \
+        activation_and_mul<E, GeluTanh>(x, out, rows, size);                                                           \
     }                                                                                                                  \
     extern "C" void attention_##name(const E::T* q, const E::T* keys, const E::T* values, E::T* out,                   \
                                      const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,    \

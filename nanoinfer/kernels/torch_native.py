@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
 
 class TorchKernels:
@@ -40,3 +40,8 @@ class TorchKernels:
         """Two operations on the two halves."""
         gate, up = x.chunk(2, dim=-1)
         return silu(gate) * up
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """Two operations on the two halves."""
+        gate, up = x.chunk(2, dim=-1)
+        return gelu(gate, approximate="tanh") * up

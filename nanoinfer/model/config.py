@@ -1,6 +1,6 @@
 """ModelConfig: what a checkpoint is, validated and frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,10 @@ import torch
 
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
+from nanoinfer.model.families import find_family
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+# What transformers calls an activation → the operation of Kernels that applies it between the MLP's products.
+ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,8 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One dense decoder: Llama, Mistral, Qwen2 and Qwen3 differ only in these fields. Sizes in elements."""
+    """One dense decoder. Families differ in these fields, some also in how their layers are put together. Sizes in
+    elements."""
 
     architecture: str
     vocab_size: int
@@ -45,13 +43,21 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     sliding_windows: tuple[int | None, ...]  # per layer: how far back a token sees, itself included; None = everything
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype | None  # of the weights; None where the config does not say
+    # What not every family has.
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: str = "silu_and_mul"  # an operation of Kernels
+    local_rope_theta: float | None = None  # of the layers with a sliding window, where those have other tables
+    embedding_scale: float = 1.0  # embeddings are multiplied by it
+    attention_scale: float | None = None  # scores are multiplied by it; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # c: scores become c * tanh(score / c)
+    logit_softcap: float | None = None  # the same for logits
+    norm_offset: float = 0.0  # added to the norms' weights: 1.0 where a checkpoint stores weight - 1
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
@@ -66,10 +72,11 @@ class ModelConfig:
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path}: no config.json there, so no Hugging Face checkpoint")
         raw, _ = PretrainedConfig.get_config_dict(str(path))
-        model_type = MODEL_TYPES[_check_architecture(raw)]
+        architecture = _architecture(raw)
+        model_type = find_family(architecture).model_type
         if raw.get("model_type") != model_type:
             raise UnsupportedModelError(
-                f"model_type={raw.get('model_type')!r}: must be {model_type!r} with architecture {raw['architectures'][0]}"
+                f"model_type={raw.get('model_type')!r}: must be {model_type!r} with architecture {architecture}"
             )
         try:
             hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
@@ -82,58 +89,78 @@ class ModelConfig:
 
     @classmethod
     def from_hf_config(cls, hf: Any, eos_token_id: int | list[int] | None = None) -> "ModelConfig":
-        """From a `transformers` configuration object; UnsupportedModelError naming what is not supported."""
-        architecture = _check_architecture(hf.to_dict())
-        _check_supported(hf)
-        heads = hf.num_attention_heads
-        rope = dict(hf.rope_parameters or {})
-        eos = hf.eos_token_id if eos_token_id is None else eos_token_id
-        # A key that the family's own code does not read has no effect, so a stray one in a config changes nothing here.
-        attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(hf.attention_bias)
-        return cls(
-            architecture=architecture,
-            vocab_size=hf.vocab_size,
-            hidden_size=hf.hidden_size,
-            intermediate_size=hf.intermediate_size,
-            num_hidden_layers=hf.num_hidden_layers,
-            num_attention_heads=heads,
-            num_key_value_heads=hf.num_key_value_heads or heads,
-            head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // heads,
-            rms_norm_eps=hf.rms_norm_eps,
-            max_position_embeddings=hf.max_position_embeddings,
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
-            rope_scaling=_rope_scaling(rope, hf.max_position_embeddings),
-            tie_word_embeddings=bool(hf.tie_word_embeddings),
-            qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
-            o_bias=attention_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(hf.mlp_bias),
-            qk_norm=architecture == "Qwen3ForCausalLM",
-            sliding_windows=_sliding_windows(architecture, hf),
-            eos_token_ids=tuple([eos] if isinstance(eos, int) else eos or ()),
-            dtype=resolve_dtype(hf.dtype) if isinstance(hf.dtype, str) else hf.dtype,
-        )
+        """From a `transformers` configuration object, read by its family; UnsupportedModelError naming what is not
+        supported."""
+        config: ModelConfig = find_family(_architecture(hf.to_dict())).read_config(hf)
+        return config if eos_token_id is None else replace(config, eos_token_ids=_end_tokens(eos_token_id))
+
+    @classmethod
+    def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> "ModelConfig":
+        """For a family's `read_config`: what all families read alike, and `fields` as this one says.
+
+        A key that the family's code in transformers does not read has no effect there and must have none here. So what not
+        all of them read is left to the families. `rope_parameters`: where they are not `hf.rope_parameters`; `activation`
+        is read from `hf.hidden_act` unless `fields` has it.
+        """
+        if getattr(hf, "quantization_config", None):
+            raise UnsupportedModelError(
+                "quantization_config: quantized checkpoints are not supported; use the original"
+            )
+        heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads or hf.num_attention_heads
+        if heads % kv_heads:
+            raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+        rope = dict(rope_parameters or hf.rope_parameters or {})
+        common = {
+            "architecture": _architecture(hf.to_dict()),
+            "vocab_size": hf.vocab_size,
+            "hidden_size": hf.hidden_size,
+            "intermediate_size": hf.intermediate_size,
+            "num_hidden_layers": hf.num_hidden_layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+            "rms_norm_eps": hf.rms_norm_eps,
+            "max_position_embeddings": hf.max_position_embeddings,
+            "rope_theta": float(rope.get("rope_theta", 10000.0)),
+            "rope_scaling": _rope_scaling(rope, hf.max_position_embeddings),
+            "tie_word_embeddings": bool(hf.tie_word_embeddings),
+            "sliding_windows": (None,) * hf.num_hidden_layers,
+            "eos_token_ids": _end_tokens(hf.eos_token_id),
+            "dtype": resolve_dtype(hf.dtype) if isinstance(hf.dtype, str) else hf.dtype,
+        }
+        if "activation" not in fields:
+            fields["activation"] = read_activation(hf)
+        return cls(**{**common, **fields})
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of K and V, over all layers, that one token holds."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype.itemsize
 
 
-def _check_architecture(config: dict[str, Any]) -> str:
-    architectures = config.get("architectures") or [f"model_type {config.get('model_type')}"]
-    architecture = architectures[0]
-    if architecture not in MODEL_TYPES:
-        raise UnsupportedModelError(f"architecture {architecture}: must be one of {', '.join(MODEL_TYPES)}")
+def read_activation(hf: Any, field: str = "hidden_act") -> str:
+    """ModelConfig's `activation` from the `field` of a `transformers` configuration."""
+    name = getattr(hf, field)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{field}={name!r}: must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def read_sliding_windows(hf: Any) -> tuple[int | None, ...]:
+    """ModelConfig's `sliding_windows` of a family that has them: in the layers that `layer_types` says, or else in all."""
+    types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise UnsupportedModelError(f"layer_types: {sorted(unknown)} not supported; must be sliding or full attention")
+    return tuple(hf.sliding_window if kind == "sliding_attention" else None for kind in types)
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    architecture: str = (config.get("architectures") or [f"model_type {config.get('model_type')}"])[0]
     return architecture
 
 
-def _check_supported(hf: Any) -> None:
-    if hf.hidden_act != "silu":
-        raise UnsupportedModelError(f"hidden_act={hf.hidden_act!r}: must be 'silu'")
-    if getattr(hf, "quantization_config", None):
-        raise UnsupportedModelError("quantization_config: quantized checkpoints are not supported; use the original")
-    heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads
-    if kv_heads and heads % kv_heads:
-        raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+def _end_tokens(eos: int | list[int] | None) -> tuple[int, ...]:
+    return tuple([eos] if isinstance(eos, int) else eos or ())
 
 
 def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
@@ -159,16 +186,3 @@ def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeSca
             f"rope high_freq_factor={scaling.high_freq_factor}: must exceed low_freq_factor={scaling.low_freq_factor} > 0"
         )
     return scaling
-
-
-def _sliding_windows(architecture: str, hf: Any) -> tuple[int | None, ...]:
-    """Window per layer. Qwen and newer Mistrals switch it on by layer (`layer_types`), others have one for all; Llama
-    has none."""
-    if architecture == "LlamaForCausalLM":
-        return (None,) * hf.num_hidden_layers
-    window = hf.sliding_window
-    types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
-    unknown = set(types) - {"sliding_attention", "full_attention"}
-    if unknown:
-        raise UnsupportedModelError(f"layer_types: {sorted(unknown)} not supported; must be sliding or full attention")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -20,28 +20,45 @@ class ForwardMode(Enum):
 
 @dataclass
 class InputMetadata:
-    """`B` requests, `T` new tokens. Index tensors lie on the pool's device.
+    """`B` requests, `T` new tokens, `Σ` tokens in all. Index tensors lie on the pool's device.
+
+    The network reads:
 
     | field | shape, dtype | meaning |
     |---|---|---|
-    | `batch_size`, `total_num_tokens`, `max_seq_len` | int | B, the sum and the maximum of `seq_lens` |
-    | `req_pool_indices` | [B] int32 | rows of `req_to_token` |
-    | `seq_lens` | [B] int32 | tokens in each sequence after this pass |
-    | `prefix_lens` | [B] int32 | tokens whose K/V is there already (None in DECODE: all but one) |
-    | `start_loc` | [B] int32 | exclusive prefix sum of `seq_lens` |
+    | `forward_mode` | ForwardMode | |
     | `positions` | [T] int64 | EXTEND: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
-    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND: `seq_lens - prefix_lens`, its exclusive prefix sum |
-    | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens` |
-    | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to |
+    | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; read as `out_cache_index` |
     | `out_cache_cont_start`, `_end` | int or None | the same as a range, where the slots are neighbours |
-    | `other_kv_index` | int or None | DECODE: the newest slot of the first request, a gather index that is always valid |
-    | `return_normalized_logprob` | bool | EXTEND: also wanted is the mean log-probability of the new tokens |
-    | `qo_indptr`, `kv_indptr` | [B+1] int32 | CSR row pointers of new tokens and of all tokens |
-    | `kv_indices` | [Σ seq_lens] int32 | slots of every token of every request, in order |
-    | `kv_last_page_len` | [B] int32 | tokens in each sequence's last page |
+    | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
+    | `return_normalized_logprob` | bool | EXTEND: each new token's log-probability under the one before it is wanted, too |
+    | `attention_backend` | AttentionBackend | computes the layers' attention |
 
-    `attention_backend` (an AttentionBackend) computes the layers' attention; `attention_plan` is what it derives once per
-    pass and uses in every layer.
+    Attention backends read, besides `forward_mode`:
+
+    | field | shape, dtype | meaning |
+    |---|---|---|
+    | `batch_size`, `max_seq_len` | int | B, the maximum of `seq_lens` |
+    | `seq_lens` | [B] int32 | tokens in each sequence after this pass |
+    | `start_loc` | [B] int32 | exclusive prefix sum of `seq_lens` |
+    | `qo_indptr`, `kv_indptr` | [B+1] int32 | CSR row pointers of new tokens and of all tokens |
+    | `kv_indices` | [Σ] int32 | slots of every token of every request, in order; −1 where K/V is not stored |
+    | `token_to_kv_pool` | TokenToKVPool | where these slots are |
+    | `attention_mask` | [T, W] or None | forward_tensor only: added to each new token's scores, by index in its sequence |
+    | `attention_plan` | | what `attention_backend` derives once per pass and uses in every layer |
+
+    No network or backend here reads the others: they are the seed's, for kernels made for its interface or FlashInfer's.
+
+    | field | shape, dtype | meaning |
+    |---|---|---|
+    | `total_num_tokens` | int | Σ, the sum of `seq_lens` |
+    | `req_to_token_pool` | ReqToTokenPool | the table position → slot |
+    | `req_pool_indices` | [B] int32 | the requests' rows in it |
+    | `prefix_lens` | [B] int32 | tokens whose K/V is there already; None in DECODE: all but one |
+    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`, its exclusive prefix sum |
+    | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens`; 0 in DECODE |
+    | `other_kv_index` | int | DECODE only: the newest slot of the first request, a gather index that is always valid |
+    | `kv_last_page_len` | [B] int32 | tokens in each sequence's last page |
     """
 
     forward_mode: ForwardMode
@@ -72,6 +89,8 @@ class InputMetadata:
     kv_indices: torch.Tensor
     kv_last_page_len: torch.Tensor
 
+    logit_rows: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
     attention_backend: Any = None
     attention_plan: Any = None
 
@@ -88,45 +107,45 @@ class InputMetadata:
         out_cache_cont_start: int | None = None,
         out_cache_cont_end: int | None = None,
         return_normalized_logprob: bool = False,
+        *,
+        check: bool = True,
     ) -> "InputMetadata":
-        """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's table; changes nothing.
+        """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's tables; changes nothing.
 
         `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
-        already; where the new ones go, `out_cache_loc` says.
-        `prefix_lens` does not matter in DECODE. All arithmetic is done on the host in numpy; what the layers need is
-        moved to the pool's device in the end.
+        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. All arithmetic is
+        done on the host in numpy; what the layers need is moved to the pool's device in the end.
 
-        Raises ValueError naming the field when shapes or values do not fit together.
+        Raises ValueError naming the field when shapes or values do not fit together. `check=False` is for arguments that
+        trusted code has made or checked, as the engine's Batch: their values are not looked at again.
         Source: seed 002 (nano-sglang's `InputMetadata`); the CSR fields are FlashInfer's.
         """
         rows = as_int_array(req_pool_indices, "req_pool_indices")
         seqs = as_int_array(seq_lens, "seq_lens")
         slots = as_int_array(out_cache_loc, "out_cache_loc")
-        extend = forward_mode is ForwardMode.EXTEND
-        prefixes = seqs - 1
+        prefixes, extend = seqs - 1, forward_mode is ForwardMode.EXTEND
         if extend:
             if prefix_lens is None:
                 raise ValueError("prefix_lens=None: EXTEND needs one for each request")
             prefixes = as_int_array(prefix_lens, "prefix_lens")
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
-        _check(tp_size, rows, seqs, prefixes, slots, pool)
+        table = pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
+        if check:
+            _check_requests(tp_size, rows, seqs, prefixes, pool)
+            _check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
 
         new_lens = seqs - prefixes
-        kv_indptr, qo_indptr = _indptr(seqs), _indptr(new_lens)
+        kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seqs, new_lens))
         req_of_token = np.repeat(np.arange(len(rows)), seqs)
         position = np.arange(kv_indptr[-1]) - kv_indptr[req_of_token]
-        kv_indices = _host_rows(pool)[rows[req_of_token], position]
+        kv_indices = table[rows[req_of_token], position]
         is_new = position >= prefixes[req_of_token]
-        _check_slots(slots, kv_pool.size, out_cache_cont_start, out_cache_cont_end)
         kv_indices[is_new] = slots
-        if kv_indices.min() < 0 or kv_indices.max() >= kv_pool.size:  # backends read memory wherever these say
-            i = np.flatnonzero((kv_indices < 0) | (kv_indices >= kv_pool.size))[0]
-            raise ValueError(
-                f"req_to_token[{rows[req_of_token[i]]}, {position[i]}]={kv_indices[i]}: must be in 0..{kv_pool.size - 1}"
-            )
+        if check:
+            _check_indices(kv_indices, kv_pool.size, rows[req_of_token], position)
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype=dtype)).to(kv_pool.device)
+            return torch.from_numpy(array.astype(dtype)).to(kv_pool.device)
 
         return cls(
             forward_mode=forward_mode,
@@ -152,6 +171,7 @@ class InputMetadata:
             kv_indptr=tensor(kv_indptr),
             kv_indices=tensor(kv_indices),
             kv_last_page_len=tensor((seqs - 1) % kv_pool.page_size + 1),
+            logit_rows=tensor(qo_indptr[1:] - 1) if extend else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
 
@@ -163,17 +183,8 @@ class InputMetadata:
         return self.out_cache_loc
 
 
-def _indptr(lens: np.ndarray) -> np.ndarray:
-    """CSR row pointers: 0 and the running sums, `[len(lens) + 1]`."""
-    return np.concatenate(([0], np.cumsum(lens)))
-
-
-def _host_rows(pool: ReqToTokenPool) -> np.ndarray:
-    return pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
-
-
-def _check(
-    tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, slots: np.ndarray, pool: ReqToTokenPool
+def _check_requests(
+    tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
 ) -> None:
     if tp_size != 1:
         raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
@@ -187,20 +198,22 @@ def _check(
         ("seq_lens", seqs, 1, np.full(len(rows), pool.max_context_len)),
         ("prefix_lens", prefixes, 0, seqs - 1),
     ):
-        wrong = np.flatnonzero((array < low) | (array > high))
-        if wrong.size:
-            i = wrong[0]
+        for i in np.flatnonzero((array < low) | (array > high))[:1]:
             raise ValueError(f"{name}[{i}]={array[i]}: must be in {low}..{high[i]}")
-    num_new = int((seqs - prefixes).sum())
+
+
+def _check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, end: int | None) -> None:
     if len(slots) != num_new:
         raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; must be as many")
-
-
-def _check_slots(slots: np.ndarray, size: int, start: int | None, end: int | None) -> None:
-    outside = slots[(slots < 0) | (slots >= size)]
-    if outside.size:
-        raise ValueError(f"out_cache_loc: slot {outside[0]} is outside 0..{size - 1}")
+    for slot in slots[(slots < 0) | (slots >= size)][:1]:
+        raise ValueError(f"out_cache_loc: slot {slot} is outside 0..{size - 1}")
     if (start is None) != (end is None):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: give both or neither")
     if start is not None and not np.array_equal(slots, np.arange(start, end)):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: not the range of out_cache_loc")
+
+
+def _check_indices(kv_indices: np.ndarray, size: int, rows: np.ndarray, positions: np.ndarray) -> None:
+    """Backends read memory wherever these say."""
+    for i in np.flatnonzero((kv_indices < 0) | (kv_indices >= size))[:1]:
+        raise ValueError(f"req_to_token[{rows[i]}, {positions[i]}]={kv_indices[i]}: must be in 0..{size - 1}")

@@ -1,4 +1,6 @@
-"""The dense decoder: one file serves Llama, Mistral, Qwen2 and Qwen3, whose differences are ModelConfig's fields."""
+"""Llama, and the dense decoder that the other families are made of: most differ from it by ModelConfig's fields alone."""
+
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -6,8 +8,8 @@ from torch import nn
 from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.linear import FusedLinear, Linear
-from nanoinfer.model.layers.logits_processor import LogitsOutput, logit_rows, process_logits
+from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
+from nanoinfer.model.layers.logits_processor import LogitsOutput, hidden_rows, process_logits
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
@@ -30,9 +32,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(q_size, config.hidden_size, config.o_bias, dtype, device)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype, device) if config.qk_norm else None
-        self.attn = RadixAttention(
-            layer_id, self.num_heads, self.num_kv_heads, self.head_dim, config.sliding_windows[layer_id]
-        )
+        window, scale, softcap = config.sliding_windows[layer_id], config.attention_scale, config.attention_softcap
+        self.attn = RadixAttention(layer_id, self.num_heads, self.num_kv_heads, self.head_dim, window, scale, softcap)
 
     def forward(
         self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
@@ -49,18 +50,20 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: `down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
+    """`down(activation(gate(x)) * up(x))`, gate and up in one product: SwiGLU where that is silu (Shazeer, 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.kernels: Kernels = TorchKernels()
+        self.activation = config.activation
         parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
         self.gate_up_proj = FusedLinear(config.hidden_size, parts, config.mlp_bias, dtype, device)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias, dtype, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden]."""
-        return self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(x)))
+        activation_and_mul = getattr(self.kernels, self.activation)
+        return self.down_proj(activation_and_mul(self.gate_up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -100,11 +103,12 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, final norm: token ids to hidden states. Its parameter names are the checkpoints'."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer], dtype: torch.dtype, device: torch.device):
         super().__init__()
         table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=True)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, device) for i in range(config.num_hidden_layers))
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()  # rounded as the table is
+        self.layers = nn.ModuleList(layer_class(config, i, dtype, device) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
 
     def forward(
@@ -112,7 +116,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """`input_ids` [T] → [T, hidden]; with `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
         what follows attention only for these."""
-        x, residual = self.embed_tokens(input_ids), None
+        x, residual = self.embed_tokens(input_ids) * self.embedding_scale, None
         *layers, last = self.layers
         for layer in layers:
             x, residual = layer(x, residual, rotation, metadata)
@@ -123,38 +127,57 @@ class Decoder(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """The decoder with its language-model head (tied to the embedding where the config says so).
 
-    `max_len`: positions to make rotary tables for. Parameters are uninitialised until `load_weights` fills them.
+    Also what a family is (see families.py): `model_type` is that of its configs, `read_config` reads them, `layer_class` is
+    what its decoder is made of. `max_len`: positions to make rotary tables for. Parameters are uninitialised until
+    `load_weights` fills them.
     """
+
+    model_type: ClassVar[str] = "llama"
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.config = config
-        self.model = Decoder(config, dtype, device)
-        own = torch.device("meta") if config.tie_word_embeddings else device  # a tied head needs no memory of its own
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, False, dtype, own)
+        self.model = Decoder(config, self.layer_class, dtype, device)
+        head_device = torch.device("meta") if config.tie_word_embeddings else device  # a tied head needs no memory
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size, config.logit_softcap, dtype, head_device)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
         # Counted while they are all parameters: those that `use_kernels` packs no longer are.
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
-    def use_kernels(self, kernels: Kernels) -> None:
-        """Compute with `kernels` from now on, weights packed for them. Once, after the weights are there."""
-        for module in self.modules():
+    @classmethod
+    def read_config(cls, hf: Any) -> ModelConfig:
+        """From a `transformers.LlamaConfig`. UnsupportedModelError naming what the family does not support."""
+        bias = bool(hf.attention_bias)
+        return ModelConfig.of_decoder(hf, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf.mlp_bias))
+
+    def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
+        """Compute with `kernels` from now on, linear weights of the kind `quantization` (see linear_weights.py) made for
+        them. Once, after the weights are loaded."""
+        for name, module in self.named_modules():
             if isinstance(module, Linear):
-                module.pack(kernels)
-            elif isinstance(module, RMSNorm | Attention | MLP):
+                module.pack(kernels, quantization, name)
+            elif isinstance(module, RMSNorm):
+                module.use_kernels(kernels, self.config.norm_offset)
+            elif hasattr(module, "kernels"):
                 module.kernels = kernels
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        """`input_ids`, `positions` [T] int64 → logits of each request's last token. Writes K/V into the pool.
+    def rotation(self, positions: torch.Tensor) -> Any:
+        """What the layers take as `rotation`: a family with several tables says otherwise."""
+        return self.rotary.cos, self.rotary.sin, positions
 
-        ValueError, before anything is written, when a sequence is longer than the rotary tables.
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
+        """`input_ids`, `positions` [T] int64 → logits of the `logit_rows`. Writes K/V into the pool.
+
+        ValueError, before anything is written, when a position is outside the rotary tables.
         """
-        if input_metadata.max_seq_len > len(self.rotary.cos):
+        limit = len(self.rotary.cos)
+        if input_metadata.max_seq_len > limit and int(positions.max()) >= limit:  # under a mask, positions are free
             raise ValueError(
                 f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
             )
-        rotation = (self.rotary.cos, self.rotary.sin, positions)
-        hidden = self.model(input_ids, rotation, input_metadata, logit_rows(input_metadata))
+        rotation = self.rotation(positions)
+        hidden = self.model(input_ids, rotation, input_metadata, hidden_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)

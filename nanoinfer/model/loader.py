@@ -9,8 +9,10 @@ from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.kernels.select import check_name, select_kernels
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.weights import checkpoint_dtype, load_weights
+from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 
 BUNDLED_MODELS = ("story",)
@@ -102,13 +104,16 @@ def load_model(
     device: str | torch.device = "cpu",
     max_context_len: int | None = None,
     kernels: str = "auto",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype=None` keeps the checkpoint's; `max_context_len=None` the model's.
-    `kernels`: see `select_kernels`.
+    `kernels`: see `select_kernels`. `quantization`: the kind of linear weights (see linear_weights.py), whatever the
+    checkpoint; None keeps its numbers.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
     check_name(kernels)
+    QUANTIZATIONS.check(quantization)
     resolved_device = resolve_device(device)
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
@@ -118,8 +123,8 @@ def load_model(
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
-    network = LlamaForCausalLM(config, context, resolved_dtype, resolved_device)
+    network = find_family(config.architecture)(config, context, resolved_dtype, resolved_device)
     load_weights(network, path)
-    network.use_kernels(chosen)
+    network.use_kernels(chosen, quantization)
     tokenizer = Tokenizer.from_pretrained(path)
     return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)

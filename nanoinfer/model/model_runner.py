@@ -1,6 +1,7 @@
-"""ModelRunner: the two forward passes, over one model and one pair of pools."""
+"""ModelRunner: passes of one model over one pair of pools."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -8,18 +9,13 @@ from nanoinfer.cache.indices import Indices
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
+
+# What the runner needs of a model: input_ids [T], positions [T] and the pass's description → logits.
+Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata
-    ) -> LogitsOutput: ...
-
-
-class Pass(Protocol):
+class ForwardBatch(Protocol):
     """What the runner reads of a Batch, and the one thing it leaves in it."""
 
     input_ids: torch.Tensor
@@ -35,10 +31,12 @@ class Pass(Protocol):
 class ModelRunner:
     """Runs `model` over the tokens in the pools. Keeps no state between passes: all of it is in the pools.
 
-    For both passes: `input_ids` [T] token ids, `req_pool_indices` and `seq_lens` [B], `out_cache_loc` [T], as InputMetadata
+    For every pass: `input_ids` [T] token ids, `req_pool_indices` and `seq_lens` [B], `out_cache_loc` [T], as InputMetadata
     describes; rows of `req_to_token` name the slots of the tokens before. K/V of the new tokens is written to
     `out_cache_loc`, which the caller writes into the rows too, for later passes.
-    ValueError from `InputMetadata.create` before anything is written.
+
+    `forward_extend` and `forward_decode` are for arguments made by hand: ValueError that names one before anything is
+    written. `forward` takes the engine's Batch and enters behind these checks.
     """
 
     tp_size = 1
@@ -68,10 +66,12 @@ class ModelRunner:
         computed in this pass, each under the token before it (so all but the first; NaN where only one is computed).
         Source: seed 002.
         """
-        output = self._extend(
-            input_ids, req_pool_indices, seq_lens, prefix_lens, out_cache_loc, None, None, return_normalized_logprob
+        of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
+        metadata = self._checked_metadata(
+            input_ids, ForwardMode.EXTEND, *of_each, None, None, return_normalized_logprob
         )
-        return output.logits, output.normalized_logprobs
+        output = self.run(input_ids, metadata)
+        return output.logits, mean_logprobs(output, metadata)
 
     def forward_decode(
         self,
@@ -84,64 +84,35 @@ class ModelRunner:
         out_cache_cont_end: int | None = None,
     ) -> torch.Tensor:
         """Compute the newest token of each request (T = B): logits `[B, V]`. `prefix_lens` is not looked at."""
-        metadata = InputMetadata.create(
-            self,
-            self.tp_size,
-            ForwardMode.DECODE,
-            req_pool_indices,
-            seq_lens,
-            prefix_lens,
-            out_cache_loc,
-            out_cache_cont_start,
-            out_cache_cont_end,
+        of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
+        metadata = self._checked_metadata(
+            input_ids, ForwardMode.DECODE, *of_each, out_cache_cont_start, out_cache_cont_end
         )
-        return self._run(input_ids, metadata).logits
+        return self.run(input_ids, metadata).logits
 
     def forward(
-        self, batch: Pass, forward_mode: ForwardMode, return_normalized_logprob: bool = False
+        self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`forward_extend` or `forward_decode` of a Batch, as `forward_mode` says: logits `[B, V]` and, where asked for,
-        normalized log-probabilities `[B]`.
-
-        An EXTEND with `return_normalized_logprob` also leaves the single log-probabilities in `batch.prompt_logprobs`.
+        """The pass of a Batch, as `forward_mode` says: logits `[B, V]` and, of an EXTEND with `return_normalized_logprob`,
+        what `forward_extend` returns beside them; `batch.prompt_logprobs` [T] then holds the single log-probabilities.
         """
-        where = (batch.input_ids, batch.req_pool_indices, batch.seq_lens)
+        of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
-        if forward_mode is ForwardMode.DECODE:
-            return self.forward_decode(*where, batch.prefix_lens, batch.out_cache_loc, *contiguous), None
-        assert batch.prefix_lens is not None
-        output = self._extend(*where, batch.prefix_lens, batch.out_cache_loc, *contiguous, return_normalized_logprob)
+        wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
+        metadata = InputMetadata.create(self, self.tp_size, forward_mode, *of_each, *contiguous, wanted, check=False)
+        output = self.run(batch.input_ids, metadata)
         batch.prompt_logprobs = output.prompt_logprobs
-        return output.logits, output.normalized_logprobs
+        return output.logits, mean_logprobs(output, metadata)
 
-    def _extend(
-        self,
-        input_ids: torch.Tensor,
-        req_pool_indices: Indices,
-        seq_lens: Indices,
-        prefix_lens: Indices,
-        out_cache_loc: Indices,
-        out_cache_cont_start: int | None,
-        out_cache_cont_end: int | None,
-        return_normalized_logprob: bool,
-    ) -> LogitsOutput:
-        metadata = InputMetadata.create(
-            self,
-            self.tp_size,
-            ForwardMode.EXTEND,
-            req_pool_indices,
-            seq_lens,
-            prefix_lens,
-            out_cache_loc,
-            out_cache_cont_start,
-            out_cache_cont_end,
-            return_normalized_logprob,
-        )
-        return self._run(input_ids, metadata)
-
-    @torch.no_grad()
-    def _run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
+    def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
+        """The door for arguments made by hand: those of `InputMetadata.create`, checked there, and `input_ids` here."""
+        metadata = InputMetadata.create(self, self.tp_size, *arguments)
         if input_ids.shape != metadata.positions.shape:
             raise ValueError(f"input_ids: shape {list(input_ids.shape)}, must be {list(metadata.positions.shape)}")
+        return metadata
+
+    @torch.no_grad()
+    def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
+        """The one way into the model, for every pass of the engine, of sessions and of forward_tensor. `input_ids` [T]."""
         self.attention_backend.init_forward(metadata)
         return self.model(input_ids.to(metadata.positions.device), metadata.positions, metadata)

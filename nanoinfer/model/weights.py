@@ -100,7 +100,7 @@ def _checkpoint_files(path: Path) -> list[Path]:
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of the first tensor of the checkpoint in directory `path`, for configs that do not tell."""
+    """The dtype of the first tensor of the checkpoint in directory `path`, for configs that do not say."""
     with _open(_checkpoint_files(Path(path))[0]) as tensors:
         return tensors.get_tensor(next(iter(tensors.keys()))).dtype
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.model.attention.base import AttentionLayer
+from nanoinfer.model.attention.base import MASK, SOFTCAP, UNSTORED, AttentionLayer
+from nanoinfer.model.attention.torch_native import attend
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.paged.checks import KVCache
 from nanoinfer.paged.inputs import PagedInputs
@@ -18,7 +18,7 @@ Window = int | None
 class BlockKV:
     """The caller's blocks as the layers see a TokenToKVPool: a slot is an offset in a block.
 
-    It also keeps the pass's own K/V at hand: what is not to be stored (slot −1) is attended all the same.
+    It also keeps the K/V of the pass at hand: what is not to be stored (slot −1) is attended all the same.
     """
 
     def __init__(self, kv_cache: KVCache, slots: np.ndarray):
@@ -74,10 +74,12 @@ class PagedAttention:
     that are near enough by position; the masks hide more. A token that sees nothing attends to nothing: zeros.
     """
 
+    features = frozenset({SOFTCAP, MASK, UNSTORED})
+
     def __init__(self, inputs: PagedInputs, kv: BlockKV):
         self.inputs, self.kv = inputs, kv
         self.positions = torch.from_numpy(inputs.position_ids).to(kv.device)
-        self.masks: dict[Window, list[torch.Tensor | None]] = {}  # a request each; of a decode pass one for all
+        self.masks: dict[Window, list[torch.Tensor | None]] = {}  # one per request; of a decode pass one for all
 
     def init_forward(self, metadata: InputMetadata) -> None:
         """Where the prefixes lie, once for all layers."""
@@ -85,7 +87,7 @@ class PagedAttention:
         if inputs.one_token_each:
             before = np.arange(inputs.prefix_lens.max(), dtype=np.int64)
             is_prefix = before < inputs.prefix_lens[:, None]  # [B, W]
-            # What fills a row up is masked, but must be numbers (0 · NaN is NaN): a slot that holds somebody's K/V.
+            # What fills a row up is masked, but must be numbers (0 · NaN is NaN): a slot that holds K/V.
             filled = inputs.rows[inputs.prefix_lens.argmax(), :1]
             slots = np.where(is_prefix, inputs.rows[:, : len(before)], filled)
             metadata.attention_plan = self.kv.place(slots)
@@ -101,75 +103,70 @@ class PagedAttention:
         parts: list[Part] = metadata.attention_plan
         window = layer.sliding_window
         if window not in self.masks:
-            self.masks[window] = [self._mask(part, window) for part in parts]
+            self.masks[window] = [self._mask(part, window, metadata.attention_mask) for part in parts]
         out = torch.empty_like(q)
         for part, mask in zip(parts, self.masks[window], strict=True):
-            own = slice(part.start, part.end)
-            keys, values = self._keys_and_values(layer, part.prefix, own)  # [S, Hk, D]
-            attended = scaled_dot_product_attention(
-                q[own].transpose(0, 1)[None],  # [1, H, new, D]
+            new = slice(part.start, part.end)
+            keys, values = self._keys_and_values(layer, part.prefix, new)  # [S, Hk, D]
+            attended = attend(
+                q[new].transpose(0, 1)[None],  # [1, H, new, D]
                 keys.transpose(0, 1)[None],
                 values.transpose(0, 1)[None],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=layer.scale,
-                enable_gqa=True,
+                mask,
+                layer,
             )
-            out[own] = attended[0].transpose(0, 1)
+            out[new] = attended[0].transpose(0, 1)
         return out
 
     def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """`q` [B, H, D] → [B, H, D]: a rectangle, as wide as the longest prefix, and each request's own token behind it.
+        """`q` [B, H, D] → [B, H, D]: a rectangle, as wide as the longest prefix, and each request's new token behind it.
 
         The H / Hk query heads that share a key head stand in for query positions, so K and V are never repeated.
         """
         prefix = metadata.attention_plan
         window = layer.sliding_window
         if window not in self.masks:
-            self.masks[window] = [self._decode_mask(prefix[0].shape[1], window)]
+            self.masks[window] = [self._decode_mask(prefix[0].shape[1], window, metadata.attention_mask)]
         keys, values = self._keys_and_values(layer, prefix, (slice(None), None))  # [B, W + 1, Hk, D]
         batch, heads, dim = q.shape
         grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
         (mask,) = self.masks[window]
-        attended = scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=layer.scale
-        )
+        attended = attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, layer)
         return attended.reshape(batch, heads, dim)
 
     def _keys_and_values(
-        self, layer: AttentionLayer, prefix: tuple[torch.Tensor, torch.Tensor], own: slice | tuple[slice, None]
+        self, layer: AttentionLayer, prefix: tuple[torch.Tensor, torch.Tensor], new: slice | tuple[slice, None]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.kv.new is not None
         cached = self.kv.kv_cache[layer.layer_id]
         dim = prefix[0].ndim - 1
-        keys, values = (torch.cat((old[prefix], new[own]), dim) for old, new in zip(cached, self.kv.new, strict=True))
+        pairs = zip(cached, self.kv.new, strict=True)
+        keys, values = (torch.cat((blocks[prefix], computed[new]), dim) for blocks, computed in pairs)
         return keys, values
 
-    def _mask(self, part: Part, window: Window) -> torch.Tensor | None:
-        """[new, S], boolean or, with masks of the caller's, additive; None: causal, which torch computes faster."""
-        inputs, new = self.inputs, part.end - part.start
-        total = part.prefix_len + new
-        if inputs.bias is None and part.prefix_len == 0 and (window is None or total <= window):
+    def _mask(self, part: Part, window: Window, given: torch.Tensor | None) -> torch.Tensor | None:
+        """[new, S], boolean or, with a mask that is `given`, additive; None: causal, which torch computes faster."""
+        total = part.prefix_len + part.end - part.start
+        if given is None and part.prefix_len == 0 and (window is None or total <= window):
             return None
         key = torch.arange(total, device=self.kv.device)
         seen = key <= key[part.prefix_len :, None]
         if window is not None:
-            own = self.positions[part.start : part.end]
-            seen &= own[:, None] - torch.cat((key[: part.prefix_len], own)) < window
-        if inputs.bias is None:
+            new = self.positions[part.start : part.end]
+            seen &= new[:, None] - torch.cat((key[: part.prefix_len], new)) < window
+        if given is None:
             return seen
-        return inputs.bias[part.start : part.end, :total].masked_fill(~seen, -torch.inf)
+        return given[part.start : part.end, :total].masked_fill(~seen, -torch.inf)
 
-    def _decode_mask(self, width: int, window: Window) -> torch.Tensor:
-        """[B, 1, 1, width + 1]: prefix columns by index, then the request's own token."""
-        inputs = self.inputs
-        prefix_lens = torch.from_numpy(inputs.prefix_lens).to(self.kv.device)[:, None]
+    def _decode_mask(self, width: int, window: Window, given: torch.Tensor | None) -> torch.Tensor:
+        """[B, 1, 1, width + 1]: prefix columns by index, then the request's new token."""
+        prefix_lens = torch.from_numpy(self.inputs.prefix_lens).to(self.kv.device)[:, None]
         key = torch.arange(width, device=self.kv.device)
         seen = key < prefix_lens
         if window is not None:
             seen &= self.positions[:, None] - key < window
         seen = torch.cat((seen, torch.ones_like(prefix_lens, dtype=torch.bool)), dim=1)
-        if inputs.bias is not None:
-            bias = torch.cat((inputs.bias[:, :width], inputs.bias.gather(1, prefix_lens)), dim=1)
+        if given is not None:
+            bias = torch.cat((given[:, :width], given.gather(1, prefix_lens)), dim=1)
             return bias.masked_fill(~seen, -torch.inf)[:, None, None]
         return seen[:, None, None]

@@ -4,8 +4,8 @@
     out_cache_loc                   slot of a new token   slots             the same
     key_buffer [N, Hk, D]                                 kv_cache          key_buffer.view(N // P, P, Hk, D)
 
-The transformer, its weights and its arithmetic are the engine's own. What differs is who keeps the books: the engine has a
-scheduler for that; here it is whoever calls.
+The network, its weights and the way into it are the engine's. What differs is the bookkeeping: the engine has a scheduler
+for it; here it is the caller's.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.kernels import CppKernels
-from nanoinfer.model.attention import AttentionBackend
-from nanoinfer.model.attention.cpp import CppAttention
+from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.model.attention import AttentionBackend, select_attention_backend
+from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.attention import BlockKV, PagedAttention
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
@@ -33,7 +33,10 @@ BASE_ADAPTERS = (None, "base")
 class GeneratorTorch:
     """A model to be driven with block tables. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`).
 
-    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has its own.
+    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has them already.
+
+    `attention_backend`: as in `LLM`; None: `cpp` where it can be used. What it cannot do (masks, K/V that is not stored,
+    blocks with gaps between them), PagedAttention does, and every pass where there is no such backend.
     """
 
     def __init__(
@@ -41,15 +44,21 @@ class GeneratorTorch:
         model: LoadedModel | str | Path,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        attention_backend: str | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
-        usable = CppKernels.why_not(self.model.dtype, self.model.device) is None
-        self._cpp_attention = CppAttention(self.model.dtype) if usable else None
+        where = (self.model.dtype, self.model.device)
+        self.attention_backend: AttentionBackend | None = None
+        try:
+            self.attention_backend = select_attention_backend(attention_backend or "cpp", *where, self.model.model)
+        except KernelsUnavailableError:
+            if attention_backend is not None:
+                raise
 
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
 
-        They belong to the caller, who decides which block is whose. ValueError when a size is below 1.
+        They belong to the caller, which decides what each block is for. ValueError when a size is below 1.
         """
         sizes = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
         config = self.model.config
@@ -78,7 +87,6 @@ class GeneratorTorch:
         check_kv_cache(kv_cache, self.model)
         return kv_cache
 
-    @torch.no_grad()
     def forward_tensor(
         self,
         input_ids: torch.Tensor,
@@ -120,7 +128,7 @@ class GeneratorTorch:
 
         - `q_lens`, B ints: how many new tokens each request has (their sum is T). In decode these are parallel decoding: a
           sampled token and drafts after it. None or []: one each in decode; in prefill as `position_ids` tell.
-        - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its own sequence,
+        - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its sequence,
           by index; 0 = see, a large negative number = hide. For drafts that are a tree: siblings hide each other and have
           equal `position_ids`. Without it drafts are a line, each one after the other.
         - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's
@@ -160,81 +168,42 @@ class GeneratorTorch:
             lm_head_indices,
             **cast(Any, options),
         )
-        network, device = self.model.model, self.model.device
-        metadata = make_metadata(inputs, kv_cache, self._cpp_attention)
-        assert metadata.attention_backend is not None
-        metadata.attention_backend.init_forward(metadata)
-        rotation = (network.rotary.cos, network.rotary.sin, metadata.positions)
-        rows = inputs.lm_head_indices
-        hidden = network.model(
-            torch.from_numpy(inputs.input_ids).to(device),
-            rotation,
-            metadata,
-            None if rows is None else torch.from_numpy(rows).to(device),
-        )
-        return network.lm_head(hidden)
+        runner = self._runner(inputs, BlockKV(kv_cache, inputs.slots))
+        return runner.run(torch.from_numpy(inputs.input_ids), make_metadata(inputs, runner)).logits
+
+    def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
+        """A runner over the caller's memory: its block tables are the rows of a ReqToTokenPool, its slots are slots.
+
+        `attention_backend` computes what it can, as a rule what the engine's passes ask for: so tokens equal the engine's
+        to the last bit wherever the two can be compared. PagedAttention computes the rest.
+        """
+        batch_size, row_len = inputs.rows.shape
+        req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, int(inputs.seq_lens.max())))
+        req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
+        unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
+        wanted = ({MASK} if inputs.bias is not None else set()) | ({UNSTORED} if unstored.any() else set())
+        backend = self.attention_backend
+        if backend is None or not kv.is_contiguous or missing_features(backend, wanted):
+            backend = PagedAttention(inputs, kv)
+        return ModelRunner(self.model.model, req_to_token_pool, cast(TokenToKVPool, kv), backend)
 
 
-def make_metadata(inputs: PagedInputs, kv_cache: KVCache, cpp_attention: CppAttention | None) -> InputMetadata:
-    """The description of the pass that the engine's layers take: block tables as rows of a ReqToTokenPool, slots as slots.
+def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
+    """The description of the pass, as the engine's, but with the caller's positions, mask and rows of logits.
 
-    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too. `cpp_attention`: the engine's own, None
-    where it cannot be used for this model.
+    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too.
     """
-    kv = BlockKV(kv_cache, inputs.slots)
-    batch_size, row_len = inputs.rows.shape
-    req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, 1), kv.device)
-    req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
-    seq_lens, new_lens = inputs.seq_lens, inputs.new_lens
-    kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seq_lens, new_lens))
-    kv_indices = np.empty(kv_indptr[-1], dtype=np.int64)
-    for row, prefix_len, start in zip(inputs.rows, inputs.prefix_lens, kv_indptr, strict=False):
-        kv_indices[start : start + prefix_len] = row[:prefix_len]
-    kv_indices[np.repeat(kv_indptr[:-1], new_lens) + inputs.indices] = inputs.slots
-    kv_indices[kv_indptr[:-1][inputs.padding]] = 0  # padding attends to something, and nobody reads what comes of it
-    decode = inputs.one_token_each
-
-    def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-        return torch.from_numpy(array.astype(dtype)).to(kv.device)
-
-    return InputMetadata(
-        forward_mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
-        batch_size=batch_size,
-        total_num_tokens=int(seq_lens.sum()),
-        max_seq_len=int(seq_lens.max()),
-        req_pool_indices=tensor(np.arange(batch_size)),
-        start_loc=tensor(kv_indptr[:-1]),
-        seq_lens=tensor(seq_lens),
-        prefix_lens=None if decode else tensor(inputs.prefix_lens),
-        positions=tensor(inputs.position_ids, np.int64),
-        req_to_token_pool=req_to_token_pool,
-        token_to_kv_pool=cast(TokenToKVPool, kv),
-        extend_seq_lens=None if decode else tensor(new_lens),
-        extend_start_loc=None if decode else tensor(qo_indptr[:-1]),
-        max_extend_len=0 if decode else int(new_lens.max()),
-        out_cache_loc=tensor(inputs.slots),
-        out_cache_cont_start=None,
-        out_cache_cont_end=None,
-        other_kv_index=int(kv_indices[seq_lens[0] - 1]) if decode else None,
-        return_normalized_logprob=False,
-        qo_indptr=tensor(qo_indptr),
-        kv_indptr=tensor(kv_indptr),
-        kv_indices=tensor(kv_indices),
-        kv_last_page_len=tensor((seq_lens - 1) % kv.page_size + 1),
-        attention_backend=_attention_backend(inputs, kv, cpp_attention),
+    mode = ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND
+    rows, seq_lens, prefix_lens = np.arange(len(inputs.rows)), inputs.seq_lens, inputs.prefix_lens
+    metadata = InputMetadata.create(
+        runner, runner.tp_size, mode, rows, seq_lens, prefix_lens, inputs.slots, check=False
     )
-
-
-def _attention_backend(inputs: PagedInputs, kv: BlockKV, cpp_attention: CppAttention | None) -> AttentionBackend:
-    """The engine's own attention for what the engine does, too; PagedAttention for masks and for K/V that is not stored.
-
-    So tokens equal the engine's to the last bit wherever the two can be compared.
-    """
-    unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
-    as_the_engine = inputs.bias is None and not unstored.any() and kv.is_contiguous
-    if as_the_engine and cpp_attention is not None:
-        return cpp_attention
-    return PagedAttention(inputs, kv)
+    device, head = metadata.positions.device, inputs.lm_head_indices
+    metadata.positions = torch.from_numpy(inputs.position_ids).to(device)
+    metadata.logit_rows = None if head is None else torch.from_numpy(head).to(device)
+    metadata.attention_mask = inputs.bias
+    metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # it attends to something, unread
+    return metadata
 
 
 def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:

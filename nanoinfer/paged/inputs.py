@@ -31,7 +31,7 @@ class PagedInputs:
     indices: np.ndarray  # [T]
     new_lens: np.ndarray  # [B]
     prefix_lens: np.ndarray  # [B]: tokens before this pass; 0 for padding
-    padding: np.ndarray  # [B] bool: rows that nobody reads
+    padding: np.ndarray  # [B] bool: rows whose logits mean nothing
     rows: np.ndarray  # [B, W * P]: index → slot, −1 where there is no block: the block tables, written out
     lm_head_indices: np.ndarray | None  # [k]
     bias: torch.Tensor | None  # [T, max(input_lengths)] on the device, added to attention scores: the masks
@@ -112,7 +112,7 @@ def read_inputs(
 def _new_lens(
     q_lens: Sequence[int] | None, is_prefill: bool, ids: np.ndarray, positions: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-    """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else to be told from the positions."""
+    """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else as the positions say."""
     total, batch = len(ids), len(lengths)
     given = as_int_array([] if q_lens is None else q_lens, "q_lens")
     if given.size:

@@ -17,7 +17,7 @@ def read_masks(
 ) -> torch.Tensor | None:
     """The sum of both masks, `[T, width]` of `dtype`: 0 = see, −inf = hide; None without masks.
 
-    `request`, `indices` [T]: whose each token is and its place there; `width`: max(input_lengths). ValueError naming mask
+    `request`, `indices` [T]: each token's request and its place there; `width`: max(input_lengths). ValueError naming mask
     and limit when one has another shape or dtype, or holds NaN or +inf.
     """
     masks = []
@@ -33,16 +33,16 @@ def read_masks(
         masks.append(spec_mask)
     if atten_mask is not None:
         _check("atten_mask", atten_mask, bool_too=True)
-        masks.append(_a_row_each(atten_mask, request, indices, batch_size, width))
+        masks.append(_row_per_token(atten_mask, request, indices, batch_size, width))
     if not masks:
         return None
     return torch.stack([_additive(mask, dtype, device) for mask in masks]).sum(0)
 
 
-def _a_row_each(
+def _row_per_token(
     mask: torch.Tensor, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
 ) -> torch.Tensor:
-    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its own sequence."""
+    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its sequence."""
     shape = list(mask.shape)
     if shape == [len(indices), width]:
         return mask

@@ -61,11 +61,11 @@ def multi_step_decode(
             f"num_steps={num_steps}: a prompt of {max(lens)} tokens then has {longest}, more than {context}"
         )
     kv_cache = generator.pool_as_blocks(pool)
-    tables, owned = _reserve(pool, lens, [n + num_steps for n in lens], num_padding)
+    tables, slots = _reserve(pool, lens, [n + num_steps for n in lens], num_padding)
     try:
         yield from _steps(generator, kv_cache, tables.to(generator.model.device), prompts, num_steps)
     finally:
-        pool.free(owned)
+        pool.free(slots)
 
 
 def _steps(

@@ -206,6 +206,8 @@ def _single_values(sheet: Sheet, m: Facts) -> None:
     entries += [
         ("req_to_token_pool", f"{rows.size:,} rows × {rows.max_context_len:,}"),
         ("token_to_kv_pool", f"{slots.size:,} slots, page_size={slots.page_size}"),
+        ("logit_rows", "None" if of.logit_rows is None else _short(of.logit_rows.tolist())),
+        ("attention_mask", "None" if of.attention_mask is None else str(list(of.attention_mask.shape))),
         ("attention_backend", "None" if of.attention_backend is None else "the model runner's"),
         ("attention_plan", "None" if of.attention_plan is None else "the backend's own"),
     ]

@@ -1,5 +1,7 @@
 """Tiny random checkpoints, in Hugging Face format, of every family the engine supports."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,11 @@ CONFIG_CLASSES = {
     "mistral": transformers.MistralConfig,
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
+    "gemma3": transformers.Gemma3TextConfig,
+    "phi3": transformers.Phi3Config,
+    "gemma2": transformers.Gemma2Config,  # the engine does not have it: a test adds it from outside
 }
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3"]
 TINY = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -25,13 +31,30 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# What a family needs beside TINY: defaults that are as small, and Gemma's three layers not all of one type.
+TINY_GEMMA: dict[str, object] = {
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+TINY_OF_FAMILY = {"gemma2": TINY_GEMMA, "gemma3": TINY_GEMMA}
+REMOVED = object()  # a value for `edited`
+
+
+def tiny_config(family: str, **changes: object) -> transformers.PretrainedConfig:
+    """TINY with `changes`, as a configuration of `family` that was never on disk."""
+    config_class = CONFIG_CLASSES[family]
+    return config_class(**{**TINY, **TINY_OF_FAMILY.get(family, {}), **changes})
 
 
 def save_checkpoint(
     path: Path, family: str = "llama", seed: int = 0, max_shard_size: str = "1GB", **changes: object
 ) -> Path:
     """Save a random model of `family`, TINY with `changes`, to `path`; biases and norms are random too."""
-    config = CONFIG_CLASSES[family](**{**TINY, **changes})
+    gemma = family.startswith("gemma")
+    stored_norm = 0.0 if gemma else 1.0  # Gemma's checkpoints store weight - 1
+    config = tiny_config(family, **changes)
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -39,9 +62,20 @@ def save_checkpoint(
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 noise = 0.3 * torch.randn(parameter.shape, generator=generator)
-                parameter.copy_((1.0 if "norm" in name else 0.0) + noise)
+                parameter.copy_((stored_norm if "norm" in name else 0.0) + noise)
+            elif gemma and "embed_tokens" in name:
+                parameter.mul_(0.1)  # it is scaled up again: as large as in Llama, every token would repeat for ever
     model.save_pretrained(path, max_shard_size=max_shard_size)
     return path
+
+
+def edited(source: Path, target: Path, **changes: object) -> Path:
+    """A copy of a checkpoint with other values in its `config.json`; REMOVED takes a key away."""
+    shutil.copytree(source, target)
+    config = {**json.loads((target / "config.json").read_text()), **changes}
+    kept = {key: value for key, value in config.items() if value is not REMOVED}
+    (target / "config.json").write_text(json.dumps(kept))
+    return target
 
 
 @torch.no_grad()

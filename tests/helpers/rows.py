@@ -32,7 +32,7 @@ def all_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> to
 class HandWrittenRows:
     """A ModelRunner whose rows are written by hand: sequences grow by `extend` and `decode` in slots chosen at random.
 
-    Slots nobody has written hold NaN and row entries nobody has written are far out of range, so whatever reads more
+    Slots and row entries that were never written hold NaN and numbers far out of range, so whatever reads more
     than it may shows.
     """
 

@@ -15,12 +15,14 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
-from nanoinfer.model.attention import CppAttention, TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.generator import GeneratorTorch
+from tests.helpers.checkpoints import FAMILIES
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,16 +102,20 @@ def test_rotation_is_torchs(both: tuple[Kernels, torch.dtype], dim: int):
 
 
 @pytest.mark.parametrize("size", [3, 16, 96, 1000])
-def test_silu_and_mul_is_torchs(both: tuple[Kernels, torch.dtype], size: int):
+@pytest.mark.parametrize("activation", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_activations_are_torchs(both: tuple[Kernels, torch.dtype], activation: str, size: int):
     kernels, dtype = both
     x = 4 * random(3, 2 * size, dtype=dtype)
-    assert_close(kernels.silu_and_mul(x), TorchKernels().silu_and_mul(x.float()).to(dtype))
+    assert_close(getattr(kernels, activation)(x), getattr(TorchKernels(), activation)(x.float()).to(dtype))
 
 
-def test_silu_of_extreme_gates_neither_overflows_nor_loses_nan(cpp: tuple[CppKernels, torch.dtype]):
+@pytest.mark.parametrize("activation", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_activations_of_extreme_gates_neither_overflow_nor_lose_nan(
+    cpp: tuple[CppKernels, torch.dtype], activation: str
+):
     kernels, dtype = cpp
     gate = torch.tensor([-1e30, -200.0, -88.0, 0.0, 88.0, 1e30, torch.nan], dtype=dtype)
-    got = kernels.silu_and_mul(torch.cat((gate, torch.ones_like(gate)))[None])[0]
+    got = getattr(kernels, activation)(torch.cat((gate, torch.ones_like(gate)))[None])[0]
     assert got[:2].tolist() == [0.0, 0.0]
     assert torch.equal(got[3:6], gate[3:6])
     assert got[6].isnan()
@@ -129,6 +135,7 @@ def test_what_would_be_read_as_something_else_is_not_computed(cpp: tuple[CppKern
         lambda: kernels.rotate(heads, table, table, torch.arange(3)),
         lambda: kernels.rotate(heads, table, table, torch.arange(8)[::2]),
         lambda: kernels.silu_and_mul(x[:, ::2]),
+        lambda: kernels.gelu_tanh_and_mul(x[:, ::2]),
     ):
         with pytest.raises(AssertionError):
             wrong()
@@ -210,7 +217,7 @@ def test_what_a_token_gets_is_the_same_bits_however_its_request_is_cut(dtype: to
     assert torch.equal(moved.attend(backend, q, layer, [0], [200]), whole)
 
 
-def test_leftovers_in_slots_of_nobody_do_not_reach_a_result():
+def test_leftovers_in_slots_of_no_request_do_not_reach_a_result():
     pools, layer = Pools(torch.float32, 1, 16), RadixAttention(0, 2, 1, 16)
     pools.rows[0, :70] = np.arange(70)
     q = random(70, 2, 16, dtype=torch.float32)
@@ -260,9 +267,9 @@ def test_logprobs_are_the_same_bits_alone_and_in_company_cold_and_cached(checkpo
     assert cached == alone
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_setting_gives_the_tokens_of_plain_torch(checkpoint, family: str):
-    changes = {"sliding_window": 24} if family == "mistral" else {}
+    changes = {"sliding_window": 24} if family in ("mistral", "phi3") else {}
     path = checkpoint(family, **changes)
     prompts = [list(range(3, 3 + n)) for n in (1, 30, 77)]
     params = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
@@ -330,7 +337,7 @@ def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="kernels='cuda': must be one of auto, cpp, onednn, torch"):
         select_kernels("cuda", torch.float32, CPU)
     with pytest.raises(ValueError, match="kernels='cuda': must be"):
-        load_model("no/such-model", kernels="cuda")  # told before a model is looked for
+        load_model("no/such-model", kernels="cuda")  # said before a model is looked for
     with pytest.raises(ValueError, match="attention_backend='flash': must be one of auto, cpp, torch_native"):
         select_attention_backend("flash", torch.float32, CPU)
 
@@ -363,7 +370,7 @@ def test_without_a_compiler_the_engine_still_runs(fresh_build: Path, monkeypatch
     with pytest.raises(KernelsUnavailableError, match="no C\\+\\+ compiler"):
         select_kernels("cpp", torch.float32, CPU)
     llm = LLM(checkpoint("llama"), max_total_tokens=256)
-    assert not isinstance(llm.model.model.lm_head.kernels, CppKernels)
+    assert not isinstance(llm.model.model.lm_head.weights.kernels, CppKernels)
     assert len(llm.generate([3, 4, 5], SamplingParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
 
 
@@ -403,19 +410,19 @@ def test_a_compiler_that_fails_is_not_tried_again(failing_compiler: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "message"),
     [("CXX", "'g++", "CXX"), ("CXX", "/no/such/g++", "/no/such/g"), ("NANOINFER_CACHE", "/" + 300 * "x", "too long")],
 )
-def test_settings_that_cannot_work_are_told_and_passed_over_by_auto(
-    variable: str, value: str, told: str, fresh_build: Path, monkeypatch: pytest.MonkeyPatch
+def test_settings_that_cannot_work_are_refused_and_passed_over_by_auto(
+    variable: str, value: str, message: str, fresh_build: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(variable, value)
-    with pytest.raises(KernelsUnavailableError, match=told):
+    with pytest.raises(KernelsUnavailableError, match=message):
         select_kernels("cpp", torch.float32, CPU)
     assert not isinstance(select_kernels("auto", torch.float32, CPU), CppKernels)
 
 
-def test_a_user_without_a_home_is_told_what_to_set(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_user_without_a_home_learns_what_to_set(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -435,10 +442,10 @@ def test_the_library_is_built_once_and_kept(fresh_build: Path, monkeypatch: pyte
 
 
 def test_the_kernels_for_cpus_without_avx512_pass_the_same_tests(tmp_path: Path):
-    """The same source, compiled for AVX2: this file's float32 tests of linear and attention, in a process of its own."""
+    """The same source, compiled for AVX2: this file's float32 tests of linear and attention, in another process."""
     fast_kernels("cpp", torch.float32)
     environment = {**os.environ, "NANOINFER_CACHE": str(tmp_path), "NANOINFER_CXXFLAGS": "-march=haswell"}
-    tests = "(linear or bits or reference or norms or rotation or silu) and not bfloat16 and not onednn"
+    tests = "(linear or bits or reference or norms or rotation or activations) and not bfloat16 and not onednn"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:]  # also 5, when no test has such a name

@@ -10,7 +10,7 @@ import transformers
 
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from nanoinfer.model.loader import load_model
-from tests.helpers.checkpoints import TINY, greedy
+from tests.helpers.checkpoints import FAMILIES, TINY, greedy
 from tests.helpers.rows import (
     HandWrittenRows,
     all_logits,
@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-mqa-biases": ("llama", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}),
     "llama-attention-bias": ("llama", {"attention_bias": True}),
     "llama-head-dim": ("llama", {"head_dim": 24}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
     "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "mistral-head-dim": ("mistral", {"head_dim": 8, "sliding_window": None}),
@@ -61,6 +62,28 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
             "rope_parameters": LLAMA3_ROPE,
         },
     ),
+    "gemma3": ("gemma3", {}),
+    "gemma3-softcap-untied-biases": (
+        "gemma3",
+        {"final_logit_softcapping": 0.2, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma3-pattern-two-ropes": (
+        "gemma3",
+        {
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "sliding_window": 4,
+            "head_dim": 24,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "full_attention": LINEAR_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            },
+        },
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-mqa-window-tied": ("phi3", {"num_key_value_heads": 1, "sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3-head-dim": ("phi3", {"head_dim": 24, "num_key_value_heads": None}),
 }
 
 
@@ -77,7 +100,7 @@ def test_prefill_extend_and_decode_give_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("variant", ["llama", "qwen2-window-tied"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2-window-tied", "gemma3", "phi3"])
 def test_logits_do_not_depend_on_the_page_size(
     variant: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
@@ -86,7 +109,7 @@ def test_logits_do_not_depend_on_the_page_size(
     compare_all_passes(load_model(path), oracle(path), page_size=page_size)
 
 
-@pytest.mark.parametrize("variant", ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3"])
 def test_bfloat16_stays_close_to_transformers_in_bfloat16(variant: str, checkpoint: Checkpoint) -> None:
     family, changes = VARIANTS[variant]
     path = checkpoint(family, **changes, dtype="bfloat16")
@@ -97,7 +120,7 @@ def test_bfloat16_stays_close_to_transformers_in_bfloat16(variant: str, checkpoi
     compare_all_passes(loaded, model, page_size=1, relative=0.05)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
     family: str, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
@@ -124,7 +147,7 @@ def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
 # --- what a caller sees --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_logprobs_of_prompt_and_output_are_those_of_transformers(
     family: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
@@ -220,6 +243,11 @@ RUNS = [
     ("qwen3", 1, "fcfs"),
     ("qwen3-window-bias", 4, "random"),
     ("qwen3-mqa-tied", 16, "dfs-weight"),
+    ("gemma3", 1, "lpm"),
+    ("gemma3-softcap-untied-biases", 4, "fcfs"),
+    ("gemma3-pattern-two-ropes", 16, "random"),
+    ("phi3", 1, "random"),
+    ("phi3-mqa-window-tied", 4, "dfs-weight"),
 ]
 
 
@@ -273,7 +301,32 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
     assert_all_slots_come_back(engine)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("chunk", [1, 6, 16])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama",
+        "mistral-window",
+        "qwen2-window-tied",
+        "qwen3-window-bias",
+        "gemma3-pattern-two-ropes",
+        "phi3-mqa-window-tied",
+    ],
+)
+def test_tokens_of_prompts_in_chunks_are_those_of_transformers(
+    variant: str, chunk: int, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    """Chunks shorter than a window, and longer."""
+    family, changes = VARIANTS[variant]
+    path = checkpoint(family, **changes)
+    engine = LLM(path, max_total_tokens=256, chunked_prefill_size=chunk).engine
+    served = serve(engine, {0: [(random_tokens(35, seed=70), 5), (random_tokens(3, seed=71), 9)]})
+    assert_same_tokens(served, oracle(path))
+    assert engine.stats()["extend_steps"] > 1
+    assert_all_slots_come_back(engine)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_a_conversation_extends_only_what_is_new(
     family: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle

@@ -12,7 +12,7 @@ from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv, resolve_device, resolve_dtype
 from nanoinfer.model.config import ModelConfig, RopeScaling
-from tests.helpers.checkpoints import CONFIG_CLASSES, TINY
+from tests.helpers.checkpoints import FAMILIES, TINY, tiny_config
 
 Checkpoint = Callable[..., Path]
 SIZES = {"max_running_requests": 4, "max_total_tokens": 64, "max_context_len": 32}
@@ -53,7 +53,7 @@ def test_the_pool_must_be_whole_pages(total: int, page_size: int) -> None:
     [("schedule_policy", "dfs-weight"), ("eviction_policy", "lfu"), ("attention_backend", "torch_native")],
 )
 @pytest.mark.parametrize("value", ["best", "", None, ["lpm"]])
-def test_a_name_that_is_unknown_is_told_the_choices(field: str, choice: str, value: object) -> None:
+def test_a_name_that_is_unknown_is_refused_with_the_choices(field: str, choice: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field}=.*must be one of .*{choice}"):
         EngineConfig(**SIZES, **{field: value})
     assert getattr(EngineConfig(**SIZES, **{field: choice}), field) == choice
@@ -86,8 +86,7 @@ def test_configs_are_frozen(checkpoint: Checkpoint) -> None:
 
 def config_of(family: str, **changes: object) -> ModelConfig:
     """From a transformers configuration that was never on disk."""
-    architecture = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family] + "ForCausalLM"
-    return ModelConfig.from_hf_config(CONFIG_CLASSES[family](**{**TINY, "architectures": [architecture], **changes}))
+    return ModelConfig.from_hf_config(tiny_config(family, architectures=[f"{family.title()}ForCausalLM"], **changes))
 
 
 def test_sizes_are_those_of_the_checkpoint(checkpoint: Checkpoint) -> None:
@@ -109,6 +108,9 @@ def test_sizes_are_those_of_the_checkpoint(checkpoint: Checkpoint) -> None:
         ("qwen2", {}, True, False, False, False),
         ("qwen3", {}, False, False, False, True),
         ("qwen3", {"attention_bias": True}, True, True, False, True),
+        ("gemma3", {}, False, False, False, True),
+        ("gemma3", {"attention_bias": True}, True, True, False, True),
+        ("phi3", {}, False, False, False, False),
     ],
 )
 def test_biases_and_norms_follow_the_family(
@@ -128,20 +130,24 @@ def test_biases_and_norms_follow_the_family(
         ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}, (None, None, 6)),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}, (6, 6, 6)),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3}, (None, None, None)),
+        ("gemma3", {"sliding_window": 6}, (6, None, 6)),
+        ("gemma3", {"sliding_window": 6, "layer_types": None, "sliding_window_pattern": 3}, (6, 6, None)),
+        ("phi3", {}, (None, None, None)),
+        ("phi3", {"sliding_window": 6}, (6, 6, 6)),
     ],
 )
-def test_windows_are_told_by_layer(
+def test_windows_are_given_by_layer(
     family: str, changes: dict[str, object], windows: tuple[int | None, ...], checkpoint: Checkpoint
 ) -> None:
     assert config_of(family, **changes).sliding_windows == windows
     assert ModelConfig.from_pretrained(checkpoint(family, **changes)).sliding_windows == windows
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_absent_sizes_are_derived(family: str) -> None:
-    if family in ("llama", "qwen2"):  # the others' configuration classes refuse None
+    if family in ("llama", "qwen2", "phi3"):  # the others' configuration classes refuse None
         assert config_of(family, num_key_value_heads=None).num_key_value_heads == 4
-    if family != "qwen3":  # whose configuration class has a head_dim of its own
+    if family not in ("qwen3", "gemma3"):  # whose configuration classes have a head_dim
         assert config_of(family).head_dim == 64 // 4
     assert config_of(family, head_dim=10).head_dim == 10
 
@@ -158,6 +164,20 @@ def test_rope_scaling_keeps_the_fields_of_its_type() -> None:
     }
     llama3 = config_of("qwen2", rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **fields})
     assert llama3.rope_scaling == RopeScaling("llama3", **fields)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_only_gemma_has_is_neutral_elsewhere(family: str) -> None:
+    config = config_of(family)
+    scales = (config.embedding_scale, config.attention_scale, config.norm_offset, config.local_rope_theta)
+    assert scales == ((8.0, 24**-0.5, 1.0, 10_000.0) if family == "gemma3" else (1.0, None, 0.0, None))
+    assert (config.attention_softcap, config.logit_softcap) == (None, None)
+    assert config.activation == ("gelu_tanh_and_mul" if family == "gemma3" else "silu_and_mul")
+
+
+def test_gemma_has_a_softcap_of_logits_only_where_its_config_says_so() -> None:
+    assert config_of("gemma3", final_logit_softcapping=30.0).logit_softcap == 30.0
+    assert config_of("gemma3", attn_logit_softcapping=50.0).attention_softcap is None, "as in transformers"
 
 
 def test_an_unsupported_configuration_object_is_refused() -> None:
@@ -184,7 +204,7 @@ def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"page_size": 0}, "page_size=0"),
         ({"page_size": 1.5}, r"page_size=1\.5"),
@@ -199,11 +219,13 @@ def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
         ({"attention_backend": "flash"}, "attention_backend='flash'.*torch_native"),
         ({"disable_radix_cache": "yes"}, "disable_radix_cache='yes'"),
         ({"random_seed": -1}, "random_seed=-1"),
+        ({"quantization": "int3"}, "quantization='int3': must be one of None"),
+        ({"quantization": ["int8"]}, "quantization=.*must be one of None"),
         ({"device": "tpu"}, "device='tpu'.*cpu, cuda or npu"),
     ],
 )
-def test_a_wrong_option_is_refused_before_the_model_is_looked_for(options: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_wrong_option_is_refused_before_the_model_is_looked_for(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LLM("no/such/model/anywhere", **options)  # type: ignore[arg-type]
 
 
@@ -213,7 +235,7 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"max_context_len": 257}, r"max_context_len=257: must be in 1\.\.256"),
         ({"dtype": "int8"}, "dtype='int8'.*float32, bfloat16, float16"),
@@ -222,10 +244,10 @@ def test_an_unknown_option_is_refused_by_name() -> None:
     ],
 )
 def test_what_depends_on_the_model_is_refused_before_its_weights_are_read(
-    options: dict[str, object], told: str, checkpoint: Checkpoint, tmp_path: Path
+    options: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint("llama") / "config.json").read_bytes())
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         LLM(tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="safetensors"):
         LLM(tmp_path)

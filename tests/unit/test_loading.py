@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError, WeightMismatchError
 from nanoinfer.llm import make_engine
-from nanoinfer.model.config import MODEL_TYPES, ModelConfig
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model, resolve_model_path
 from nanoinfer.model.weights import load_weights
-from tests.helpers.checkpoints import greedy, save_checkpoint
+from nanoinfer.registry import MODEL_FAMILIES
+from tests.helpers.checkpoints import REMOVED, edited, greedy, save_checkpoint
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -28,16 +29,6 @@ Tensors = dict[str, torch.Tensor]
 
 PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
-REMOVED = object()
-
-
-def edited(source: Path, target: Path, **changes: object) -> Path:
-    """A copy of a checkpoint with other values in its `config.json`; REMOVED takes a key away."""
-    shutil.copytree(source, target)
-    config = {**json.loads((target / "config.json").read_text()), **changes}
-    kept = {key: value for key, value in config.items() if value is not REMOVED}
-    (target / "config.json").write_text(json.dumps(kept))
-    return target
 
 
 def rewritten(source: Path, target: Path, change: Callable[[Tensors], object]) -> Path:
@@ -174,16 +165,16 @@ def test_missing_surplus_and_misshaped_tensors_are_all_named(checkpoint: Checkpo
     path = rewritten(checkpoint("llama"), tmp_path / "bad", change)
     with pytest.raises(WeightMismatchError) as caught:
         LLM(path)
-    told = dict(problem.split(": ", 1) for problem in str(caught.value).removeprefix(f"{path}: ").split("; "))
-    assert told.pop("model.layers.1.self_attn.k_proj.weight") == "missing"
-    assert told.pop("model.norm.weight") == "missing"
-    assert told.pop("lm_head.weight") == "missing"
-    assert told.pop("model.layers.3.mlp.up_proj.weight").startswith("surplus")
-    assert told.pop("model.layers.0.self_attn.q_proj.bias").startswith("surplus")
-    assert told.pop("model.layers.0.mlp.up_proj.weight") == "shape [96, 63], must be [96, 64]"
-    assert told.pop("model.layers.2.self_attn.v_proj.weight") == "shape [64, 32], must be [32, 64]"
-    assert told.pop("model.layers.2.input_layernorm.weight") == "shape [64, 1], must be [64]"
-    assert told == {}
+    problems = dict(problem.split(": ", 1) for problem in str(caught.value).removeprefix(f"{path}: ").split("; "))
+    assert problems.pop("model.layers.1.self_attn.k_proj.weight") == "missing"
+    assert problems.pop("model.norm.weight") == "missing"
+    assert problems.pop("lm_head.weight") == "missing"
+    assert problems.pop("model.layers.3.mlp.up_proj.weight").startswith("surplus")
+    assert problems.pop("model.layers.0.self_attn.q_proj.bias").startswith("surplus")
+    assert problems.pop("model.layers.0.mlp.up_proj.weight") == "shape [96, 63], must be [96, 64]"
+    assert problems.pop("model.layers.2.self_attn.v_proj.weight") == "shape [64, 32], must be [32, 64]"
+    assert problems.pop("model.layers.2.input_layernorm.weight") == "shape [64, 1], must be [64]"
+    assert problems == {}
 
 
 @pytest.mark.parametrize(
@@ -192,6 +183,8 @@ def test_missing_surplus_and_misshaped_tensors_are_all_named(checkpoint: Checkpo
         ("qwen2", "model.layers.2.self_attn.v_proj.bias"),
         ("qwen3", "model.layers.0.self_attn.k_norm.weight"),
         ("mistral", "model.layers.1.mlp.gate_proj.weight"),
+        ("gemma3", "model.layers.1.post_feedforward_layernorm.weight"),
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
     ],
 )
 def test_what_only_one_family_has_is_not_optional_there(
@@ -203,7 +196,7 @@ def test_what_only_one_family_has_is_not_optional_there(
 
 
 @pytest.mark.parametrize(("num_missing", "rest"), [(10, ""), (11, "; and 1 more"), (18, "; and 8 more")])
-def test_at_most_ten_problems_are_told_and_the_others_counted(
+def test_at_most_ten_problems_are_named_and_the_others_counted(
     num_missing: int, rest: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     def change(tensors: Tensors) -> None:
@@ -276,16 +269,16 @@ def test_nothing_is_written_into_a_model_that_a_checkpoint_does_not_fit(checkpoi
     assert not any(bool((parameter == 7.0).any()) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("own_shard", [False, True])
+@pytest.mark.parametrize("in_another_shard", [False, True])
 def test_a_tied_checkpoint_may_store_the_head_again(
-    own_shard: bool, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+    in_another_shard: bool, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
 ) -> None:
     source = checkpoint("llama", tie_word_embeddings=True)
     path = edited(source, tmp_path / "tied")
     tensors = load_file(path / "model.safetensors")
     assert "lm_head.weight" not in tensors
     head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
-    shard(path, *((tensors, head) if own_shard else (tensors | head,)))
+    shard(path, *((tensors, head) if in_another_shard else (tensors | head,)))
     assert tokens_of(path) == greedy(oracle(source), PROMPT, 6)
 
 
@@ -316,23 +309,28 @@ def test_stored_rotary_frequencies_are_ignored(checkpoint: Checkpoint, oracle: O
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "MixtralForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"architectures": ["NewestForCausalLM"], "model_type": "newest"}, "NewestForCausalLM"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+            "Gemma3ForConditionalGeneration",
+        ),
         ({"architectures": REMOVED}, "llama"),
         ({"architectures": []}, "llama"),
     ],
 )
-def test_an_unsupported_architecture_is_told_what_is_supported(
-    changes: dict[str, object], told: str, checkpoint: Checkpoint, tmp_path: Path
+def test_an_unsupported_architecture_is_refused_with_what_is_supported(
+    changes: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = edited(checkpoint("llama"), tmp_path / "other", **changes)
-    with pytest.raises(UnsupportedModelError, match=told) as caught:
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
         LLM(path)
-    assert all(architecture in str(caught.value) for architecture in MODEL_TYPES)
+    assert {"LlamaForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM"} <= set(MODEL_FAMILIES)
+    assert all(architecture in str(caught.value) for architecture in MODEL_FAMILIES)
 
 
 LLAMA3 = {
@@ -341,11 +339,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"rope_parameters": {"rope_theta": 1e4, **YARN}}, "rope_type='yarn'"),
         ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
@@ -370,12 +369,46 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ],
 )
 def test_what_the_engine_does_not_implement_is_refused_by_name(
-    changes: dict[str, object], told: str, checkpoint: Checkpoint, tmp_path: Path
+    changes: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = edited(checkpoint("llama"), tmp_path / "other", **changes)
-    (path / "model.safetensors").unlink()  # told from the configuration alone
-    with pytest.raises(UnsupportedModelError, match=told):
+    (path / "model.safetensors").unlink()  # said from the configuration alone
+    with pytest.raises(UnsupportedModelError, match=message):
         LLM(path)
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True: must be False"),
+        ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation='gelu': must be one of silu, gelu_pytorch_tanh"),
+        ("gemma3", {"sliding_window": None}, "sliding_window=None: must be a number"),
+        ("gemma3", {"layer_types": ["chunked_attention"] + 2 * ["full_attention"]}, "chunked_attention"),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": DEFAULT_ROPE, "sliding_attention": {**DEFAULT_ROPE, **LINEAR}}},
+            "rope_type='linear' of sliding_attention",
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4, **YARN}, "sliding_attention": DEFAULT_ROPE}},
+            "rope_type='yarn'",
+        ),
+        ("phi3", {"rope_parameters": {"rope_theta": 1e4, **LONGROPE}}, "rope_type='longrope'"),
+        ("phi3", {"rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.75}}, r"partial_rotary_factor=0\.75"),
+        ("phi3", {"hidden_act": "relu"}, "hidden_act='relu'"),
+    ],
+)
+def test_what_a_family_does_not_implement_is_refused_by_name(
+    family: str, changes: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint(family), tmp_path / "other", **changes)
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_pretrained(path)
 
 
 def test_a_rope_scaling_that_is_refused_says_which_are_not(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -395,6 +428,8 @@ def test_a_rope_scaling_that_is_refused_says_which_are_not(checkpoint: Checkpoin
         ("mistral", {"attention_bias": True, "mlp_bias": True}),
         ("qwen2", {"attention_bias": True, "mlp_bias": True}),
         ("qwen3", {"mlp_bias": True, "sliding_window": 3}),
+        ("gemma3", {"attn_logit_softcapping": 0.1, "hidden_act": "relu"}),
+        ("phi3", {"attention_bias": True, "mlp_bias": True}),
     ],
 )
 def test_a_key_that_the_family_does_not_read_changes_nothing(
@@ -406,7 +441,7 @@ def test_a_key_that_the_family_does_not_read_changes_nothing(
 
 
 def test_mistral_layers_may_have_windows_one_by_one(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    """Newer ones (Ministral) say so in `layer_types`; transformers then has a class of its own for them."""
+    """Newer ones (Ministral) say so in `layer_types`; transformers then has another class for them."""
     layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
     path = edited(checkpoint("mistral"), tmp_path / "ministral", layer_types=layer_types, sliding_window=3)
     assert ModelConfig.from_pretrained(path).sliding_windows == (3, None, 3)
@@ -452,6 +487,25 @@ def test_an_old_style_config_is_the_same_model(
     assert config.rope_scaling.rope_type == new["rope_type"]
     assert config.dtype == torch.bfloat16
     assert tokens_of(as_before) == tokens_of(path)
+
+
+def test_an_old_style_gemma_config_is_the_same_model(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    """A pattern for the layers, one theta for far and one for near, a scaling for far: as the files on the Hub say it."""
+    path = edited(
+        checkpoint("gemma3"),
+        tmp_path / "old",
+        layer_types=REMOVED,
+        sliding_window_pattern=3,
+        rope_parameters=REMOVED,
+        rope_theta=500.0,
+        rope_local_base_freq=30.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    config = ModelConfig.from_pretrained(path)
+    assert config.sliding_windows == (5, 5, None)
+    assert (config.rope_theta, config.local_rope_theta, config.rope_scaling.factor) == (500.0, 30.0, 8.0)
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+    assert tokens_of(path) != tokens_of(checkpoint("gemma3"))
 
 
 def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(

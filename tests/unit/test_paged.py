@@ -21,6 +21,8 @@ FAMILIES = {
     "mistral": {"sliding_window": 5},
     "qwen2": {},
     "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "gemma3": {},
+    "phi3": {"sliding_window": 6},
 }
 
 
@@ -137,7 +139,7 @@ def test_the_engines_pool_seen_in_blocks_holds_what_forward_tensor_writes(checkp
     close(logits, fresh.decode({0: [9]}))
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_prompt_in_chunks_is_the_prompt(
     family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
 ) -> None:

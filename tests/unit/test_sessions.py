@@ -23,6 +23,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 4, "head_dim": 24}),
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {"num_key_value_heads": 1}),
+    ("gemma3", {"final_logit_softcapping": 0.3}),
+    ("phi3", {"sliding_window": 4}),
 ]
 
 

@@ -1,29 +1,46 @@
-"""The interface between the model's attention layers and whoever computes attention over the pool."""
+"""The interface between the model's attention layers and what computes attention over the pool."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from nanoinfer.model.input_metadata import InputMetadata
+
+# What a layer or a pass may ask for besides paged causal attention. A backend that can do it says so in `features`.
+SOFTCAP = "softcap"  # a layer's `softcap`
+MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which need not be the tokens' indices
+UNSTORED = "unstored"  # slots of −1: the K/V of such new tokens is in `token_to_kv_pool.new` alone
 
 
 class AttentionLayer:
     """One attention layer as a backend sees it. `sliding_window`: how many tokens back a token sees, itself included; None
-    for all. `scale` multiplies the scores."""
+    for all. `scale` multiplies the scores (by default 1 / √D); `softcap · tanh(scores / softcap)` then bounds them."""
 
     def __init__(
-        self, layer_id: int, num_heads: int, num_kv_heads: int, head_dim: int, sliding_window: int | None = None
+        self,
+        layer_id: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        sliding_window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
     ):
         self.layer_id, self.num_heads, self.num_kv_heads, self.head_dim = layer_id, num_heads, num_kv_heads, head_dim
-        self.sliding_window = sliding_window
-        self.scale = head_dim**-0.5
+        self.sliding_window, self.softcap = sliding_window, softcap
+        self.scale = head_dim**-0.5 if scale is None else scale
 
 
 class AttentionBackend(Protocol):
-    """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is there already when `forward_*` is called."""
+    """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is there already when `forward_*` is called.
+
+    A backend may have an attribute `features`, a set: which of SOFTCAP, MASK and UNSTORED it can do. Without one it can do
+    none of them, and is not asked to.
+    """
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """Called once a pass, before the first layer: put what all layers share into `metadata.attention_plan`."""
+        """Called once per pass, before the first layer: put what all layers share into `metadata.attention_plan`."""
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         """`q` [T, H, D] → [T, H, D]: each new token attends to its request's tokens up to and including itself."""
@@ -32,3 +49,14 @@ class AttentionBackend(Protocol):
     def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         """`q` [B, H, D] → [B, H, D]: the newest token of each request attends to all tokens of that request."""
         ...
+
+
+def missing_features(backend: Any, wanted: set[str]) -> set[str]:
+    """Those of `wanted` that `backend` cannot do."""
+    return wanted - set(getattr(backend, "features", ()))
+
+
+def wanted_features(network: nn.Module) -> set[str]:
+    """What the attention layers of a network ask for in every pass."""
+    layers = (value for module in network.modules() for value in vars(module).values())
+    return {SOFTCAP for layer in layers if isinstance(layer, AttentionLayer) and layer.softcap is not None}

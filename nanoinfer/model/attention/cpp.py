@@ -2,6 +2,7 @@
 
 import torch
 
+from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.cpp import kernel
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.input_metadata import InputMetadata
@@ -11,8 +12,8 @@ class CppAttention:
     """The same kernel for both passes: a decode is an extend of one token.
 
     K/V is read where it lies, block by block of 64 tokens; nothing is gathered into a rectangle first. A token's result
-    is the same bits however its request was split into passes and whoever else is in them.
-    KernelsUnavailableError when the kernels cannot be built or have nothing for `dtype`.
+    is the same bits however its request was split into passes and whatever else is in them.
+    KernelsUnavailableError when the kernels cannot be built or have nothing for `dtype`, and of a layer with a softcap.
     """
 
     def __init__(self, dtype: torch.dtype):
@@ -25,6 +26,10 @@ class CppAttention:
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         """`q` [T, H, D], each token's heads together but tokens as far apart as they may be → [T, H, D]."""
+        if layer.softcap is not None:
+            raise KernelsUnavailableError(
+                f"layer {layer.layer_id}: softcap={layer.softcap}, must be None for the C++ attention; use torch_native"
+            )
         assert q.dtype is self._dtype
         assert q.stride()[1:] == (layer.head_dim, 1)
         pool = metadata.token_to_kv_pool

@@ -6,8 +6,8 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.model.attention.base import AttentionLayer
-from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.attention.base import SOFTCAP, AttentionLayer
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 
 
 @dataclass
@@ -31,9 +31,11 @@ class DecodePlan:
 class TorchNativeBackend:
     """EXTEND goes request by request; DECODE is one batched product over gathered, padded K/V."""
 
+    features = frozenset({SOFTCAP})
+
     def init_forward(self, metadata: InputMetadata) -> None:
         """Slots and masks, once for all layers."""
-        if metadata.prefix_lens is None:
+        if metadata.forward_mode is ForwardMode.DECODE:
             positions = torch.arange(metadata.max_seq_len, device=metadata.seq_lens.device)
             distance = metadata.seq_lens[:, None] - 1 - positions
             index = (metadata.start_loc[:, None] + positions).where(distance >= 0, metadata.start_loc[:, None])
@@ -47,7 +49,7 @@ class TorchNativeBackend:
         )
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """One causal attention a request, its new queries over prefix and new tokens."""
+        """One causal attention per request, its new queries over prefix and new tokens."""
         plan: ExtendPlan = metadata.attention_plan
         window = layer.sliding_window
         if window not in plan.masks:
@@ -59,14 +61,12 @@ class TorchNativeBackend:
         values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)
         out = torch.empty_like(q)
         for (start, end), slots, mask in zip(plan.spans, plan.slots, plan.masks[window], strict=True):
-            attended = scaled_dot_product_attention(
+            attended = attend(
                 q[start:end].transpose(0, 1)[None],  # [1, H, new, D]
                 keys[slots].transpose(0, 1)[None],  # [1, Hk, S, D]
                 values[slots].transpose(0, 1)[None],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=layer.scale,
-                enable_gqa=True,
+                mask,
+                layer,
             )
             out[start:end] = attended[0].transpose(0, 1)
         return out
@@ -84,10 +84,28 @@ class TorchNativeBackend:
         values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)[plan.slots]
         batch, heads, dim = q.shape
         grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
-        attended = scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=plan.masks[window], scale=layer.scale
-        )
+        attended = attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), plan.masks[window], layer)
         return attended.reshape(batch, heads, dim)
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, layer: AttentionLayer
+) -> torch.Tensor:
+    """softmax(scores + mask) · V: `q` [B, H, new, D] over `keys`, `values` [B, Hk, S, D] → [B, H, new, D].
+
+    `mask` as torch's scaled_dot_product_attention takes it; None: causal, new = S. A token that sees nothing gets zeros.
+    """
+    if layer.softcap is None:
+        return scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
+        )
+    keys, values = (kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1) for kv in (keys, values))
+    scores = layer.softcap * torch.tanh(q @ keys.transpose(2, 3) * (layer.scale / layer.softcap))
+    if mask is None:
+        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    weights = scores.float().softmax(-1).masked_fill(scores == -torch.inf, 0)
+    return weights.to(values.dtype) @ values
 
 
 def _extend_mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:

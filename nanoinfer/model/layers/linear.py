@@ -1,41 +1,42 @@
 """Linear layers, alone and fused: one matrix product where a checkpoint has several on the same input."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.kernels import Kernels
+from nanoinfer.model.layers.linear_weights import LinearWeights
+from nanoinfer.registry import QUANTIZATIONS
 
 
 class Linear(nn.Module):
     """`x @ weight.T + bias`, without gradients.
 
-    The weight loader fills `weight` [out, in]; `pack` then gives it the layout that the kernels read fastest.
+    The weight loader fills `weight` [out, in]; `pack` then makes `weights` of it, which multiply from then on.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.out_features = out_features
-        self.kernels: Kernels = TorchKernels()
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
         self.bias = (
             nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False) if bias else None
         )
-        self._packed: Any = None
+        self.weights: LinearWeights | None = None
 
-    def pack(self, kernels: Kernels) -> None:
-        """Use `kernels` from now on. The weight is packed for them and given up, so that no memory holds it twice (but
-        for a tied head's, in which the embedding goes on looking tokens up)."""
+    def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
+        """Make `weights` of the kind `quantization`, for `kernels`, and give `weight` up, so that no memory holds it twice
+        (but for a tied head's, in which the embedding goes on looking tokens up). `name`: this layer's path in the network.
+        """
         assert self.weight is not None, "packed already"
-        self.kernels, self._packed, self.weight = kernels, kernels.pack(self.weight.data), None
+        bias = None if self.bias is None else self.bias.data
+        self.weights, self.weight = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name), None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in_features] → [T, out_features]."""
-        packed = self.weight if self._packed is None else self._packed
-        return self.kernels.linear(x, packed, self.bias, self.out_features)
+        assert self.weights is not None, "not packed yet"
+        return self.weights.multiply(x)
 
 
 class FusedLinear(Linear):
@@ -47,3 +48,18 @@ class FusedLinear(Linear):
     def __init__(self, in_features: int, parts: dict[str, int], bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__(in_features, sum(parts.values()), bias, dtype, device)
         self.parts = parts
+
+
+class LMHead(Linear):
+    """Hidden states to logits, without bias. `softcap` c: logits become c * tanh(logit / c); None: as they are."""
+
+    def __init__(
+        self, in_features: int, vocab_size: int, softcap: float | None, dtype: torch.dtype, device: torch.device
+    ):
+        super().__init__(in_features, vocab_size, False, dtype, device)
+        self.softcap = softcap
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [k, in_features] → [k, V]."""
+        logits = super().forward(x)
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap

@@ -1,0 +1,32 @@
+"""Model families: which network serves an architecture.
+
+A family is a network's class that also says which checkpoints it takes (see LlamaForCausalLM): `model_type` and
+`read_config`. A new one is a file and one line below; from outside the package the class itself can be registered:
+
+    MODEL_FAMILIES["MyForCausalLM"] = MyForCausalLM
+"""
+
+from importlib import import_module
+from typing import Any
+
+from nanoinfer.errors import UnsupportedModelError
+from nanoinfer.registry import MODEL_FAMILIES
+
+# An architecture, as `architectures` in config.json names it, and the module that has a class of this name: it is imported
+# when a checkpoint needs it.
+MODEL_FAMILIES.update(
+    LlamaForCausalLM="nanoinfer.model.llama",
+    MistralForCausalLM="nanoinfer.model.mistral",
+    Qwen2ForCausalLM="nanoinfer.model.qwen2",
+    Qwen3ForCausalLM="nanoinfer.model.qwen3",
+    Gemma3ForCausalLM="nanoinfer.model.gemma3",
+    Phi3ForCausalLM="nanoinfer.model.phi3",
+)
+
+
+def find_family(architecture: str) -> Any:
+    """The class for `architecture`. UnsupportedModelError that lists the supported ones."""
+    if architecture not in list(MODEL_FAMILIES):  # a list: what a config.json has there may not be hashable
+        raise UnsupportedModelError(f"architecture {architecture}: must be one of {', '.join(MODEL_FAMILIES)}")
+    family = MODEL_FAMILIES[architecture]
+    return getattr(import_module(family), architecture) if isinstance(family, str) else family

@@ -1,0 +1,371 @@
+"""One way into the model: what changes in the network's forward, or in attention, changes for every caller."""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend, select_attention_backend
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.layers.radix_attention import RadixAttention
+from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.loader import load_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.registry import ATTENTION_BACKENDS
+from nanoinfer.sessions import InferenceEngine, InferenceSession, OfflineScheduler
+from tests.helpers.paged import Caller
+
+Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], transformers.PreTrainedModel]
+
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42])
+NEW = 5
+LAST = torch.tensor([len(prompt) for prompt in PROMPTS]).cumsum(0) - 1
+
+
+def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
+
+
+def engine_tokens(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(max_new_tokens=NEW, temperature=0, ignore_eos=True)
+    return [out.token_ids for out in llm.generate([list(prompt) for prompt in PROMPTS], params, use_tqdm=False)]
+
+
+def session_tokens(engine: InferenceEngine) -> list[list[int]]:
+    scheduler = OfflineScheduler(engine)
+    for prompt in PROMPTS:
+        scheduler.add_request(list(prompt), NEW, temperature=0.0, stop_on_eos=False)
+    while scheduler.has_unfinished():
+        scheduler.step()
+    return [session.generated_ids for session in scheduler.sessions.values()]
+
+
+def paged_tokens(generator: GeneratorTorch) -> list[list[int]]:
+    caller = Caller(generator, 16, 4)
+    steps = [caller.prefill(dict(enumerate(PROMPTS)), lm_head_indices=LAST).argmax(-1).tolist()]
+    while len(steps) < NEW:
+        steps.append(caller.decode({i: [token] for i, token in enumerate(steps[-1])}).argmax(-1).tolist())
+    return [list(tokens) for tokens in zip(*steps, strict=True)]
+
+
+# --- a change in the network's forward ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def changed_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The network's forward with a scale and a softcap that reverses the vocabulary's order, too: others win then."""
+    original = LlamaForCausalLM.forward
+
+    def change(logits: torch.Tensor) -> torch.Tensor:
+        return 3.0 * torch.tanh(logits.flip(-1) / 3.0)
+
+    def forward(
+        self: LlamaForCausalLM, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata
+    ) -> LogitsOutput:
+        output = original(self, input_ids, positions, input_metadata)
+        return replace(output, logits=change(output.logits))
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    return change
+
+
+@pytest.fixture
+def wanted_tokens(
+    changed_forward: Callable[[torch.Tensor], torch.Tensor], checkpoint: Checkpoint, oracle: Oracle
+) -> list[list[int]]:
+    """What transformers' logits, changed in the same way, make of the prompts."""
+    answers = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(NEW):
+            with torch.no_grad():
+                ids.append(int(changed_forward(oracle(checkpoint())(torch.tensor([ids])).logits[0, -1]).argmax()))
+        answers.append(ids[len(prompt) :])
+    return answers
+
+
+def test_the_engine_sees_a_change_of_forward(wanted_tokens: list[list[int]], checkpoint: Checkpoint) -> None:
+    assert engine_tokens(LLM(checkpoint(), max_total_tokens=64)) == wanted_tokens
+
+
+def test_sessions_see_a_change_of_forward(wanted_tokens: list[list[int]], checkpoint: Checkpoint) -> None:
+    engine = InferenceEngine(checkpoint())
+    assert session_tokens(engine) == wanted_tokens
+    alone = InferenceSession(engine, NEW, temperature=0.0, stop_on_eos=False)
+    alone.prefill(list(PROMPTS[0]))
+    while not alone.finished:
+        alone.step_once()
+    assert alone.generated_ids == wanted_tokens[0]
+
+
+def test_forward_tensor_sees_a_change_of_forward(
+    wanted_tokens: list[list[int]],
+    changed_forward: Callable[[torch.Tensor], torch.Tensor],
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+) -> None:
+    generator = GeneratorTorch(checkpoint())
+    assert paged_tokens(generator) == wanted_tokens
+    caller, ids = Caller(generator, 16, 4), list(PROMPTS[0])
+    with torch.no_grad():
+        whole = changed_forward(oracle(checkpoint())(torch.tensor([[*ids, 3, 4]])).logits[0])
+    close(caller.prefill({0: ids}), whole[:7])  # logits of all rows, of some, and of drafts
+    close(Caller(generator, 16, 4).prefill({0: ids}, lm_head_indices=torch.tensor([5, 2])), whole[[5, 2]])
+    close(caller.decode({0: [3, 4]}, q_lens=[2], spec_mask=torch.zeros(2, 9)), whole[7:])
+
+
+# --- the door ----------------------------------------------------------------------------------------------------
+
+
+def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpoint: Checkpoint) -> None:
+    loaded = load_model(checkpoint())
+    runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), TorchNativeBackend())
+    extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(6))
+    assert extend.logit_rows is not None
+    assert extend.logit_rows.tolist() == [2, 5]
+    ids = torch.arange(3, 9)
+    every = runner.run(ids, replace(extend, logit_rows=None)).logits
+    assert every.shape == (6, 320)
+    close(runner.run(ids, extend).logits, every[[2, 5]])
+    close(runner.run(ids, replace(extend, logit_rows=torch.tensor([4, 0, 4]))).logits, every[[4, 0, 4]])
+    assert InputMetadata.create(runner, 1, ForwardMode.DECODE, [0, 1], [3, 4], None, [6, 7]).logit_rows is None
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_no_network_or_backend_reads_the_fields_that_only_the_seed_has(backend: str, checkpoint: Checkpoint) -> None:
+    loaded = load_model(checkpoint())
+    backends = select_attention_backend(backend, loaded.dtype, loaded.device)
+    runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), backends)
+    described = InputMetadata.__doc__
+    assert described is not None
+    names = re.findall(r"`(\w+)`", described[described.index("No network or backend here reads") :])
+    seeds = {name: None for name in names if name in InputMetadata.__dataclass_fields__ and name != "seq_lens"}
+    assert {"total_num_tokens", "prefix_lens", "other_kv_index", "kv_last_page_len"} <= seeds.keys()
+    for mode, prefix_lens, num_new in ((ForwardMode.EXTEND, [0, 1], 6), (ForwardMode.DECODE, None, 2)):
+        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(num_new))
+        ids = torch.arange(3, 3 + num_new)
+        wanted = runner.run(ids, metadata).logits
+        assert torch.equal(runner.run(ids, replace(metadata, **seeds)).logits, wanted)
+
+
+def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
+    loaded = load_model(checkpoint())
+    runner = ModelRunner(loaded.model, ReqToTokenPool(1, 16), loaded.new_kv_pool(16), TorchNativeBackend())
+    with pytest.raises(ValueError, match=r"out_cache_loc: slot 16 is outside 0\.\.15"):
+        runner.forward_extend(torch.tensor([5, 6]), [0], [2], [0], [15, 16])
+    with pytest.raises(ValueError, match=r"input_ids: shape \[1\], must be \[2\]"):
+        runner.forward_extend(torch.tensor([5]), [0], [2], [0], [4, 5])
+    with pytest.raises(ValueError, match=r"input_ids: shape \[2\], must be \[1\]"):
+        runner.forward_decode(torch.tensor([5, 6]), [0], [2], None, [4])
+    assert not runner.token_to_kv_pool.get_key_buffer(0).any()
+
+
+def test_under_a_mask_more_tokens_than_positions_fit_the_context(checkpoint: Checkpoint) -> None:
+    """Drafts in a tree share positions: their indices may pass the end of the context, their positions may not."""
+    generator = GeneratorTorch(load_model(checkpoint(), max_context_len=8))
+    whole = GeneratorTorch(checkpoint())
+    prompt = list(PROMPTS[0])
+    mask = torch.zeros(3, 10)
+    mask[1:, 7], mask[2, 8] = -torch.inf, -torch.inf  # three drafts of the same place hide each other
+    logits = []
+    for each in (generator, whole):
+        caller = Caller(each, 8, 4)
+        caller.prefill({0: prompt})
+        logits.append(caller.decode({0: [3, 4, 5]}, q_lens=[3], spec_mask=mask, position_ids=torch.tensor([7, 7, 7])))
+    assert torch.equal(*logits)
+
+
+# --- a backend from outside --------------------------------------------------------------------------------------
+
+
+class Counting(TorchNativeBackend):
+    """The plain-torch backend under another name, with a count of the passes that it computes."""
+
+    def __init__(self) -> None:
+        self.extends = self.decodes = 0
+
+    def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        self.extends += layer.layer_id == 0
+        return super().forward_extend(q, layer, metadata)
+
+    def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
+        self.decodes += layer.layer_id == 0
+        return super().forward_decode(q, layer, metadata)
+
+
+@pytest.fixture
+def mine() -> Iterator[list[Counting]]:
+    """`attention_backend="mine"` works; the backends that have been made."""
+    made: list[Counting] = []
+
+    def factory(dtype: torch.dtype, device: torch.device) -> Counting:
+        made.append(Counting())
+        return made[-1]
+
+    ATTENTION_BACKENDS["mine"] = factory
+    yield made
+    del ATTENTION_BACKENDS["mine"]
+
+
+@pytest.mark.parametrize(
+    ("use", "extends"),
+    [
+        (lambda path, **backend: engine_tokens(LLM(path, max_total_tokens=64, **backend)), 1),
+        (lambda path, **backend: session_tokens(InferenceEngine(path, **backend)), len(PROMPTS)),
+        (lambda path, **backend: paged_tokens(GeneratorTorch(path, **backend)), 1),
+    ],
+    ids=["engine", "sessions", "forward_tensor"],
+)
+def test_a_backend_from_outside_serves_every_caller(
+    use: Callable[..., list[list[int]]], extends: int, mine: list[Counting], checkpoint: Checkpoint
+) -> None:
+    assert use(checkpoint(), attention_backend="mine") == use(checkpoint())
+    assert [(backend.extends, backend.decodes) for backend in mine] == [(extends, NEW - 1)]
+
+
+@pytest.mark.parametrize("caller", [LLM, InferenceEngine, GeneratorTorch])
+def test_an_unknown_backend_is_refused_by_name(caller: Callable[..., Any], checkpoint: Checkpoint) -> None:
+    with pytest.raises(ValueError, match="attention_backend='yours': must be one of auto, cpp, torch_native"):
+        caller(checkpoint(), attention_backend="yours")
+
+
+def test_forward_tensor_with_plain_torch_has_its_default_logits(checkpoint: Checkpoint) -> None:
+    logits = []
+    for backend in (None, "auto", "torch_native"):
+        caller = Caller(GeneratorTorch(checkpoint(), attention_backend=backend), 16, 4)
+        prefill = caller.prefill(dict(enumerate(PROMPTS)))
+        new = caller.arguments({0: [9], 1: [8]}, False)
+        for name, padding in (("input_ids", 0), ("position_ids", 0), ("slots", -1), ("input_lengths", 0)):
+            new[name] = torch.cat((torch.tensor([padding]), new[name]))  # a row of padding, before the others
+        new["block_tables"] = torch.cat((torch.full_like(new["block_tables"][:1], -1), new["block_tables"]))
+        logits.append(torch.cat((prefill, caller.generator.forward_tensor(**new)[1:])))
+    for others in logits[1:]:
+        close(others, logits[0])
+
+
+def test_what_a_backend_cannot_do_is_computed_all_the_same(mine: list[Counting], checkpoint: Checkpoint) -> None:
+    see = torch.ones(7, 7, dtype=torch.bool)
+    see[4:, 2] = False
+    strided = [tuple(torch.zeros(2, 64, 16).transpose(0, 1).view(16, 4, 2, 16) for _ in "KV") for _ in range(3)]
+    passes: dict[str, dict[str, Any]] = {
+        "a mask": {"atten_mask": see},
+        "K/V that is not stored": {"slots": torch.full((7,), -1)},
+        "blocks with gaps between them": {"kv_cache": strided},
+    }
+    reference, generator = GeneratorTorch(checkpoint()), GeneratorTorch(checkpoint(), attention_backend="mine")
+    for changes in passes.values():
+        wanted = Caller(reference, 16, 4).prefill({0: PROMPTS[0]}, **changes)
+        close(Caller(generator, 16, 4).prefill({0: PROMPTS[0]}, **changes), wanted)
+    assert [backend.extends for backend in mine] == [0]
+    Caller(generator, 16, 4).prefill({0: PROMPTS[0]})
+    assert mine[0].extends == 1
+
+
+def test_a_backend_that_can_do_masks_gets_them(
+    mine: list[Counting], monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint
+) -> None:
+    monkeypatch.setattr(Counting, "features", {"mask"})
+    masks = []
+    monkeypatch.setattr(Counting, "init_forward", lambda self, metadata: masks.append(metadata.attention_mask))
+    monkeypatch.setattr(Counting, "forward_extend", lambda self, q, layer, metadata: torch.zeros_like(q))
+    see = torch.ones(7, 7, dtype=torch.bool).tril()
+    Caller(GeneratorTorch(checkpoint(), attention_backend="mine"), 16, 4).prefill({0: PROMPTS[0]}, atten_mask=see)
+    (mask,) = masks
+    assert torch.equal(mask, torch.zeros(7, 7).masked_fill(~see, -torch.inf))
+
+
+# --- a network with a softcap ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [None, 0.4])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_scale_and_softcap_are_those_of_transformers(
+    family: str, scale: float | None, checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(family, **({"sliding_window": 5} if family == "mistral" else {}))
+    theirs = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        scaling = kwargs["scaling"] if scale is None else scale
+        return eager_attention_forward(*args, **{**kwargs, "softcap": 2.0, "scaling": scaling})
+
+    monkeypatch.setattr(theirs, "eager_attention_forward", eager)
+    tokens = [*range(100, 112), 7, 8, 9]
+    with torch.no_grad():
+        whole = oracle(path)(torch.tensor([tokens])).logits[0]
+    loaded = load_model(path)
+    for layer in loaded.model.model.layers:
+        attention = layer.self_attn.attn
+        sizes = (attention.layer_id, attention.num_heads, attention.num_kv_heads, attention.head_dim)
+        layer.self_attn.attn = RadixAttention(*sizes, attention.sliding_window, scale=scale, softcap=2.0)
+    for backend in (None, "torch_native"):  # None: PagedAttention, as the kernel has no softcap
+        caller = Caller(GeneratorTorch(loaded, attention_backend=backend), 8, 4)
+        close(caller.prefill({0: tokens[:6]}), whole[:6])
+        close(caller.prefill({0: tokens[6:12]}), whole[6:12])
+        close(caller.decode({0: tokens[12:13]}), whole[12:13])
+        close(caller.decode({0: tokens[13:]}, q_lens=[2], atten_mask=torch.zeros(2, 15)), whole[13:])
+
+
+@pytest.fixture
+def soft_path(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint whose networks are made with a softcap in their attention."""
+    original = AttentionLayer.__init__
+
+    def init(self: AttentionLayer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.softcap = 2.0
+
+    monkeypatch.setattr(AttentionLayer, "__init__", init)
+    return checkpoint()
+
+
+def test_a_softcap_is_the_same_for_every_caller(soft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(soft_path, max_total_tokens=64)
+    assert isinstance(llm.engine.model_runner.attention_backend, TorchNativeBackend)
+    soft = engine_tokens(llm)
+    assert session_tokens(InferenceEngine(soft_path)) == soft
+    for backend in (None, "auto", "torch_native"):
+        assert paged_tokens(GeneratorTorch(soft_path, attention_backend=backend)) == soft
+    mask = torch.ones(7, 7, dtype=torch.bool)
+    logits = [
+        Caller(GeneratorTorch(soft_path), 16, 4).prefill({0: PROMPTS[0]}, **changes)
+        for changes in ({}, {"atten_mask": mask})
+    ]
+    close(*logits)
+    monkeypatch.undo()
+    assert engine_tokens(LLM(soft_path, max_total_tokens=64)) != soft
+
+
+@pytest.mark.parametrize("caller", [LLM, InferenceEngine, GeneratorTorch])
+def test_a_backend_without_softcap_is_refused_for_such_a_network(caller: Callable[..., Any], soft_path: Path) -> None:
+    ATTENTION_BACKENDS["hard"] = lambda dtype, device: object()
+    try:
+        with pytest.raises(KernelsUnavailableError, match=r"attention_backend='hard': .*softcap"):
+            caller(soft_path, attention_backend="hard")
+    finally:
+        del ATTENTION_BACKENDS["hard"]
+
+
+def test_the_kernel_refuses_a_layer_with_a_softcap(checkpoint: Checkpoint) -> None:
+    if (reason := CppKernels.why_not(torch.float32, torch.device("cpu"))) is not None:
+        pytest.skip(reason)
+    loaded = load_model(checkpoint())
+    backend = select_attention_backend("cpp", loaded.dtype, loaded.device)
+    runner = ModelRunner(loaded.model, ReqToTokenPool(1, 16), loaded.new_kv_pool(16), backend)
+    loaded.model.model.layers[0].self_attn.attn.softcap = 30.0
+    with pytest.raises(KernelsUnavailableError, match=r"layer 0: softcap=30\.0"):
+        runner.forward_extend(torch.tensor([5, 6]), [0], [2], [0], [4, 5])
