@@ -26,7 +26,6 @@ CORE = [
     "nanoinfer/batch.py",
     "nanoinfer/cache/cache_manager.py",
     "nanoinfer/cache/eviction.py",
-    "nanoinfer/cache/free_runs.py",
     "nanoinfer/model/input_metadata.py",
     "nanoinfer/model/layers/radix_attention.py",
     "nanoinfer/cache/memory_pool.py",
