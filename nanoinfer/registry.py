@@ -24,4 +24,5 @@ class Registry(dict[str, T]):
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/attention/select.py
 EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
+KV_STORAGES: Registry[Any] = Registry("kv_cache_dtype")  # cache/kv_storage.py
 SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

@@ -151,10 +151,9 @@ class InferenceEngine:
         """Each row's K/V as a cache of its own: copies, so that the rectangle's padding is not kept alive."""
         caches: list[KVCache] = [[] for _ in lens]
         for layer in range(self.model.config.num_hidden_layers):
-            buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
             for row, length in enumerate(lens):
-                own = slice(row * width, row * width + length)
-                keys, values = (buffer[own].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
+                kv = pool.read(layer, slice(row * width, row * width + length))
+                keys, values = (part.transpose(0, 1)[None].clone() for part in kv)  # [1, Hk, S, D]
                 caches[row].append((keys, values))
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
         return caches

@@ -18,11 +18,11 @@ EVICTION_POLICIES.update(
 
 
 class EvictionQueue:
-    """A heap of unlocked leaves that is kept right lazily: using a node costs nothing here.
+    """A heap of unlocked leaves that is put in order lazily: using a node costs nothing here.
 
     An entry remembers the priority its node had when it came in. Priorities only rise, so the entry on top is a lower
     bound: if its node has been used since, it goes back with its new priority; if it was locked, got a child or left
-    the tree, it is dropped (and offered again when it is a leaf nobody needs). A node has at most one entry.
+    the tree, it is dropped (and offered again when it is an unlocked leaf). A node has at most one entry.
     """
 
     def __init__(self, policy: str):
@@ -33,7 +33,7 @@ class EvictionQueue:
         self._serial = 0  # breaks ties: first offered, first out
 
     def offer(self, node: TreeNode) -> None:
-        """Tell the queue about a node that may just have become an unlocked leaf."""
+        """Put `node` in, if it has become an unlocked leaf and is not in already."""
         if not (node.queued or node.children or node.lock_ref):
             self._push(node)
 

@@ -85,9 +85,7 @@ class SlotAllocator:
         free = self.free_slots()
         skipped = free[~self._block_is_free[free // (self.page_size * BLOCK)]]
         if self._available != free.size or skipped.size:
-            raise RuntimeError(
-                f"{self.name} free list: {self._available} counted, {free.size} marked, {skipped.size} hidden"
-            )
+            raise RuntimeError(f"{self.name} free list: counted {self._available}, marked {free.size}, lost {skipped}")
 
     def _lowest_free_page(self) -> int:
         """There must be one. A block whose last page was taken is noticed here, once, and skipped from then on."""

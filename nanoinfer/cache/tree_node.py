@@ -8,7 +8,7 @@ Edge = tuple[Hashable, bytes]
 
 
 class TreeNode:
-    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and who needs them.
+    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and its use by requests.
 
     `edge` is the name under which the parent finds it: the namespace and the first page of `key`. `lock_ref` counts the
     running requests whose sequence passes through here; a locked node is never evicted.

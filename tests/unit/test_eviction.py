@@ -1,8 +1,13 @@
 """The eviction queue alone: which leaf it gives up next, and that using a node costs it nothing."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+import torch
 
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache import RadixCache, ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.eviction import EVICTION_POLICIES, EvictionQueue
 from nanoinfer.cache.tree_node import TreeNode
 
@@ -103,3 +108,39 @@ def test_a_node_passed_over_comes_back_when_it_is_offered_again() -> None:
     node.lock_ref = 0
     queue.offer(node)
     assert queue.pop() is node
+
+
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    EVICTION_POLICIES["short_first"] = lambda node: (len(node), node.last_access_time)
+    yield
+    del EVICTION_POLICIES["short_first"]
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_policy_from_outside_chooses_what_a_tree_gives_up() -> None:
+    pool = TokenToKVPool(16, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(1, 16), pool, policy="short_first")
+    for tokens in ([1, 1, 1], [2], [3, 3]):
+        slots = pool.alloc(len(tokens))
+        assert slots is not None
+        cache.insert(tokens, slots)
+    cache.match_prefix([2])  # lru, lfu and fifo would all keep it longer than another
+    for left in ([[1, 1, 1], [3, 3]], [[1, 1, 1]], []):
+        cache.evict(1)
+        assert [node.key.tolist() for _, node in cache.nodes()] == left
+    cache.check_integrity()
+
+
+@pytest.mark.usefixtures("_registered")
+def test_an_engine_takes_a_policy_from_outside_and_its_tokens_stay_the_same() -> None:
+    prompts = [[5, 6, 7, 8] * n for n in range(1, 6)]
+    params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+    tokens = []
+    for policy in ("short_first", "lru"):
+        llm = LLM("story", max_running_requests=2, max_total_tokens=32, eviction_policy=policy)
+        tokens.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.engine.radix_cache.policy == policy
+        assert llm.engine.cache.evicted_tokens > 0
+        llm.engine.check_integrity()
+    assert tokens[0] == tokens[1]

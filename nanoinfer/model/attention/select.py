@@ -12,12 +12,21 @@ from nanoinfer.registry import ATTENTION_BACKENDS
 logger = logging.getLogger(__name__)
 
 
-def select_attention_backend(name: str, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
+def select_attention_backend(
+    name: str, dtype: torch.dtype, device: torch.device, kv_in_place: bool = True
+) -> AttentionBackend:
     """`cpp` or `torch_native` as asked for; `auto`: `cpp` where it can be used for `dtype` on `device`.
 
+    `kv_in_place`: the pool's K/V may be read where it lies (see KVStorage); the C++ kernel can do no other.
     ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
     """
     ATTENTION_BACKENDS.check(name)
+    if not kv_in_place and name == "cpp":
+        raise KernelsUnavailableError(
+            "attention_backend='cpp': reads K/V in place, which this kv_cache_dtype does not allow; use torch_native"
+        )
+    if not kv_in_place and name == "auto":
+        name = "torch_native"
     backend: AttentionBackend = ATTENTION_BACKENDS[name](dtype, device)
     return backend
 
