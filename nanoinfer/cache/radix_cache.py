@@ -85,6 +85,7 @@ class RadixCache:
         """Count a use of `node` and everything above it, for `lfu`."""
         for ancestor in self._up_to_root(node):
             ancestor.hit_count += 1
+        self._eviction_queue.note_change(node)
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
         """Optimisation: `match_prefix` for scheduling policies, without splits, copies or marks. Changes nothing at all.
@@ -261,6 +262,8 @@ class RadixCache:
                 node = self._split(node, matched)
             node.last_access_time = self._clock
             path.append(node)
+        if path:
+            self._eviction_queue.note_change(path[-1])  # all others have children
         return path
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
@@ -276,6 +279,7 @@ class RadixCache:
         node.key, node.value, node.parent = node.key[length:], node.value[length:], upper
         node.edge = self._edge(node.key, upper.edge[0])
         upper.children[node.edge] = node
+        self._eviction_queue.note_change(node)
         return upper
 
     def _append(
@@ -283,6 +287,7 @@ class RadixCache:
     ) -> None:
         if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
             parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
+            self._eviction_queue.note_change(parent)
             return
         leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
         parent.children[leaf.edge] = leaf

@@ -29,7 +29,7 @@ def check_nodes(nodes: Iterable[tuple[int, TreeNode]], root: TreeNode, page_size
             "as many slots as tokens": len(node.key) != len(node.value),
             "wrong parent": parent is None or parent.children.get(edge) is not node,
             "locked below an unlocked parent": parent not in (root, None) and parent.lock_ref < node.lock_ref,
-            "an evictable leaf not in the queue": not (node.children or node.lock_ref or node.queued),
+            "an evictable leaf not in the queue": node.queued is None and not node.children and not node.lock_ref,
         }
         for problem, found in problems.items():
             if found:

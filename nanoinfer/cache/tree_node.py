@@ -34,7 +34,7 @@ class TreeNode:
         self.creation_time: int = time  # ticks of the tree's own clock, not seconds
         self.last_access_time: int = time
         self.hit_count: int = 0
-        self.queued = False  # has an entry in the eviction queue
+        self.queued: tuple[int, ...] | None = None  # the priority of its entry in the eviction queue, if it has one
 
     def __len__(self) -> int:
         return len(self.key)

@@ -677,7 +677,7 @@ def lock_below(cache: RadixCache, node: TreeNode) -> None:
 
 
 def forget_in_queue(cache: RadixCache, node: TreeNode) -> None:
-    node.queued = False
+    node.queued = None
 
 
 def half_a_page(cache: RadixCache, node: TreeNode) -> None:
