@@ -21,7 +21,7 @@ def check_nodes(nodes: Iterable[tuple[int, TreeNode]], root: TreeNode, page_size
 
     Returns how many tokens locked nodes and unlocked nodes hold.
     """
-    protected = evictable = 0
+    sizes = {True: 0, False: 0}
     for _, node in nodes:
         parent, edge = node.parent, (node.edge[0], node.key[:page_size].tobytes())
         problems = {
@@ -34,11 +34,8 @@ def check_nodes(nodes: Iterable[tuple[int, TreeNode]], root: TreeNode, page_size
         for problem, found in problems.items():
             if found:
                 raise RuntimeError(f"radix cache: {problem}: {len(node)} tokens, lock_ref={node.lock_ref}")
-        if node.lock_ref:
-            protected += len(node)
-        else:
-            evictable += len(node)
-    return protected, evictable
+        sizes[node.lock_ref > 0] += len(node)
+    return sizes[True], sizes[False]
 
 
 def _abridged(array: np.ndarray, limit: int = 6) -> str:
