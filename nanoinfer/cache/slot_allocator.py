@@ -59,7 +59,7 @@ class SlotAllocator:
         May look at the whole pool. Raises ValueError as `alloc` does.
         """
         count = checked_size(need_size, self.page_size) // self.page_size
-        start = self._marks.find(FREE * count)
+        start = self._marks.find(FREE * count) if count <= len(self._marks) else -1
         return None if start < 0 else self._take_run(start, count)
 
     def free(self, slots: Indices) -> None:

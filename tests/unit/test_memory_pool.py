@@ -147,6 +147,15 @@ def test_a_size_that_is_no_count_is_refused_and_changes_nothing(need_size: Any, 
             assert pool.available_size() == 8
 
 
+@pytest.mark.parametrize("need_size", [20, 4 * 10**15, 4 * 2**70])
+@pytest.mark.parametrize("method", ["alloc", "alloc_contiguous"])
+def test_more_than_the_pool_has_is_refused_at_once(need_size: int, method: str) -> None:
+    pool = kv_pool(16, page_size=4)
+    assert getattr(pool, method)(need_size) is None
+    assert pool.available_size() == 16
+    pool.check_integrity()
+
+
 def test_alloc_contiguous_of_nothing_is_refused_since_it_has_no_start() -> None:
     pool = kv_pool(8)
     with pytest.raises(ValueError, match="need_size=0"):
