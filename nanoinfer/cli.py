@@ -216,7 +216,7 @@ def _info(args: argparse.Namespace) -> None:
 
     llm = _load(args)
     model, config = llm.model, llm.model.config
-    kv_bytes = config.kv_bytes_per_token(model.dtype)
+    kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
     rows: list[tuple[str, object]] = [
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),

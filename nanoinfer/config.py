@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from nanoinfer.registry import ATTENTION_BACKENDS, EVICTION_POLICIES, SCHEDULE_POLICIES
+from nanoinfer.registry import ATTENTION_BACKENDS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class EngineConfig:
       and fewer requests run side by side, and fewer are retracted; none from 10.3 on.
     - `max_queue`: requests that may wait, each of `n` completions counted; one more is refused with QueueFullError.
       None: no limit.
+    - `kv_cache_dtype`: how the pool keeps K/V (see `kv_storage.py`); None: `plain`, as the model computes them.
     - `eviction_policy`: which cached tokens go first (see `eviction.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None draws from the system.
     """
@@ -41,6 +42,7 @@ class EngineConfig:
     eviction_policy: str = "lru"
     disable_radix_cache: bool = False
     attention_backend: str = "auto"
+    kv_cache_dtype: str | None = None
     random_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,3 +81,5 @@ class EngineConfig:
         SCHEDULE_POLICIES.check(self.schedule_policy)
         EVICTION_POLICIES.check(self.eviction_policy)
         ATTENTION_BACKENDS.check(self.attention_backend)
+        if self.kv_cache_dtype is not None:
+            KV_STORAGES.check(self.kv_cache_dtype)

@@ -16,6 +16,7 @@ from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
@@ -77,7 +78,7 @@ class LLM:
         self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         if max_total_tokens is None:
-            max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, page_size)
+            max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, config)
         self.config = EngineConfig(
             **{**asdict(config), "max_context_len": context, "max_total_tokens": max_total_tokens}
         )
@@ -218,13 +219,15 @@ def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], fl
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )
-    token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size)
-    backend = select_attention_backend(config.attention_backend, model.dtype, model.device, model.model)
+    token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size, config.kv_cache_dtype)
+    wanted = wanted_features(model.model, token_to_kv_pool.kv_storage)
+    backend = select_attention_backend(config.attention_backend, model.dtype, model.device, wanted)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 
 
-def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, page_size: int) -> int:
-    affordable = memory_for_kv(model.device) // model.config.kv_bytes_per_token(model.dtype)
+def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, config: EngineConfig) -> int:
+    page_size = config.page_size
+    affordable = memory_for_kv(model.device) // model.kv_bytes_per_token(config.kv_cache_dtype)
     wanted = min(max_running_requests * context, affordable)
     return max(wanted // page_size, 1) * page_size

@@ -29,4 +29,5 @@ ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/atten
 EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
 MODEL_FAMILIES: Registry[Any] = Registry("architecture")  # model/families.py
 QUANTIZATIONS: Registry[Any] = Registry("quantization")  # model/layers/linear_weights.py
+KV_STORAGES: Registry[Any] = Registry("kv_cache_dtype")  # cache/kv_storage.py
 SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

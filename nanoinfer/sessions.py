@@ -16,6 +16,7 @@ import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import Req
@@ -63,7 +64,7 @@ class InferenceEngine:
     ):
         self.model = as_loaded_model(model, dtype, device)
         where = (self.model.dtype, self.model.device)
-        self.attention_backend = select_attention_backend(attention_backend, *where, self.model.model)
+        self.attention_backend = select_attention_backend(attention_backend, *where, wanted_features(self.model.model))
         self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
@@ -156,10 +157,9 @@ class InferenceEngine:
         """Each row's K/V as a cache by itself: copies, so that the rectangle's padding is not kept alive."""
         caches: list[KVCache] = [[] for _ in lens]
         for layer in range(self.model.config.num_hidden_layers):
-            buffers = (pool.get_key_buffer(layer), pool.get_value_buffer(layer))
             for row, length in enumerate(lens):
-                span = slice(row * width, row * width + length)
-                keys, values = (buffer[span].transpose(0, 1)[None].clone() for buffer in buffers)  # [1, Hk, S, D]
+                kv = pool.read(layer, slice(row * width, row * width + length))
+                keys, values = (part.transpose(0, 1)[None].clone() for part in kv)  # [1, Hk, S, D]
                 caches[row].append((keys, values))
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
         return caches

@@ -26,7 +26,8 @@ CORE = [
     "nanoinfer/batch.py",
     "nanoinfer/cache/cache_manager.py",
     "nanoinfer/cache/eviction.py",
-    "nanoinfer/cache/free_runs.py",
+    "nanoinfer/cache/indices.py",
+    "nanoinfer/cache/kv_storage.py",
     "nanoinfer/model/input_metadata.py",
     "nanoinfer/model/layers/radix_attention.py",
     "nanoinfer/cache/memory_pool.py",
@@ -39,6 +40,7 @@ CORE = [
     "nanoinfer/scheduling/scheduler.py",
     "nanoinfer/sessions.py",
     "nanoinfer/cache/slot_allocator.py",
+    "nanoinfer/cache/tree_checks.py",
     "nanoinfer/scheduling/waiting_queue.py",
 ]
 

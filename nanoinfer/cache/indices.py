@@ -1,5 +1,6 @@
-"""Indices: slot and row numbers as callers bring them, as arrays and as runs."""
+"""Indices: slot and row numbers as callers bring them, as arrays and as runs; and how many of them are asked for."""
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,9 +16,25 @@ def as_int_array(indices: Indices, name: str) -> np.ndarray:
     array = indices.detach().cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
     if array.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got shape {list(array.shape)}")
-    if array.size and not np.issubdtype(array.dtype, np.integer):
+    if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
+
+
+def checked_size(need_size: int, page_size: int) -> int:
+    """`need_size` as a plain int; an integer of numpy or torch will do, a float will not.
+
+    ValueError when it is no integer, negative or no multiple of `page_size`.
+    """
+    try:
+        need_size = operator.index(need_size)
+    except TypeError:
+        raise ValueError(f"need_size={need_size!r}: must be an integer") from None
+    if need_size < 0:
+        raise ValueError(f"need_size={need_size}: must not be negative")
+    if need_size % page_size:
+        raise ValueError(f"need_size={need_size}: must be a multiple of page_size={page_size}")
+    return need_size
 
 
 def consecutive_runs(numbers: np.ndarray) -> list[tuple[int, int]]:

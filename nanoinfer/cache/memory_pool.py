@@ -1,21 +1,21 @@
-"""The two memory pools: ReqToTokenPool (a row a running request) and TokenToKVPool (a slot a token).
+"""The two memory pools: ReqToTokenPool (one row per running request) and TokenToKVPool (one slot per token).
 
     req_to_token[row, position] = slot          key_buffer[slot], value_buffer[slot] = K and V of that token
 
 Where a request's K/V lies is therefore two look-ups away, and two requests share K/V by naming the same slot.
 """
 
-import math
+from typing import cast
 
-import numpy as np
 import torch
 
 from nanoinfer.cache.indices import Indices
+from nanoinfer.cache.kv_storage import KVStorage, PlainKVStorage, kv_storage_kind
 from nanoinfer.cache.slot_allocator import SlotAllocator
 
 
 class ReqToTokenPool:
-    """One row a running request: position in the sequence → slot in the TokenToKVPool.
+    """One row per running request: position in the sequence → slot in the TokenToKVPool.
 
     `req_to_token`: int32 `[size, max_context_len]`. What lies right of a request's length is left over from earlier
     requests and means nothing.
@@ -50,10 +50,12 @@ class ReqToTokenPool:
 
 
 class TokenToKVPool:
-    """`N = size` token slots; each layer has a key and a value buffer `[N, Hk, D]` of `dtype` on `device`.
+    """`N = size` token slots, each with K and V of every layer: `head_num` heads (Hk) of `head_dim` numbers (D).
 
-    With `page_size=P` slots come and go in aligned pages of P, and `get_key_buffer(i).view(N // P, P, Hk, D)` is the
-    block layout that paged interfaces expect: the same memory, seen in blocks.
+    Rows, tree and requests name slots; how K/V lies in them is the KVStorage's affair, which `kv_cache_dtype` chooses.
+    The plain one has a key and a value buffer `[N, Hk, D]` of `dtype` per layer. With `page_size=P` slots come and go in
+    aligned pages of P, and `get_key_buffer(i).view(N // P, P, Hk, D)` is the block layout that paged interfaces expect:
+    the same memory, seen in blocks.
     """
 
     def __init__(
@@ -65,30 +67,33 @@ class TokenToKVPool:
         layer_num: int,
         device: str | torch.device = "cpu",
         page_size: int = 1,
+        kv_cache_dtype: str | None = None,
     ):
         for name, value in (("head_num", head_num), ("head_dim", head_dim), ("layer_num", layer_num)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
+        storage = kv_storage_kind(kv_cache_dtype)
         self._slots = SlotAllocator(size, page_size)
         self.size, self.page_size, self.dtype, self.device = size, page_size, dtype, torch.device(device)
-        shape = (size, head_num, head_dim)
-        self._key_buffers = [_zeros(shape, dtype, self.device) for _ in range(layer_num)]
-        self._value_buffers = [_zeros(shape, dtype, self.device) for _ in range(layer_num)]
+        self.kv_storage: KVStorage = storage(size, dtype, head_num, head_dim, layer_num, self.device)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
-        """Keys of one layer, `[N, Hk, D]`: the buffer itself, not a copy."""
-        return self._key_buffers[layer_id]
+        """Keys of one layer, `[N, Hk, D]`: the buffer itself, not a copy. ValueError unless the storage is plain."""
+        return self._plain_storage().key_buffers[layer_id]
 
     def get_value_buffer(self, layer_id: int) -> torch.Tensor:
-        """Values of one layer, `[N, Hk, D]`: the buffer itself, not a copy."""
-        return self._value_buffers[layer_id]
+        """Values of one layer, `[N, Hk, D]`: the buffer itself, not a copy. ValueError unless the storage is plain."""
+        return self._plain_storage().value_buffers[layer_id]
 
     def set_kv_buffer(
         self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Write `keys` and `values` `[T, Hk, D]` into `slots`, an index `[T]` or, where neighbours, a slice."""
-        self._key_buffers[layer_id][slots] = keys
-        self._value_buffers[layer_id][slots] = values
+        self.kv_storage.write(layer_id, slots, keys, values)
+
+    def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer in `slots`, `[*slots.shape, Hk, D]` each, of `dtype`, whatever the storage."""
+        return self.kv_storage.read(layer_id, slots)
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         """`need_size` free slots, lowest first, int32 `[need_size]` on the host; None when there are not enough.
@@ -130,16 +135,7 @@ class TokenToKVPool:
         """RuntimeError when the free list contradicts itself. Costs the pool's size."""
         self._slots.check_integrity()
 
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.zeros`; on the host with memory that the system hands out page by page when it is first written to.
-
-    A pool that is never filled so never takes its full size.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    cache_line = 64
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + cache_line, dtype=np.uint8)
-    start = -memory.ctypes.data % cache_line
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+    def _plain_storage(self) -> PlainKVStorage:
+        if not self.kv_storage.has_plain_buffers:
+            raise ValueError(f"{type(self.kv_storage).__name__}: this storage of K/V has no plain buffers; use read()")
+        return cast(PlainKVStorage, self.kv_storage)

@@ -13,6 +13,7 @@ import torch
 from nanoinfer.cache.eviction import EvictionQueue
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.tree_checks import check_nodes, node_line
 from nanoinfer.cache.tree_node import Edge, TreeNode
 
 TokenIds = Sequence[int] | np.ndarray | torch.Tensor
@@ -38,7 +39,7 @@ def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class RadixCache:
-    """The tree. It owns the slots in its nodes; `req_to_token_pool` is kept for those who draw both together.
+    """The tree. It owns the slots in its nodes; `req_to_token_pool` is kept for pictures that show both.
 
     - `page_size`: matches, splits and inserts happen in whole pages; a child is found by its first page in one look-up.
     - `policy`: which unlocked leaf goes first: `lru` (least recently used), `lfu` (least often), `fifo` (oldest).
@@ -58,8 +59,7 @@ class RadixCache:
             raise ValueError(f"page_size={page_size}: must be a multiple of the pool's {token_to_kv_pool.page_size}")
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.page_size, self.policy, self.disable = page_size, policy, disable
-        self.version = 0  # counts the changes of what the tree holds
-        self.insertions = 0  # those of them that made it hold more
+        self.insertions = 0  # optimisation: while it stays the same, what did not match before does not match now
         self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
 
@@ -68,7 +68,7 @@ class RadixCache:
     def match_prefix(self, token_ids: TokenIds, extra_key: Hashable = None, count_hit: bool = True) -> MatchResult:
         """The longest prefix of `token_ids`, in whole pages, whose K/V the tree holds.
 
-        Marks the path as used, and as hit unless `count_hit=False` (for those who only consider using it; see
+        Marks the path as used, and as hit unless `count_hit=False` (for a request that is not admitted yet; see
         `count_hit`). May split a node in two; the sizes stay as they are. Lock `last_node` before anything can evict it.
         Costs O(matched tokens).
         """
@@ -85,9 +85,13 @@ class RadixCache:
         """Count a use of `node` and everything above it, for `lfu`."""
         for ancestor in self._up_to_root(node):
             ancestor.hit_count += 1
+        self._eviction_queue.note_change(node)
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
-        """`(k, node)`: how many leading tokens would match and the node where the match ends. Changes nothing at all."""
+        """Optimisation: `match_prefix` for scheduling policies, without splits, copies or marks. Changes nothing at all.
+
+        Returns `(k, node)`: how many leading tokens would match and the node in which the match ends.
+        """
         length, last_node = 0, self.root
         if not self.disable:
             for node, matched in self._descend(self._whole_pages(token_ids), extra_key):
@@ -99,12 +103,12 @@ class RadixCache:
     ) -> int:
         """Put the tokens in whole pages of `token_ids`, with K/V in slots `indices` (same length), into the tree.
 
-        Returns n, how many leading tokens were there already. The tree keeps its own slots for those, so the caller
+        Returns n, how many leading tokens were there already. The tree keeps the slots it has for those, so the caller
         frees its duplicates among `indices[:n]`; from n on the slots are the tree's now. What is left of a last,
         incomplete page stays the caller's. With `disable` nothing is taken and 0 is returned.
 
-        `grow`: an unlocked leaf to lengthen in place where the new tokens follow directly on it, so that a sequence
-        nobody shares stays one node. Raises ValueError when the lengths differ.
+        `grow` (optimisation): an unlocked leaf to lengthen in place where the new tokens follow directly on it, so that a
+        sequence that is not shared stays one node. Raises ValueError when the lengths differ.
         """
         slots = as_int_array(indices, "indices")
         if len(slots) != len(token_ids):
@@ -118,7 +122,6 @@ class RadixCache:
             parent = path[-1] if path else self.root
             self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
             self._evictable_size += len(tokens) - known
-            self.version += 1
             self.insertions += 1
         return known
 
@@ -137,7 +140,6 @@ class RadixCache:
             self._remove_leaf(leaf)
         if freed:
             self._evictable_size -= num_freed
-            self.version += 1
             self.token_to_kv_pool.free(np.concatenate(freed))
         return num_freed
 
@@ -181,7 +183,6 @@ class RadixCache:
         for node in [node for _, node in self.nodes()]:
             node.parent = None  # so that locking one from now on is an error
         self._clear(EvictionQueue(self.policy))
-        self.version += 1
         self.token_to_kv_pool.free(slots)
 
     # --- looking at it -------------------------------------------------------------------------------------------
@@ -200,14 +201,8 @@ class RadixCache:
         return torch.from_numpy(np.concatenate(values) if values else np.empty(0, dtype=np.int32))
 
     def __str__(self) -> str:
-        lines = [f"root: {self.total_size()} tokens, {self.protected_size()} of them protected"]
-        for depth, node in self.nodes():
-            space = "" if node.edge[0] is None else f" extra_key={node.edge[0]!r}"
-            lines.append(
-                f"{'   ' * (depth - 1)}└─ {len(node)} tokens {_abridged(node.key)} in slots {_abridged(node.value)}"
-                f" lock_ref={node.lock_ref}{space}"
-            )
-        return "\n".join(lines)
+        head = f"root: {self.total_size()} tokens, {self.protected_size()} of them protected"
+        return "\n".join([head, *(node_line(depth, node) for depth, node in self.nodes())])
 
     def pretty_print(self) -> None:
         """Print the tree, a node a line: tokens, slots, locks."""
@@ -215,25 +210,10 @@ class RadixCache:
 
     def check_integrity(self) -> None:
         """RuntimeError when sizes, links, page boundaries or the eviction queue do not add up. Costs the tree's size."""
-        sizes = {True: 0, False: 0}
-        for _, node in self.nodes():
-            parent = node.parent
-            sizes[node.lock_ref > 0] += len(node)
-            problems = {
-                "a node without tokens": not len(node) or len(node) % self.page_size,
-                "as many slots as tokens": len(node.key) != len(node.value),
-                "wrong parent": parent is None or parent.children.get(self._edge(node.key, node.edge[0])) is not node,
-                "locked below an unlocked parent": parent is not self.root
-                and parent
-                and parent.lock_ref < node.lock_ref,
-                "an evictable leaf not in the queue": not (node.children or node.lock_ref or node.queued),
-            }
-            for problem, found in problems.items():
-                if found:
-                    raise RuntimeError(f"radix cache: {problem}: {len(node)} tokens, lock_ref={node.lock_ref}")
-        if (sizes[True], sizes[False]) != (self._protected_size, self._evictable_size):
+        counted = check_nodes(self.nodes(), self.root, self.page_size)
+        if counted != (self._protected_size, self._evictable_size):
             raise RuntimeError(
-                f"radix cache sizes: counted {sizes}, kept {self._protected_size} + {self._evictable_size}"
+                f"radix cache sizes: counted {counted}, kept {(self._protected_size, self._evictable_size)}"
             )
 
     # --- how it works --------------------------------------------------------------------------------------------
@@ -243,7 +223,7 @@ class RadixCache:
         self._evictable_size: int = 0
         self._protected_size: int = 0
         self._eviction_queue = eviction_queue
-        self.root.children.clear()  # the root itself stays: a running request that matched nothing holds on to it
+        self.root.children.clear()  # the root itself stays: running requests that matched nothing refer to it
 
     def _whole_pages(self, token_ids: TokenIds) -> np.ndarray:
         tokens = as_int_array(token_ids, "token_ids")
@@ -282,12 +262,14 @@ class RadixCache:
                 node = self._split(node, matched)
             node.last_access_time = self._clock
             path.append(node)
+        if path:
+            self._eviction_queue.note_change(path[-1])  # all others have children
         return path
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Cut `node` after `length` tokens; returns the new upper part.
+        """Split `node` after `length` tokens; returns the new upper part.
 
-        `node` itself becomes the lower part: whoever locked it holds on to the whole path as before.
+        `node` itself becomes the lower part, so that a request that locked it has locked the whole path, as before.
         """
         assert node.parent is not None
         key, value = node.key[:length].copy(), node.value[:length].copy()  # no view: it may outlive the rest by far
@@ -297,6 +279,7 @@ class RadixCache:
         node.key, node.value, node.parent = node.key[length:], node.value[length:], upper
         node.edge = self._edge(node.key, upper.edge[0])
         upper.children[node.edge] = node
+        self._eviction_queue.note_change(node)
         return upper
 
     def _append(
@@ -304,6 +287,7 @@ class RadixCache:
     ) -> None:
         if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
             parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
+            self._eviction_queue.note_change(parent)
             return
         leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
         parent.children[leaf.edge] = leaf
@@ -323,8 +307,3 @@ class RadixCache:
                 raise ValueError("this node is no longer in the tree")
             yield node
             node = node.parent
-
-
-def _abridged(array: np.ndarray, limit: int = 6) -> str:
-    shown = ", ".join(map(str, array[:limit].tolist()))
-    return f"[{shown}, ...]" if len(array) > limit else f"[{shown}]"

@@ -1,17 +1,22 @@
 """SlotAllocator: hands out numbered slots in whole pages, lowest first. The free list of both memory pools."""
 
-import operator
-
 import numpy as np
 
-from nanoinfer.cache.free_runs import FreeRuns
-from nanoinfer.cache.indices import Indices, as_int_array, consecutive_runs
+from nanoinfer.cache.indices import Indices, as_int_array, checked_size
+
+TAKEN, FREE = b"\0", b"\1"  # a page's mark
+BLOCK = 4096  # pages that share one more mark: TAKEN when none of them is free
+WINDOW = 1024  # pages that a search looks at beyond those it expects to need
 
 
 class SlotAllocator:
     """Slots `0..size-1`, given out and taken back in aligned pages of `page_size`; costs follow the slots asked for.
 
-    Host memory only (numpy): it knows nothing of tensors, layers or requests. `name` appears in error messages.
+    One byte per page says whether it is free. `_marks` is a `bytearray`, because nothing finds a byte faster than its
+    `find`; `_is_free` is the same memory as a numpy mask, for many pages at a time. The marks of blocks let a search
+    begin at the lowest block with a free page, so that a large pool costs no more than a small one.
+
+    Host memory only: it knows nothing of tensors, layers or requests. `name` appears in error messages.
     """
 
     def __init__(self, size: int, page_size: int = 1, name: str = "slot"):
@@ -20,8 +25,10 @@ class SlotAllocator:
         if page_size < 1 or size % page_size:
             raise ValueError(f"page_size={page_size}: must be at least 1 and divide size={size}")
         self.size, self.page_size, self.name = size, page_size, name
-        self._pages = FreeRuns(size // page_size)
-        self._is_free = np.ones(size, dtype=bool)
+        self._marks = bytearray(FREE) * (size // page_size)
+        self._is_free = np.frombuffer(self._marks, dtype=bool)
+        self._block_marks = bytearray(FREE) * -(-len(self._marks) // BLOCK)
+        self._block_is_free = np.frombuffer(self._block_marks, dtype=bool)
         self._available = size
 
     def available_size(self) -> int:
@@ -33,79 +40,103 @@ class SlotAllocator:
 
         Raises ValueError when `need_size` is no integer, negative or no whole number of pages.
         """
-        need_size = self._checked_need(need_size)
+        need_size = checked_size(need_size, self.page_size)
         if need_size > self._available:
             return None
-        runs, left = [], need_size // self.page_size
-        while left:
-            start = self._pages.first(1)
-            assert start is not None
-            end = self._pages.take(start, left)
-            runs.append((start, end))
-            left -= end - start
-        return self._claim(runs)
+        if need_size == 0:
+            return np.empty(0, dtype=np.int32)
+        start, count = self._lowest_free_page(), need_size // self.page_size
+        if self._marks.find(TAKEN, start, start + count) < 0:
+            return self._take_run(start, count)
+        spread = count * self.size // self._available  # as far on as the last page is if the free ones lie evenly
+        pages = self._take_scattered(start, count, spread + WINDOW)
+        self._available -= need_size
+        return self._slots(pages).astype(np.int32)
 
     def alloc_contiguous(self, need_size: int) -> np.ndarray | None:
         """`need_size` neighbouring slots, int32: the first run that fits, wherever it is; None when none does.
 
-        Raises ValueError as `alloc` does.
+        May look at the whole pool. Raises ValueError as `alloc` does.
         """
-        need_size = self._checked_need(need_size)
-        if need_size == 0:
-            return self._claim([])
-        pages = need_size // self.page_size
-        start = self._pages.first(pages)
-        return None if start is None else self._claim([(start, self._pages.take(start, pages))])
+        count = checked_size(need_size, self.page_size) // self.page_size
+        start = self._marks.find(FREE * count) if count <= len(self._marks) else -1
+        return None if start < 0 else self._take_run(start, count)
 
     def free(self, slots: Indices) -> None:
         """Take `slots` back, in any order. ValueError (naming the first offender, nothing freed) when one is out of
         range, already free, given twice, or not accompanied by the rest of its page."""
-        array = as_int_array(slots, f"{self.name}s")
-        self._reject(array[(array < 0) | (array >= self.size)], f"outside 0..{self.size - 1}")
-        self._reject(array[self._is_free[array]], "already free")
-        ordered = np.sort(array)
-        self._reject(ordered[1:][ordered[1:] == ordered[:-1]], "given twice")
-        for start, end in consecutive_runs(ordered):
-            self._reject([start] if start % self.page_size else [], f"not the start of a page of {self.page_size}")
-            self._reject([end - 1] if end % self.page_size else [], f"not the end of a page of {self.page_size}")
-        for start, end in consecutive_runs(ordered):
-            self._pages.give(start // self.page_size, end // self.page_size)
-        self._is_free[ordered] = True
-        self._available += ordered.size
+        pages = self._freeable_pages(slots)
+        if not pages.size:
+            return
+        self._is_free[pages] = True
+        first, last = pages.item(0) // BLOCK, pages.item(-1) // BLOCK
+        if first == last:
+            self._block_marks[first] = True
+        else:
+            self._block_is_free[pages // BLOCK] = True
+        self._available += pages.size * self.page_size
 
     def free_slots(self) -> np.ndarray:
         """Every free slot, ascending, int64. Costs the pool's size: for checks and pictures."""
-        return np.flatnonzero(self._is_free)
+        return self._slots(np.flatnonzero(self._is_free))
 
     def check_integrity(self) -> None:
-        """RuntimeError unless the count, the bitmap and the runs tell the same story. Costs the pool's size."""
+        """RuntimeError unless the count and the marks of pages and blocks agree. Costs the pool's size."""
         free = self.free_slots()
-        pages = [(start // self.page_size, end // self.page_size) for start, end in consecutive_runs(free)]
-        if self._available != free.size or pages != self._pages.runs():
-            raise RuntimeError(
-                f"{self.name} free list: count {self._available}, bitmap {free.size}, runs {self._pages.runs()}"
-            )
+        skipped = free[~self._block_is_free[free // (self.page_size * BLOCK)]]
+        if self._available != free.size or skipped.size:
+            raise RuntimeError(f"{self.name} free list: counted {self._available}, marked {free.size}, lost {skipped}")
 
-    def _claim(self, page_runs: list[tuple[int, int]]) -> np.ndarray:
-        size = self.page_size
-        parts = [np.arange(start * size, end * size, dtype=np.int32) for start, end in page_runs]
-        slots = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-        self._is_free[slots] = False
-        self._available -= slots.size
-        return slots
+    def _lowest_free_page(self) -> int:
+        """There must be one. A block whose last page was taken is noticed here, once, and skipped from then on."""
+        block = self._block_marks.find(FREE)
+        while (page := self._marks.find(FREE, block * BLOCK, (block + 1) * BLOCK)) < 0:
+            self._block_marks[block] = False
+            block = self._block_marks.find(FREE)
+        return page
 
-    def _checked_need(self, need_size: int) -> int:
-        """As a plain int: a tensor or a numpy integer is as good, a float is not, and FreeRuns keeps what it is given."""
-        try:
-            need_size = operator.index(need_size)
-        except TypeError:
-            raise ValueError(f"need_size={need_size!r}: must be an integer") from None
-        if need_size < 0:
-            raise ValueError(f"need_size={need_size}: must not be negative")
-        if need_size % self.page_size:
-            raise ValueError(f"need_size={need_size}: must be a multiple of page_size={self.page_size}")
-        return need_size
+    def _take_run(self, start: int, count: int) -> np.ndarray:
+        """`count` free pages from `start` on, as slots."""
+        self._is_free[start : start + count] = False
+        self._available -= count * self.page_size
+        return np.arange(start * self.page_size, (start + count) * self.page_size, dtype=np.int32)
 
-    def _reject(self, offenders: np.ndarray | list[int], why: str) -> None:
-        if len(offenders):
-            raise ValueError(f"{self.name} {int(offenders[0])}: {why}")
+    def _take_scattered(self, start: int, count: int, width: int) -> np.ndarray:
+        """The lowest `count` free pages: those before `start + width`, then, where these are too few, from further on."""
+        base = start - start % BLOCK  # in front of `start` nothing is free; where base is 0, nothing need be added
+        pages = self._is_free[base : start + width].nonzero()[0][:count]
+        if base:
+            pages += base
+        self._is_free[pages] = False
+        if pages.size == count:
+            return pages
+        rest = self._take_scattered(self._lowest_free_page(), count - pages.size, 2 * width)
+        return np.concatenate((pages, rest))
+
+    def _slots(self, pages: np.ndarray) -> np.ndarray:
+        return pages if self.page_size == 1 else (pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
+
+    def _freeable_pages(self, slots: Indices) -> np.ndarray:
+        """The pages that `slots` fill, ascending, int64; all that `free` refuses is refused here."""
+        array = as_int_array(slots, f"{self.name}s")
+        ordered = np.sort(array)
+        pages = ordered if self.page_size == 1 else ordered[:: self.page_size] // self.page_size
+        outside = array.size and (ordered.item(0) < 0 or ordered.item(-1) >= self.size)
+        whole = self.page_size == 1 or np.array_equal(self._slots(pages), ordered)
+        twice = np.count_nonzero(pages[1:] == pages[:-1])
+        if outside or twice or not whole or np.count_nonzero(self._is_free[pages]):
+            self._refuse(array, ordered)
+        return pages
+
+    def _refuse(self, array: np.ndarray, ordered: np.ndarray) -> None:
+        """Name the first slot that is wrong, and why. Costs the pool's size."""
+        starts, ends = ordered[np.diff(ordered, prepend=-2) != 1], ordered[np.diff(ordered, append=-2) != 1]
+        for offenders, why in (
+            (array[(array < 0) | (array >= self.size)], f"outside 0..{self.size - 1}"),
+            (array[np.isin(array, self.free_slots())], "already free"),
+            (ordered[1:][ordered[1:] == ordered[:-1]], "given twice"),
+            (starts[starts % self.page_size != 0], f"not the start of a page of {self.page_size}"),
+            (ends[(ends + 1) % self.page_size != 0], f"not the end of a page of {self.page_size}"),
+        ):
+            if offenders.size:
+                raise ValueError(f"{self.name} {offenders[0]}: {why}")

@@ -8,7 +8,7 @@ Edge = tuple[Hashable, bytes]
 
 
 class TreeNode:
-    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and who needs them.
+    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and its use by requests.
 
     `edge` is the name under which the parent finds it: the namespace and the first page of `key`. `lock_ref` counts the
     running requests whose sequence passes through here; a locked node is never evicted.
@@ -34,7 +34,7 @@ class TreeNode:
         self.creation_time: int = time  # ticks of the tree's own clock, not seconds
         self.last_access_time: int = time
         self.hit_count: int = 0
-        self.queued = False  # has an entry in the eviction queue
+        self.queued: tuple[int, ...] | None = None  # the priority of its entry in the eviction queue, if it has one
 
     def __len__(self) -> int:
         return len(self.key)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from nanoinfer.cache.kv_storage import kv_storage_kind
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.kernels.select import check_name, select_kernels
@@ -43,18 +44,19 @@ class LoadedModel:
             return self.config.eos_token_ids
         return (self.tokenizer.eos_token_id,)
 
-    def new_kv_pool(self, size: int, page_size: int = 1) -> TokenToKVPool:
+    def new_kv_pool(self, size: int, page_size: int = 1, kv_cache_dtype: str | None = None) -> TokenToKVPool:
         """A TokenToKVPool of `size` slots for this model's K/V: its layers, heads and dtype, on its device."""
+        return TokenToKVPool(size, *self._kv_shape, self.device, page_size, kv_cache_dtype)
+
+    def kv_bytes_per_token(self, kv_cache_dtype: str | None = None) -> int:
+        """Bytes of one slot in such a pool, over all layers."""
+        num_bytes: int = kv_storage_kind(kv_cache_dtype).bytes_per_token(*self._kv_shape)
+        return num_bytes
+
+    @property
+    def _kv_shape(self) -> tuple[torch.dtype, int, int, int]:
         config = self.config
-        return TokenToKVPool(
-            size,
-            self.dtype,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.num_hidden_layers,
-            self.device,
-            page_size,
-        )
+        return self.dtype, config.num_key_value_heads, config.head_dim, config.num_hidden_layers
 
 
 def as_loaded_model(

@@ -56,6 +56,10 @@ class BlockKV:
         """Values of one layer by slot, [N, Hk, D]: a view of the caller's blocks."""
         return self.kv_cache[layer_id][1].flatten(0, 1)
 
+    def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer in `slots`, `[*slots.shape, Hk, D]` each."""
+        return self.get_key_buffer(layer_id)[slots], self.get_value_buffer(layer_id)[slots]
+
 
 @dataclass
 class Part:

@@ -18,7 +18,7 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
-from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features
+from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
@@ -47,10 +47,10 @@ class GeneratorTorch:
         attention_backend: str | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
-        where = (self.model.dtype, self.model.device)
+        where = (self.model.dtype, self.model.device, wanted_features(self.model.model))
         self.attention_backend: AttentionBackend | None = None
         try:
-            self.attention_backend = select_attention_backend(attention_backend or "cpp", *where, self.model.model)
+            self.attention_backend = select_attention_backend(attention_backend or "cpp", *where)
         except KernelsUnavailableError:
             if attention_backend is not None:
                 raise

@@ -22,13 +22,13 @@ def slots_of(block_table, positions, page_size):
 """
 SHARE = """
 def share_prefix(req_to_token_pool, token_to_kv_pool, old, new, length, total):
-    own = token_to_kv_pool.alloc(total - length)
-    if own is None:
+    fresh = token_to_kv_pool.alloc(total - length)
+    if fresh is None:
         return None
     table = req_to_token_pool.req_to_token
     table[new, :length] = table[old, :length]
-    table[new, length:total] = own
-    return len(own)
+    table[new, length:total] = fresh
+    return len(fresh)
 """
 CONTIGUOUS = """
 def alloc_contiguous(runs, need_size):
@@ -82,16 +82,16 @@ MISTAKES = [
     ("4.2", "return ", "", "Is a `return` missing"),
     ("4.3", "alloc(total - length)", "alloc(total)[length:]", "have K/V already"),
     ("4.3", "    table[new, :length] = table[old, :length]\n", "", "must name the same slots"),
-    ("4.3", "table[new, length:total] = own", "table[new, length:total] = table[old, length:total]",
+    ("4.3", "table[new, length:total] = fresh", "table[new, length:total] = table[old, length:total]",
      "slots of the old request|the new slots"),
-    ("4.3", "    if own is None:\n        return None\n    table = req_to_token_pool.req_to_token\n",
+    ("4.3", "    if fresh is None:\n        return None\n    table = req_to_token_pool.req_to_token\n",
      "    table = req_to_token_pool.req_to_token\n    table[new, :length] = table[old, :length]\n"
-     "    if own is None:\n        return None\n", "a row has changed"),
-    ("4.3", "    return len(own)", "    return total", "how many slots were taken"),
-    ("4.3", "    return len(own)", "    return length", "how many slots were taken"),
+     "    if fresh is None:\n        return None\n", "a row has changed"),
+    ("4.3", "    return len(fresh)", "    return total", "how many slots were taken"),
+    ("4.3", "    return len(fresh)", "    return length", "how many slots were taken"),
     ("4.3", "table[new, :length] = table[old, :length]", "table[new] = table[old]", "right of the new length"),
-    ("4.3", "    return len(own)", "    k = token_to_kv_pool.get_key_buffer(0)\n"
-     "    k[own[:1].long()] = k[table[old, :1].long()]\n    return len(own)", "copied"),
+    ("4.3", "    return len(fresh)", "    k = token_to_kv_pool.get_key_buffer(0)\n"
+     "    k[fresh[:1].long()] = k[table[old, :1].long()]\n    return len(fresh)", "copied"),
     ("4.4", ">= need_size", "> need_size", "first run that is long enough|Is a `return` missing|\\*first fit\\*"),
     ("4.4", "enumerate(runs)", "list(enumerate(runs))[::-1]", "\\*first fit\\* takes the first"),
     ("4.4", "return start, taken_to", "return start, taken_to - 1", "`end` is exclusive"),
@@ -112,7 +112,7 @@ MISTAKES = [
      "    runs += [(slot, slot + 1) for slot in slots]\n", "runs that touch are one"),
     ("4.5", "sorted([*now, *slots])", "sorted(now)", "the wrong slots are free"),
     ("4.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot is not lost"),
-    ("4.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor anybody's"),
+    ("4.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor held"),
     ("4.6", "count[slot] += 1", "count[slot] = 1", "more than one owner|an owner"),
     ("4.6", "    return", "    count[pool.free_slots()] = 1\n    return", "the free list is an owner"),
     ("4.6", "np.flatnonzero(count > 1).tolist()", "[s for s in range(pool.size) for _ in range(count[s] - 1)] * 2",

@@ -1,9 +1,14 @@
 """The eviction queue alone: which leaf it gives up next, and that using a node costs it nothing."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+import torch
 
-from nanoinfer.cache.eviction import EVICTION_POLICIES, EvictionQueue
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache import RadixCache, ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.eviction import EVICTION_POLICIES, EvictionQueue, Policy
 from nanoinfer.cache.tree_node import TreeNode
 
 ROOT = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
@@ -108,3 +113,69 @@ def test_a_node_passed_over_comes_back_when_it_is_offered_again() -> None:
     node.lock_ref = 0
     queue.offer(node)
     assert queue.pop() is node
+
+
+# --- policies from outside ---------------------------------------------------------------------------------------
+
+# Priorities that fall: by use, by hits, by splits, by growth.
+OUTSIDE: dict[str, Policy] = {
+    "mru": lambda node: (-node.last_access_time,),
+    "mfu": lambda node: (-node.hit_count, node.last_access_time),
+    "short_first": lambda node: (len(node), node.last_access_time),
+    "long_first": lambda node: (-len(node), node.last_access_time),
+}
+
+
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    EVICTION_POLICIES.update(OUTSIDE)
+    yield
+    for name in OUTSIDE:
+        del EVICTION_POLICIES[name]
+
+
+@pytest.mark.usefixtures("_registered")
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", *OUTSIDE])
+def test_what_a_tree_gives_up_is_always_the_first_of_its_unlocked_leaves(policy: str) -> None:
+    rng, priority = np.random.default_rng(7), EVICTION_POLICIES[policy]
+    pool = TokenToKVPool(256, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(1, 16), pool, policy=policy)
+    grown: TreeNode | None = None
+    evicted = 0
+    for _ in range(600):
+        tokens = rng.integers(0, 2, int(rng.integers(1, 7)))
+        if rng.random() < 0.4:
+            slots = pool.alloc(len(tokens))
+            assert slots is not None
+            known = cache.insert(tokens, slots, grow=grown)
+            pool.free(slots[:known])
+        else:
+            grown = cache.match_prefix(tokens).last_node
+            if rng.random() < 0.3:
+                cache.inc_lock_ref(grown)
+                cache.match_prefix(tokens)
+                cache.dec_lock_ref(grown)
+        if rng.random() < 0.3:
+            leaves = {id(node): priority(node) for _, node in cache.nodes() if not node.children}
+            if cache.evict(1):
+                evicted += 1
+                left = {id(node) for _, node in cache.nodes()}
+                gone = [leaves[node] for node in leaves if node not in left]
+                assert gone == [min(leaves.values())]
+            grown = None
+        cache.check_integrity()
+    assert evicted > 50
+
+
+@pytest.mark.usefixtures("_registered")
+def test_an_engine_takes_a_policy_from_outside_and_its_tokens_stay_the_same() -> None:
+    prompts = [[5, 6, 7, 8] * n for n in range(1, 6)]
+    params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+    tokens = []
+    for policy in ("mru", "short_first", "lru"):
+        llm = LLM("story", max_running_requests=2, max_total_tokens=32, eviction_policy=policy)
+        tokens.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.engine.radix_cache.policy == policy
+        assert llm.engine.cache.evicted_tokens > 0
+        llm.engine.check_integrity()
+    assert tokens[0] == tokens[1] == tokens[2]

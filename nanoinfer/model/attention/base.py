@@ -5,11 +5,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from nanoinfer.cache.kv_storage import KVStorage
 from nanoinfer.model.input_metadata import InputMetadata
 
 # What a layer or a pass may ask for besides paged causal attention. A backend that can do it says so in `features`.
 SOFTCAP = "softcap"  # a layer's `softcap`
 MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which need not be the tokens' indices
+ENCODED_KV = "encoded K/V (kv_cache_dtype)"  # K/V that only `token_to_kv_pool.read` can decode
 UNSTORED = "unstored"  # slots of −1: the K/V of such new tokens is in `token_to_kv_pool.new` alone
 
 
@@ -35,8 +37,8 @@ class AttentionLayer:
 class AttentionBackend(Protocol):
     """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is there already when `forward_*` is called.
 
-    A backend may have an attribute `features`, a set: which of SOFTCAP, MASK and UNSTORED it can do. Without one it can do
-    none of them, and is not asked to.
+    A backend may have an attribute `features`, a set: which of SOFTCAP, MASK, ENCODED_KV and UNSTORED it can do. Without
+    one it can do none of them, and is not asked to.
     """
 
     def init_forward(self, metadata: InputMetadata) -> None:
@@ -56,7 +58,8 @@ def missing_features(backend: Any, wanted: set[str]) -> set[str]:
     return wanted - set(getattr(backend, "features", ()))
 
 
-def wanted_features(network: nn.Module) -> set[str]:
-    """What the attention layers of a network ask for in every pass."""
+def wanted_features(network: nn.Module, kv_storage: KVStorage | None = None) -> set[str]:
+    """What every pass asks for: the attention layers of `network`, and the storage behind its pool."""
     layers = (value for module in network.modules() for value in vars(module).values())
-    return {SOFTCAP for layer in layers if isinstance(layer, AttentionLayer) and layer.softcap is not None}
+    wanted = {SOFTCAP for layer in layers if isinstance(layer, AttentionLayer) and layer.softcap is not None}
+    return wanted if kv_storage is None or kv_storage.has_plain_buffers else wanted | {ENCODED_KV}

@@ -1,12 +1,12 @@
 """Which attention backend a model runs with: the one asked for, or the fastest there is."""
 
 import logging
+from collections.abc import Collection
 
 import torch
-from torch import nn
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.model.attention.base import AttentionBackend, missing_features, wanted_features
+from nanoinfer.model.attention.base import AttentionBackend, missing_features
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
 from nanoinfer.registry import ATTENTION_BACKENDS
 
@@ -14,23 +14,22 @@ logger = logging.getLogger(__name__)
 
 
 def select_attention_backend(
-    name: str, dtype: torch.dtype, device: torch.device, network: nn.Module | None = None
+    name: str, dtype: torch.dtype, device: torch.device, wanted: Collection[str] = ()
 ) -> AttentionBackend:
     """`cpp`, `torch_native` or another registered backend as asked for; `auto`: `cpp` where it can be used for `dtype` on
-    `device` and for all layers of `network`.
+    `device` and has the features `wanted` (see `wanted_features`).
 
     ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
     """
     ATTENTION_BACKENDS.check(name)
     backend: AttentionBackend = ATTENTION_BACKENDS[name](dtype, device)
-    missing = missing_features(backend, wanted_features(network)) if network is not None else set()
+    missing = ", ".join(sorted(missing_features(backend, set(wanted))))
     if missing and name == "auto":
-        logger.info("cpp attention is not used: it has no %s", ", ".join(missing))
+        logger.info("cpp attention is not used: it has no %s", missing)
         return TorchNativeBackend()
     if missing:
         raise KernelsUnavailableError(
-            f"attention_backend={name!r}: layers of this model need {', '.join(missing)}, which it cannot do; "
-            "use 'torch_native'"
+            f"attention_backend={name!r}: this model and its pool need {missing}, which it cannot do; use 'torch_native'"
         )
     return backend
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.model.attention.base import SOFTCAP, AttentionLayer
+from nanoinfer.model.attention.base import ENCODED_KV, SOFTCAP, AttentionLayer
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 
 
@@ -31,7 +31,7 @@ class DecodePlan:
 class TorchNativeBackend:
     """EXTEND goes request by request; DECODE is one batched product over gathered, padded K/V."""
 
-    features = frozenset({SOFTCAP})
+    features = frozenset({SOFTCAP, ENCODED_KV})
 
     def init_forward(self, metadata: InputMetadata) -> None:
         """Slots and masks, once for all layers."""
@@ -57,14 +57,13 @@ class TorchNativeBackend:
                 _extend_mask(end - start, len(slots), window, q.device)
                 for (start, end), slots in zip(plan.spans, plan.slots, strict=True)
             ]
-        keys = metadata.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)
         out = torch.empty_like(q)
         for (start, end), slots, mask in zip(plan.spans, plan.slots, plan.masks[window], strict=True):
+            keys, values = metadata.token_to_kv_pool.read(layer.layer_id, slots)  # [S, Hk, D]
             attended = attend(
                 q[start:end].transpose(0, 1)[None],  # [1, H, new, D]
-                keys[slots].transpose(0, 1)[None],  # [1, Hk, S, D]
-                values[slots].transpose(0, 1)[None],
+                keys.transpose(0, 1)[None],  # [1, Hk, S, D]
+                values.transpose(0, 1)[None],
                 mask,
                 layer,
             )
@@ -80,8 +79,7 @@ class TorchNativeBackend:
             if window is not None:
                 seen &= plan.distance < window
             plan.masks[window] = seen[:, None, None]
-        keys = metadata.token_to_kv_pool.get_key_buffer(layer.layer_id)[plan.slots]  # [B, S, Hk, D]
-        values = metadata.token_to_kv_pool.get_value_buffer(layer.layer_id)[plan.slots]
+        keys, values = metadata.token_to_kv_pool.read(layer.layer_id, plan.slots)  # [B, S, Hk, D]
         batch, heads, dim = q.shape
         grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
         attended = attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), plan.masks[window], layer)

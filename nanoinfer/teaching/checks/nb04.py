@@ -159,14 +159,14 @@ def share_prefix(given: Given) -> str:
             before[2, :length].tolist(),
             f"{case}: at the shared positions the new row must name the same slots as the old one",
         )
-        own = row[length:total].tolist()
+        rest = row[length:total].tolist()
         expect(
-            set(own).isdisjoint(held.tolist()),
-            f"{case}: the rest of the new row names slots of the old request: {own}. Its tokens are different ones from "
+            set(rest).isdisjoint(held.tolist()),
+            f"{case}: the rest of the new row names slots of the old request: {rest}. Its tokens are different ones from "
             "there on",
         )
         expect_equal(
-            own, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order"
+            rest, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order"
         )
         expect_equal(int(got), total - length, f"{case}: return how many slots were taken")
         expect_equal(rows.req_to_token[2], before[2], f"{case}: the old row must stay as it was")
@@ -187,7 +187,7 @@ def share_prefix(given: Given) -> str:
     expect_equal(
         rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write"
     )
-    return "same slots, nothing copied, the rest its own"
+    return "same slots, nothing copied, new slots for the rest"
 
 
 @exercise("4.4", "Allocate neighbours, first fit")
@@ -300,7 +300,7 @@ def audit(given: Given) -> str:
             pool.free(freed)
             contested += freed.tolist()
         if case == 7:
-            owners["nobody"] = torch.empty(0, dtype=torch.int32)
+            owners["request without slots"] = torch.empty(0, dtype=torch.int32)
         got = student(pool, owners)
         expect(isinstance(got, tuple) and len(got) == 2, f"Return two lists, (leaked, contested), got {got!r}")
         mine, theirs = plain_ints(got[0], "The list of leaked slots"), plain_ints(got[1], "The list of contested slots")
@@ -308,7 +308,7 @@ def audit(given: Given) -> str:
             set(mine).isdisjoint(pool.free_slots().tolist()),
             "Some of your leaked slots are free. A free slot is not lost: the free list owns it",
         )
-        expect_equal(mine, leaked, "Leaked: neither free nor anybody's, ascending")
+        expect_equal(mine, leaked, "Leaked: neither free nor held, ascending")
         expect(
             len(set(theirs)) == len(theirs),
             f"A contested slot is to be named once, however many owners it has: {theirs}",
@@ -316,7 +316,7 @@ def audit(given: Given) -> str:
         if case % 3 == 2:
             expect(
                 set(freed.tolist()) <= set(theirs),
-                "A slot that somebody owns and that is free at the same time is contested too: the free list is an owner",
+                "A slot that has an owner and that is free at the same time is contested too: the free list is an owner",
             )
         expect_equal(theirs, sorted(contested), "Contested: more than one owner, ascending")
     return "leaks, double owners, and slots that are free and owned at once"

@@ -1,0 +1,86 @@
+"""KVStorage: how K/V lies in memory behind a TokenToKVPool. As it is (`plain`), or as a registered kind keeps it."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoinfer.registry import KV_STORAGES
+
+
+class KVStorage(ABC):
+    """K and V of `size` slots in each of `layer_num` layers: `head_num` heads (Hk) of `head_dim` numbers (D) per token.
+
+    A kind is a subclass under the name that `kv_cache_dtype` gives: `KV_STORAGES["mine"] = MyStorage`. It keeps K/V in
+    whatever form on `device`, but takes and gives them in `dtype`, the model's. The pool makes it by
+    `MyStorage(size, dtype, head_num, head_dim, layer_num, device)`. With `has_plain_buffers` there are `key_buffers` and
+    `value_buffers` as in PlainKVStorage, and kernels may read them in place.
+    """
+
+    has_plain_buffers = False
+
+    @staticmethod
+    @abstractmethod
+    def bytes_per_token(dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int) -> int:
+        """Bytes that one slot takes, K and V of all layers together."""
+
+    @abstractmethod
+    def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep `keys` and `values` `[T, Hk, D]` of one layer in `slots`: an index `[T]`, or a slice of neighbours."""
+
+    @abstractmethod
+    def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer in `slots` (an index of any shape, or a slice): `[*slots.shape, Hk, D]` each."""
+
+
+class PlainKVStorage(KVStorage):
+    """`key_buffers` and `value_buffers`: per layer one tensor `[N, Hk, D]` of the model's dtype."""
+
+    has_plain_buffers = True
+
+    def __init__(
+        self, size: int, dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int, device: torch.device
+    ):
+        shape = (size, head_num, head_dim)
+        self.key_buffers = [lazy_zeros(shape, dtype, device) for _ in range(layer_num)]
+        self.value_buffers = [lazy_zeros(shape, dtype, device) for _ in range(layer_num)]
+
+    @staticmethod
+    def bytes_per_token(dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int) -> int:
+        """As many numbers as there are, each of `dtype`."""
+        return 2 * layer_num * head_num * head_dim * dtype.itemsize
+
+    def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """A copy into the buffers."""
+        self.key_buffers[layer_id][slots] = keys
+        self.value_buffers[layer_id][slots] = values
+
+    def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy; of a slice, a view."""
+        return self.key_buffers[layer_id][slots], self.value_buffers[layer_id][slots]
+
+
+KV_STORAGES["plain"] = PlainKVStorage
+
+
+def kv_storage_kind(kv_cache_dtype: str | None) -> Any:
+    """The subclass of KVStorage that `kv_cache_dtype` names; None is `plain`. ValueError that lists the names if none."""
+    name = "plain" if kv_cache_dtype is None else kv_cache_dtype
+    KV_STORAGES.check(name)
+    return KV_STORAGES[name]
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.zeros`; on the host with memory that the system hands out page by page when it is first written to.
+
+    A pool that is never filled so never takes its full size.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    cache_line = 64
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + cache_line, dtype=np.uint8)
+    start = -memory.ctypes.data % cache_line
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
