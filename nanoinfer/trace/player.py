@@ -15,11 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.file import to_document
 
 if TYPE_CHECKING:
-    from nanoinfer.trace.trace import Trace
     from nanoinfer.viz.palette import Style
 
 SCRIPTS = ("player_state.js", "player_draw.js", "player_pools.js", "player_timeline.js", "player_controls.js")
@@ -30,7 +30,7 @@ class Player:
     """`trace` as a page. As the last expression of a notebook cell it is shown in a frame, and beneath it, for viewers that
     leave scripts out, a PNG of the whole run with its numbers as a line of text. `start`: the step it opens at."""
 
-    def __init__(self, trace: "Trace", title: str | None = None, start: int = 1):
+    def __init__(self, trace: TraceData, title: str | None = None, start: int = 1):
         self.trace, self.start = trace, start
         self.title = "What the engine did, step by step" if title is None else title
 

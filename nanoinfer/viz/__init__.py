@@ -10,8 +10,6 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
-from nanoinfer.trace import record
-from nanoinfer.trace.timeline import timeline
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
@@ -25,6 +23,7 @@ from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "owners",
     "padded_batch",
     "radix_tree",
-    "record",
     "request_rows",
     "session_steps",
     "slot_map",

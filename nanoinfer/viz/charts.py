@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS, ROLES
-from nanoinfer.viz.picture import WIDTH, Picture, own_settings
+from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
 from nanoinfer.viz.words import count, expect_type, finite, number, one_line, ratio
 
@@ -122,7 +122,7 @@ def lines(
             raise ValueError(f"{name}: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
         if log and min(across + up) <= 0:
             raise ValueError(f"{name}: {number(min(across + up))}: with log, numbers must be above 0")
-    with own_settings():
+    with default_settings():
         picture = _plot(points, x, y, title, log)
     picture.alt = f"{y} over {x}: " + "; ".join(
         f"{label}, {count(len(across), 'point')}, from {number(up[0])} at {number(across[0])} "

@@ -314,8 +314,7 @@ def test_no_request_node_or_engine_is_kept_alive() -> None:
         engine.scheduler.waiting._ranked = []
         gc.collect()
         assert ended() is None, "while the recording still goes on"
-    recorder = trace._recorder
-    assert recorder is None
+    assert trace.writer is None
     gone = weakref.ref(engine)
     del engine
     gc.collect()

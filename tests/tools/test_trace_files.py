@@ -194,13 +194,13 @@ class ByteTokenizer(LetterTokenizer):
 
 
 def test_characters_of_several_tokens_are_whole_in_texts() -> None:
-    from nanoinfer.trace.trace import _whole_characters
+    from nanoinfer.requests.token_text import whole_characters
 
     text = "aé€😀b"
     tokens = list(text.encode())
     decode: Tokenizer = ByteTokenizer()
     texts = {token: decode.decode([token]) for token in tokens}
-    pieces = _whole_characters(tokens, texts, decode.decode)
+    pieces = whole_characters(tokens, texts, decode.decode)
     assert "".join(pieces.get(i, texts[token]) for i, token in enumerate(tokens)) == text
     assert pieces == {1: "", 2: "é", 3: "", 4: "", 5: "€", 6: "", 7: "", 8: "", 9: "😀"}
 
