@@ -17,7 +17,7 @@ import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.kernels import CppKernels
+from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata

@@ -14,7 +14,9 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
+from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.model.attention import CppAttention, TorchNativeBackend, select_attention_backend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 
 from nanoinfer.device import resolve_dtype
 from nanoinfer.kernels import select_kernels
@@ -32,6 +31,8 @@ def random_model(
 
     The same seed gives the same weights. ValueError or UnsupportedModelError when a field is out of range.
     """
+    from transformers import LlamaConfig
+
     hf_config = LlamaConfig(**{**SHAPE, **changes}, architectures=["LlamaForCausalLM"], eos_token_id=None)
     config, resolved, cpu = ModelConfig.from_hf_config(hf_config), resolve_dtype(dtype), torch.device("cpu")
     chosen = select_kernels(kernels, resolved, cpu)
