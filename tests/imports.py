@@ -76,6 +76,7 @@ def read_imports(root: Path, *packages: str) -> Imports:
             imports.arrows.append(Arrow(importer, origin, line))
             if base in imports.packages and name is not None and name in passed_on[base]:
                 imports.facades.append(Arrow(importer, base, line))
+    imports.arrows = list(dict.fromkeys(imports.arrows))  # a line may import several names of one module
     return imports
 
 

@@ -17,7 +17,8 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.onednn import OneDNNKernels
-from nanoinfer.model.attention import CppAttention, TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.loader import load_model
