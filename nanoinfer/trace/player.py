@@ -55,7 +55,7 @@ class Player:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither its styles nor its scripts meet those around it."""
+        """The page in a separate frame, so that neither its styles nor its scripts meet those around it."""
         style = f"box-sizing:border-box;width:100%;height:{INLINE_HEIGHT}px;border:1px solid #9a9a9a;border-radius:6px"
         return (
             f'<iframe srcdoc="{html.escape(self.html())}" sandbox="allow-scripts" title="{html.escape(self.title)}" '

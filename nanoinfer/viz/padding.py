@@ -49,8 +49,8 @@ def padded_batch(
                 x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
             )
         padding = longest - length
-        told = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
-        sheet.text(x0 + longest * width + 8, sheet.y + 10, told, size=SMALL)
+        use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
+        sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
         sheet.y += 24
     end = x0 + longest * width
     sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)

@@ -27,7 +27,7 @@ class Sheet:
     def __init__(self, title: str | None = None, default_title: str = ""):
         self.y = MARGIN
         self.left, self.right = MARGIN, WIDTH - MARGIN
-        self._artists: list[Callable[[], Artist]] = []  # made all at once, under settings of their own
+        self._artists: list[Callable[[], Artist]] = []  # made all at once, under default settings
         title = default_title if title is None else str(title)
         if title:
             self.text(self.left, self.y, title, size=11, weight="bold", va="top", width=self.right - self.left)
@@ -85,7 +85,7 @@ class Sheet:
         behind: str | None = None,
         rotation: float = 0,
     ) -> float:
-        """One line of text, cut with … where it is wider than `width`; returns how wide it is. `behind`: a background."""
+        """One line of text, ending in … where it is wider than `width`; returns its width. `behind`: a background."""
         text = drawable(text) if width is None else shortened(drawable(text), width, size, weight)
         look: dict[str, Any] = {
             "color": colour,
