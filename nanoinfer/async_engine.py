@@ -22,8 +22,8 @@ from typing import TypeVar
 from nanoinfer.engine import Engine
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.llm import LLM
-from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
-from nanoinfer.requests.request_builder import Prompt
+from nanoinfer.requests.outputs import PieceReader, RequestOutput, StreamPiece
+from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.stats import EngineStats
 
@@ -123,13 +123,12 @@ class AsyncEngine:
         timeout_s: float | None = None,
     ) -> AsyncStream:
         """Submit a request; returns its stream once it is queued. Arguments and errors as `Engine.add_request`."""
+        return await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
+
+    async def _submit(self, request: Request) -> AsyncStream:
         delivery = Delivery(asyncio.get_running_loop())
-
-        def prepare() -> RequestGroup:
-            return self._engine.prepare(prompt, params, extra_key, name, timeout_s)
-
         try:
-            request_id = await self._call(lambda: self._add(delivery, prepare))
+            request_id = await self._call(lambda: self._add(delivery, request))
         except asyncio.CancelledError:
             self._drop(delivery)
             raise
@@ -147,7 +146,7 @@ class AsyncEngine:
 
         Leaving the loop early, closing the generator or cancelling its task aborts the request.
         """
-        stream = await self.add(prompt, params, extra_key, name, timeout_s)
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
         try:
             async for piece in stream:
                 yield piece
@@ -163,7 +162,7 @@ class AsyncEngine:
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Complete one prompt. Errors as `Engine.add_request`; StepFailedError when a step with it has raised."""
-        stream = await self.add(prompt, params, extra_key, name, timeout_s)
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
         try:
             return await stream.output()
         finally:
@@ -172,6 +171,14 @@ class AsyncEngine:
     async def abort(self, request_id: int) -> None:
         """End a request now; its stream ends with `finish_reason` abort. Does nothing when it is unknown or has ended."""
         await self._call(lambda: self._abort(request_id))
+
+    async def pause(self, request_id: int) -> None:
+        """`Engine.pause`, between two steps: the stream's next piece comes after `resume`."""
+        await self._call(lambda: self._engine.pause(request_id))
+
+    async def resume(self, request_id: int) -> None:
+        """`Engine.resume`, between two steps."""
+        await self._call(lambda: self._engine.resume(request_id))
 
     async def stats(self) -> EngineStats:
         """`Engine.stats`, between two steps."""
@@ -268,10 +275,10 @@ class AsyncEngine:
                 return []  # the next step tells of them
             return self._engine.abort_all(error)  # nobody in particular was to blame: it would fail again and again
 
-    def _add(self, delivery: Delivery, prepare: Callable[[], RequestGroup]) -> int:
+    def _add(self, delivery: Delivery, request: Request) -> int:
         if self._closed:  # posted before, run after the end: the engine itself may have failed to close
             raise EngineClosedError("this engine has been shut down")
-        group = prepare()
+        group = self._engine.prepare(request)
         self._engine.submit(group)
         delivery.request_id, delivery.pieces = group.request_id, PieceReader(group)
         self._deliveries[group.request_id] = delivery

@@ -17,11 +17,10 @@ class Batch:
 
     `input_ids` int64 [T], `req_pool_indices`, `seq_lens` int32 [B], `prefix_lens` int32 [B] (None in DECODE),
     `out_cache_loc` int32 [T]; `out_cache_cont_start`/`_end` where those slots are neighbours. After an EXTEND with
-    `return_normalized_logprob`, `prompt_logprobs` holds the log-probability of each new token under the token before it,
+    `wants_prompt_logprobs`, `prompt_logprobs` holds the log-probability of each new token under the token before it,
     float32 [T] (NaN for the first of each request, whose predecessor is not in this pass).
 
-    `cut_req` is the last of `reqs` if its prompt goes on after this pass: it gets no token yet. `boundary_logprob` is the
-    log-probability of the first token of what follows, which only this pass's logits tell.
+    `chunked_req` is the last of `reqs` when its prompt goes on after this pass: it gets no token yet.
     """
 
     reqs: Sequence[Req]
@@ -33,18 +32,17 @@ class Batch:
     out_cache_loc: torch.Tensor
     out_cache_cont_start: int | None = None
     out_cache_cont_end: int | None = None
-    return_normalized_logprob: bool = False
-    cut_req: Req | None = None
+    wants_prompt_logprobs: bool = False
+    chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
-    boundary_logprob: float | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
         """The pass that computes `reqs` up to their `chunk_end`: newly admitted ones, with their prefix locked and no row
-        yet, and one that is half prefilled.
+        yet, and perhaps one whose prompt goes on.
 
-        Gives those that have none a row, and all of them the slots for their new tokens. When an allocation raises,
-        what each request has by then is its own (`CacheManager.release` takes it back).
+        Allocates rows where missing, and slots for all new tokens. When an allocation raises, each request keeps what it
+        has by then (`CacheManager.release` takes it back).
         """
         admitted = [req for req in reqs if req.req_pool_idx is None]
         rows = cache.req_to_token_pool.alloc(len(admitted))
@@ -55,25 +53,25 @@ class Batch:
             cache.rows[row, : req.prefix_len] = req.prefix_indices.numpy()
         need = [cache.whole_pages(req.chunk_end) - req.allocated_len for req in reqs]
         slots = np.split(cache.alloc_slots(sum(need)), np.cumsum(need)[:-1])
-        for req, own in zip(reqs, slots, strict=True):
-            cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + len(own)] = own
-            req.allocated_len += len(own)
-        new = [(req, slice(req.kv_len, req.chunk_end)) for req in reqs]
+        for req, new in zip(reqs, slots, strict=True):
+            cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + len(new)] = new
+            req.allocated_len += len(new)
+        spans = [(req, slice(req.kv_len, req.chunk_end)) for req in reqs]
         return cls._of(
             reqs,
             ForwardMode.EXTEND,
-            input_ids=np.concatenate([req.token_ids[span] for req, span in new]),
+            input_ids=np.concatenate([req.token_ids[span] for req, span in spans]),
             rows=np.array([req.req_pool_idx for req in reqs], dtype=np.int32),
             seq_lens=np.array([req.chunk_end for req in reqs], dtype=np.int32),
             prefix_lens=np.array([req.kv_len for req in reqs], dtype=np.int32),
-            out_cache_loc=np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in new]),
-            return_normalized_logprob=any(req.wants_prompt_logprobs for req in reqs),
-            cut_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
+            out_cache_loc=np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in spans]),
+            wants_prompt_logprobs=any(req.wants_prompt_logprobs for req in reqs),
+            chunked_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
         )
 
     @classmethod
     def decode(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
-        """The pass that reads the newest token of each running request. A new page for those whose last one is full."""
+        """The pass that reads the newest token of each request. Allocates a page where a request's last one is full."""
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         seq_lens = np.array([req.num_tokens for req in reqs], dtype=np.int32)
         full = [req for req in reqs if req.allocated_len < req.num_tokens]
@@ -93,33 +91,24 @@ class Batch:
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:
-        """Those of `reqs` that get a token from this pass, in the same order: all but `cut_req`."""
-        return self.reqs if self.cut_req is None else self.reqs[:-1]
+        """Those of `reqs` that get a token from this pass, in the same order: all but `chunked_req`."""
+        return self.reqs if self.chunked_req is None else self.reqs[:-1]
 
-    def take_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """`logits` [B, V] → those of `sampled_reqs`; keeps what those of a cut prompt tell about its next token."""
-        cut = self.cut_req
-        if cut is None:
-            return logits
-        if cut.wants_prompt_logprobs and cut.chunk_end < cut.prompt_len:
-            following = int(cut.token_ids[cut.chunk_end])
-            self.boundary_logprob = float(logits[-1].float().log_softmax(-1)[following])
-        return logits[:-1]
+    def gather_prompt_logprobs(self, logits: torch.Tensor) -> None:
+        """Give the requests that want them the log-probabilities of the prompt tokens computed in this pass.
 
-    def hand_out_prompt_logprobs(self) -> None:
-        """Give the requests that want them the log-probabilities of the prompt tokens that this pass has computed."""
+        `logits` [B, V]: of each request's last token, which predicts the first token of the next chunk.
+        """
         if self.prompt_logprobs is None or self.prefix_lens is None:
             return
         ends = np.cumsum((self.seq_lens - self.prefix_lens).numpy())[:-1]
         values = np.split(self.prompt_logprobs.float().cpu().numpy(), ends)
-        for req, start, own in zip(self.reqs, self.prefix_lens.tolist(), values, strict=True):
-            if not req.wants_prompt_logprobs:
-                continue
-            # What to say of the first new token, the pass before knew; of a prompt's very first, nobody can know.
-            told: list[float | None] = [None, *own[1:].tolist()]
-            if req is self.cut_req and self.boundary_logprob is not None:
-                told.append(self.boundary_logprob)
-            req.add_prompt_logprobs(start, told)
+        for i, (req, start) in enumerate(zip(self.reqs, self.prefix_lens.tolist(), strict=True)):
+            if req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+                next_logprob = None
+                if req.chunk_end < req.prompt_len:
+                    next_logprob = float(logits[i].float().log_softmax(-1)[int(req.token_ids[req.chunk_end])])
+                req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob)
 
     @classmethod
     def _of(
@@ -131,8 +120,8 @@ class Batch:
         seq_lens: np.ndarray,
         prefix_lens: np.ndarray | None,
         out_cache_loc: np.ndarray,
-        return_normalized_logprob: bool = False,
-        cut_req: Req | None = None,
+        wants_prompt_logprobs: bool = False,
+        chunked_req: Req | None = None,
     ) -> "Batch":
         first = int(out_cache_loc[0])
         end = first + len(out_cache_loc)
@@ -147,6 +136,6 @@ class Batch:
             torch.from_numpy(out_cache_loc),
             out_cache_cont_start=first if contiguous else None,
             out_cache_cont_end=end if contiguous else None,
-            return_normalized_logprob=return_normalized_logprob,
-            cut_req=cut_req,
+            wants_prompt_logprobs=wants_prompt_logprobs,
+            chunked_req=chunked_req,
         )

@@ -13,12 +13,13 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
-from nanoinfer.engine import Engine, Prompt
+from nanoinfer.engine import Engine
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class LLM:
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
         groups = [
-            self.engine.prepare(prompt, own, name=f"prompt {i}", timeout_s=timeout_s)
-            for i, (prompt, own) in enumerate(zip(several, each, strict=True))
+            self.engine.prepare(Request(prompt, params_or_default(chosen), timeout_s=timeout_s, name=f"prompt {i}"))
+            for i, (prompt, chosen) in enumerate(zip(several, each, strict=True))
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 
@@ -149,7 +150,7 @@ class LLM:
 
         The request is checked at once and queued at the first `next()`. Several streams may be read in turns.
         """
-        return self._stream(self.engine.prepare(prompt, params, timeout_s=timeout_s))
+        return self._stream(self.engine.prepare(Request(prompt, params_or_default(params), timeout_s=timeout_s)))
 
     def shutdown(self) -> list[RequestOutput]:
         """End all requests and take no more (see `Engine.shutdown`). Streams that are being read end, and say `abort`."""
@@ -188,7 +189,14 @@ class LLM:
         return [group.output() for group in groups]
 
     def _step(self) -> list[RequestOutput]:
-        """Step the engine; outputs of requests that were added to it directly stay for whoever steps it next."""
+        """Step the engine; outputs of requests that were added to it directly stay for the next caller of its `step`.
+
+        RuntimeError when every request is paused, and waiting for this one would never end.
+        """
+        if not self.engine.has_unfinished():
+            raise RuntimeError(
+                "every request is paused: resume one (engine.resume) before its output can be waited for"
+            )
         outputs = self.engine.step()
         self.engine.deliver_later([out for out in outputs if out.request_id not in self._own])
         return outputs

@@ -19,7 +19,8 @@ from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request_builder import Prompt, RequestBuilder
+from nanoinfer.requests.request import Prompt
+from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sampling.sampler import Sampler
 

@@ -1,30 +1,101 @@
-"""uninterrupted: bookkeeping that Ctrl-C does not cut in two."""
+"""Signals: bookkeeping that no Python signal handler cuts in two.
+
+Python runs a signal's handler between any two bytecodes. A handler that raises (Ctrl-C's KeyboardInterrupt, the usual
+timeout by SIGALRM) between "the slot has left the request" and "the slot is in the tree" would lose that slot for good,
+and the user of a notebook who stops a cell goes on with the same engine. So handlers wait while bookkeeping runs, and
+get in where the time goes: in the model's pass and in sampling.
+"""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+# The signals that programs put handlers on; a handler for anything else (a fault, a stopped child) has its own reasons.
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF", "SIGBREAK")
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class _Shield:
+    """Stands in for every Python handler, notes what arrives, and passes it on when it is taken down."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Handler] = {}
+        self._held: dict[int, FrameType | None] = {}
+
+    def up(self) -> None:
+        """Replace the handlers. One that raises meanwhile does not keep the others from being replaced."""
+        error: BaseException | None = None
+        for number in SIGNALS:
+            try:
+                handler = signal.getsignal(number)
+                if callable(handler):  # else it is ignored, the system's, or not Python's business
+                    self._handlers[number] = handler
+                    signal.signal(number, self._hold)
+            except BaseException as raised:
+                error = raised
+        if error is not None:
+            raise error
+
+    def down(self) -> None:
+        """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        handlers, self._handlers = self._handlers, {}
+        self._run(handlers)
+
+    def _run(self, handlers: dict[int, Handler]) -> None:
+        while self._held:
+            number, frame = self._held.popitem()
+            try:
+                handlers[number](number, frame)
+            finally:
+                self._run(handlers)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._held[number] = frame
+
+
+_active: _Shield | None = None  # the one that is up: handlers belong to the process, so there is one at most
+
+
+def _concerned() -> bool:
+    return threading.current_thread() is threading.main_thread()  # Python runs handlers in this thread only
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT back until the block (or the decorated function) is done; then it does what it would have done.
-
-    Python raises KeyboardInterrupt between any two bytecodes. Between "the slot has left the request" and "the slot is in
-    the tree" that would lose the slot for ever, and a notebook's user who stops a cell goes on with the same engine. The
-    forward pass, where the time goes, stays interruptible. Only the main thread is ever interrupted; elsewhere this does
-    nothing. May be nested. Costs a microsecond or two.
-    """
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if not callable(handler):  # ignored, or not Python's business
+    """Signal handlers wait until the block (or the decorated function) is done. May be nested; costs some microseconds."""
+    global _active
+    if _active is not None or not _concerned():
         yield
         return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    shield = _Shield()
     try:
+        shield.up()
+        _active = shield
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+        _active = None
+        shield.down()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside `uninterrupted`: handlers run in this block, and those whose signal has arrived before run first."""
+    global _active
+    shield = _active
+    if shield is None or not _concerned():
+        yield
+        return
+    try:
+        _active = None
+        shield.down()
+        yield
+    finally:
+        shield.up()
+        _active = shield

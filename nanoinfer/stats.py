@@ -4,8 +4,8 @@ The log: logger `nanoinfer.engine`, level INFO, one line a step, always these fi
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
 
-`mode`, `reqs` and `tokens` say what the pass computed; `running` and `waiting` are requests after it, `free`, `evictable`
-and `protected` slots; `retracted` are requests that had to give way for this pass. Switch it on with
+`mode`, `reqs` and `tokens` say what the pass computed; `running` and `waiting` are requests after it, `free`,
+`evictable` and `protected` slots; `retracted` are requests that had to give way for this pass. Switch it on with
 `logging.basicConfig(level=logging.INFO)`.
 """
 
@@ -19,24 +19,27 @@ RECENT_STEPS = 256
 
 @dataclass(frozen=True)
 class EngineStats(Mapping[str, Any]):
-    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same, and `dict(stats)` has them all.
+    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same, and `dict(stats)` has them
+    all.
 
-    Requests (each of `n` completions counted): `waiting`, those retracted included; `running`, those half prefilled
-    included. Slots: `total_slots` = `free_slots` + `evictable_slots` (in the tree, used by nobody) + `protected_slots` (in
-    the tree, used by running requests) + `request_slots` (the running requests' own).
+    Requests (each of `n` completions counted): `waiting`, those retracted included; `running`, those whose prompt is
+    not yet computed to the end included; `paused`. Slots: `total_slots` = `free_slots` + `evictable_slots` (in the
+    tree, used by nobody) + `protected_slots` (in the tree, used by running requests) + `request_slots` (the running
+    requests' own).
 
-    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a step
-    that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens that left the tree to make room.
-    `prompt_tokens`, `cached_tokens`: of admitted requests, and how many of them were in the tree; `hit_rate` is their
-    ratio. `output_tokens`.
+    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a
+    step that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens that left the tree to make
+    room. `prompt_tokens`, `cached_tokens`: of admitted requests, and how many of them were in the tree; `hit_rate` is
+    their ratio. `output_tokens`.
 
-    Now: `new_token_ratio`: the share of the tokens to come that admission sets aside (see retraction.py). Of the last 256
-    steps: `tokens_per_second`: output tokens by time spent in steps; `extend_step_seconds`, `decode_step_seconds`: means;
-    `longest_step_seconds`. 0 while there is nothing to tell.
+    Now: `new_token_ratio`: the share of the tokens to come that admission sets aside (see retraction.py). Of the last
+    256 steps: `tokens_per_second`: output tokens by time spent in steps; `extend_step_seconds`, `decode_step_seconds`:
+    means; `longest_step_seconds`. 0 while there is nothing to tell.
     """
 
     waiting: int
     running: int
+    paused: int
     total_slots: int
     free_slots: int
     evictable_slots: int

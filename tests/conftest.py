@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import transformers
 
 from nanoinfer import LLM
 from nanoinfer.device import npu_problem
-from tests.checkpoints import save_checkpoint
+
+if TYPE_CHECKING:
+    import transformers
+
+pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +28,8 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`checkpoint("qwen3", tie_word_embeddings=True)` → a directory with such a random checkpoint, made once."""
+    from tests.helpers.checkpoints import save_checkpoint  # transformers takes seconds to load
+
     made: dict[tuple[object, ...], Path] = {}
 
     def make(family: str = "llama", **changes: object) -> Path:
@@ -36,11 +42,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def oracle() -> Callable[[Path], transformers.PreTrainedModel]:
+def oracle() -> "Callable[[Path], transformers.PreTrainedModel]":
     """`oracle(path)` → the same checkpoint in transformers, loaded once."""
+    import transformers
+
     loaded: dict[Path, transformers.PreTrainedModel] = {}
 
-    def load(path: Path) -> transformers.PreTrainedModel:
+    def load(path: Path) -> "transformers.PreTrainedModel":
         if path not in loaded:
             loaded[path] = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
         return loaded[path]

@@ -13,7 +13,14 @@ CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are."""
-    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}", "--color=no"]
+    options = [
+        "-p",
+        "nbval.plugin",
+        "--nbval",
+        "--nbval-current-env",
+        f"--nbval-cell-timeout={CELL_SECONDS}",
+        "--color=no",
+    ]
     with tempfile.TemporaryDirectory(prefix="nbval-", ignore_cleanup_errors=True) as folder:
         return subprocess.run(
             [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--tb=short", str(path)],

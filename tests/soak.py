@@ -3,9 +3,9 @@
 Episode after episode: an engine with a random configuration (tiny pools, so that eviction and retraction are forced; page
 and chunk sizes, policies, a queue that fills up) over a tiny model; random requests that share beginnings on purpose,
 greedy and seeded, some of several completions; aborts, deadlines, flushes, and exceptions in the model, the sampler and
-the allocators. After every step `check_integrity()` and a plain model of what a caller knows (tests/pressure.py); at the
-end of an episode every request has ended exactly once, every finished one with exactly the tokens that `transformers`
-gives for it alone, and every slot is free.
+the allocators. After every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py);
+at the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
+`transformers` gives for it alone, and every slot is free.
 
 An episode follows from its seed alone: `--seed N --episodes 1` repeats one. `--state FILE` is written after every
 episode, and `--resume` goes on from it; the sums run on. Fails, naming the seed, at the first thing that is wrong, or when
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.pressure import VOCAB, Oracle, World, make_model
+from tests.helpers.pressure import VOCAB, Oracle, World, make_model
 
 MAX_NEW_TOKENS = 20
 MAX_PROMPT = 48

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from nanoinfer.llm import LLM
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.requests.outputs import RequestGroup
+from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 
@@ -143,7 +144,7 @@ def _run_sessions(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int, batc
 def _run_pooled(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int) -> Run:
     engine = llm.engine
     params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-    groups = [engine.prepare(prompt, params) for prompt in prompts]
+    groups = [engine.prepare(Request(prompt, params)) for prompt in prompts]
     for group in groups:
         engine.submit(group)
     try:

@@ -1,12 +1,12 @@
 """CacheManager: the one place where a slot changes owner.
 
-A slot belongs to exactly one of: the free list, the radix tree, or one running request. So, at any time,
-`free + tree + requests == N`. The ways between them:
+A slot belongs to exactly one of the free list, the radix tree, and one running request. So `free + tree + requests ==
+N` at any time. A slot moves between them like this:
 
     free list ──alloc_slots──► request ──cache_computed──► tree ──evict──► free list
                                   └─────────release──────► tree (computed tokens) and free list (the rest)
 
-`release` is for requests that end and for those that are retracted: the tree does not care which.
+`release` serves requests that end and requests that are retracted or paused: to the tree it makes no difference.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,14 @@ from nanoinfer.requests.req import Req
 
 
 class CacheManager:
-    """Moves slots between the pools, the tree and the requests; knows nothing of models or of scheduling."""
+    """Moves slots between the pools, the tree and the requests. It knows no model and no scheduling."""
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
         if req_to_token_pool.req_to_token.device.type != "cpu":
             raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
-        if radix_cache.page_size != token_to_kv_pool.page_size:  # what the tree leaves over would be nobody's
+        if (
+            radix_cache.page_size != token_to_kv_pool.page_size
+        ):  # else slots that the tree leaves over would have no owner
             raise ValueError(
                 f"radix_cache: page_size={radix_cache.page_size}, must be the pool's {token_to_kv_pool.page_size}"
             )
@@ -40,30 +42,30 @@ class CacheManager:
         return -(-num_tokens // self.page_size) * self.page_size
 
     def obtainable_size(self) -> int:
-        """Slots that can be had now: free ones and those that eviction would free."""
+        """Slots that can be had now: those that are free and those that eviction would free."""
         return self.token_to_kv_pool.available_size() + self.radix_cache.evictable_size()
 
     def outstanding_size(self, req: Req, ratio: float = 1.0) -> int:
-        """Slots that `req` will still ask for, if it produces the share `ratio` of the tokens it may still produce.
+        """Slots that `req` will still ask for if it produces the share `ratio` of the tokens that it may still produce.
 
-        Always enough for the tokens it has now. 1.0: the most it can ask for until its last token.
+        Always enough for the tokens it has now. With a ratio of 1.0 it is the most it can ask for.
         """
         expected_len = req.num_tokens + ceil(ratio * (req.max_kv_len - req.num_tokens))
         return self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len)
 
     def decode_size(self, reqs: Sequence[Req]) -> int:
-        """Slots that a DECODE pass of `reqs` needs: a new page for each whose last one is full."""
+        """Slots that a DECODE pass of `reqs` needs: one new page for each request whose last page is full."""
         return self.page_size * sum(req.allocated_len < req.num_tokens for req in reqs)
 
     def lock_prefix(self, req: Req) -> None:
-        """Find the part of `req` that the tree holds and lock it, so that it stays until `release` (or `unlock_prefix`)."""
+        """Find the longest prefix of `req` that the tree holds, and lock it until `release` or `unlock_prefix`."""
         match = self.radix_cache.match_prefix(req.reusable_tokens, req.extra_key, count_hit=False)
         self.radix_cache.inc_lock_ref(match.last_node)
         req.prefix_indices, req.last_node = match.indices, match.last_node
         req.prefix_len = req.tree_len = len(match.indices)
 
     def count_hit(self, req: Req) -> None:
-        """`req` is admitted: its locked prefix has been a hit, once, however often it was considered before."""
+        """`req` is admitted: its locked prefix counts as one hit, however often it was considered before."""
         assert req.last_node is not None
         self.radix_cache.count_hit(req.last_node)
 
@@ -75,9 +77,9 @@ class CacheManager:
         req.prefix_len = req.tree_len = 0
 
     def alloc_slots(self, need_size: int) -> np.ndarray:
-        """`need_size` slots, int32, evicting cached tokens where the free list is short.
+        """`need_size` slots, int32; evicts cached tokens when the free list is short.
 
-        The scheduler has made sure that they can be had: running short here is a bug, not a state.
+        The scheduler has made sure that they can be had, so running short here is a bug.
         """
         missing = need_size - self.token_to_kv_pool.available_size()
         if missing > 0:
@@ -87,9 +89,9 @@ class CacheManager:
         return slots.numpy()
 
     def cache_computed(self, req: Req) -> None:
-        """Let the tree have the K/V `req` has computed so far, in whole pages, while `req` goes on using it.
+        """Give the tree the K/V that `req` has computed so far, in whole pages; `req` goes on reading it.
 
-        Where another request has put the same tokens there first, `req` gives its own copy back and uses the tree's.
+        Where another request has put the same tokens there first, the slots of `req` are freed and it reads the tree's.
         """
         if self.radix_cache.disable:
             return
@@ -106,11 +108,11 @@ class CacheManager:
         req.last_node, req.tree_len = match.last_node, len(tokens)
 
     def release(self, req: Req) -> None:
-        """Take everything back from a request that ends or is retracted: its row, its lock and its slots.
+        """Take everything back from a request that ends, or is retracted or paused: its row, its lock and its slots.
 
-        Slots with computed K/V go to the tree, in whole pages, so that later requests find them; duplicates of what the
-        tree has already, an incomplete last page and slots never filled go to the free list. One that was admitted but
-        has no row yet, because making its pass failed, gives back its lock.
+        Slots with computed K/V go to the tree, in whole pages, so that later requests find them. Duplicates of what the
+        tree has already, an incomplete last page and slots never filled go to the free list. A request that was
+        admitted but has no row yet, because making its pass failed, gives back its lock.
         """
         if req.req_pool_idx is None:
             self.unlock_prefix(req)

@@ -1,12 +1,13 @@
 """Req: the state of one request, from its arrival to its last token."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import torch
 
+from nanoinfer.requests.prompt_logprobs import PromptLogprobs
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 
@@ -24,12 +25,13 @@ class Req:
     """One request and where its K/V lies.
 
         token_ids   |<------ prompt ------>|<--- output --->|
-        slots       |<- tree_len ->|<- the request's own ->|        in req_to_token[req_pool_idx]
+        slots       |<- the tree's ->|<- the request's ->|        in req_to_token[req_pool_idx]
 
-    Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to the
-    radix tree (the request holds a lock on `last_node`), the rest to the request. `kv_len` of them are filled: every
-    token but the newest, whose K/V is computed by the pass that reads it; fewer while it is half prefilled. A request that
-    waits, for the first time or retracted, has no row and no slots, but all its tokens, and everything else below.
+    Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to
+    the radix tree (the request holds a lock on `last_node`), the rest to the request. The first `kv_len` slots are
+    filled: one for every token but the newest, whose K/V is computed by the pass that reads it; fewer while a chunk of
+    the prompt is still to be computed. A request that waits, is paused or was retracted has no row and no slots, but
+    keeps its tokens and everything else below.
     """
 
     def __init__(
@@ -54,16 +56,15 @@ class Req:
         self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
         self.last_node: Any = None  # the radix tree's node that it holds a lock on
         self.chunk_end = 0  # where the EXTEND pass that is being made stops computing
-        self.ticket = 0  # its number, in order of arrival
-        self.num_retractions = 0
+        self.ticket = 0  # its number in order of arrival
+        self.num_admissions = self.num_retractions = 0
 
         self.finish_reason: FinishReason | None = None
-        self.error: BaseException | None = None  # what made it end, if something went wrong
+        self.error: BaseException | None = None  # what ended it, if something went wrong
         self.cached_tokens = 0
         self.text = ""
         self.output_logprobs: list[dict[int, float]] = []
-        self.prompt_logprobs: list[float | None] | None = None  # None until all are known
-        self._known_prompt_logprobs: list[float | None] = []  # chunk by chunk
+        self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None
         self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, the engine's clock
 
     @property
@@ -82,16 +83,21 @@ class Req:
     def reusable_tokens(self) -> np.ndarray:
         """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
 
-        With `prompt_logprobs`, which needs the logits of every prompt token, none but those that have been computed for it.
+        While prompt log-probabilities are gathered, which takes the logits of every prompt token, only those it allows.
         """
-        if not self.wants_prompt_logprobs:
+        if self.gathered_prompt_logprobs is None or not self.wants_prompt_logprobs:
             return self.token_ids[: self.num_tokens - 1]
-        return self.token_ids[: max(len(self._known_prompt_logprobs) - 1, 0)]
+        return self.token_ids[: self.gathered_prompt_logprobs.reusable_len]
+
+    @property
+    def prompt_logprobs(self) -> list[float | None] | None:
+        """One per prompt token; None until all are known, or when they were not asked for."""
+        return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.values
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """`prompt_logprobs` are asked for and not all there yet."""
-        return self.params.prompt_logprobs and self.prompt_logprobs is None
+        """Prompt log-probabilities are asked for and not all known yet."""
+        return self.gathered_prompt_logprobs is not None and self.gathered_prompt_logprobs.values is None
 
     @property
     def max_kv_len(self) -> int:
@@ -115,27 +121,23 @@ class Req:
         elif self.num_output_tokens == self.params.max_new_tokens:
             self.finish(FinishReason.LENGTH)
 
-    def add_prompt_logprobs(self, start: int, values: Sequence[float | None]) -> None:
-        """Take log-probabilities of the tokens from position `start` on. Those known already stay: what a retracted request
-        computes again is not told again."""
-        self._known_prompt_logprobs += values[len(self._known_prompt_logprobs) - start :]
-        if len(self._known_prompt_logprobs) == self.prompt_len:
-            self.prompt_logprobs = self._known_prompt_logprobs
-
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End the request from outside. `error`: what made it end; or what came up while the last text was released."""
+        """End the request from outside. `error`: what ended it. Never raises: an error of the tokenizer is kept in
+        `error`.
+        """
         self.error = error
         try:
             self.finish(reason)
-        except Exception as flush_error:
+        except BaseException as flush_error:  # tokenizers written in Rust raise some that are no Exception
             self.error = error or flush_error
         finally:
             self.finish_reason = reason
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request. Text held back for what might have followed is released: nothing follows any more.
+        """End the request and release the text that was held back for what might have followed.
 
-        Not ended yet when the tokenizer raises: a request that has ended holds no slots, and this one still does.
+        When the tokenizer raises, the request has not ended: one that has ended holds no slots, and this one still
+        does.
         """
         if self.detokenizer is not None:
             self.text += self.detokenizer.flush()

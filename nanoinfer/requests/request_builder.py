@@ -1,7 +1,7 @@
-"""RequestBuilder: checks what callers hand in and makes Reqs of it."""
+"""RequestBuilder: checks what callers ask for and makes Reqs of it."""
 
 import sys
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from numbers import Real
 
@@ -9,17 +9,16 @@ import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.request import Prompt, Request
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
 
-Prompt = str | Sequence[int] | np.ndarray
-
 
 class RequestBuilder:
-    """Knows a model's vocabulary, end tokens and tokenizer; nothing of pools or of scheduling.
+    """Knows a model's vocabulary, end tokens and tokenizer, but no pools and no scheduling.
 
-    `random_seed` makes the seeds of requests that bring none repeatable; None draws from the system.
+    `random_seed` makes the seeds of requests that have none repeatable; None draws from the system.
     """
 
     def __init__(
@@ -33,6 +32,14 @@ class RequestBuilder:
         # Some configs name an end token that is none (-1, or beyond the vocabulary): it can never be sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._rng = np.random.default_rng(random_seed)
+
+    def check(self, request: Request, max_context_len: int) -> np.ndarray:
+        """Token ids of a request's prompt, int64 `[prompt_len]`; InvalidRequestError naming the field that is wrong."""
+        prompt_ids = self.prompt_ids(request.prompt, request.name)
+        self.check_params(request.params, request.extra_key, request.name)
+        self.check_timeout(request.timeout_s, request.name)
+        self.check_context(prompt_ids, request.params, max_context_len, request.name)
+        return prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> np.ndarray:
         """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, no text or ids, or holds an id
@@ -108,16 +115,17 @@ class RequestBuilder:
     def build(
         self, request_id: int, prompt_ids: np.ndarray, params: SamplingParams, extra_key: Hashable = None
     ) -> list[Req]:
-        """One Req for each of `params.n` completions, each with a stream of random numbers of its own."""
+        """One Req per completion (`params.n`), each with random numbers of its own seed."""
         seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
         stops = self._stop_token_ids(params)
         reqs = []
         for i in range(params.n):
-            own = replace(params, prompt_logprobs=False) if i else params
             detokenizer = None
             if self.tokenizer is not None:
                 detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop)
-            reqs.append(Req(request_id, prompt_ids, own, stops, derived_seed(seed, i), extra_key, detokenizer))
+            if i == 1:
+                params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
+            reqs.append(Req(request_id, prompt_ids, params, stops, derived_seed(seed, i), extra_key, detokenizer))
         return reqs
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

@@ -1,11 +1,16 @@
 """SamplingParams: how the next token of one request is chosen, and when the request ends."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+import torch
+
+# (token ids of prompt and output so far, int64 [n]; scores [V] float32) → scores [V]
+LogitsProcessor = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
 INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
@@ -32,11 +37,12 @@ class SamplingParams:
     | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt anew |
+    | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose by |
     | `n` | >= 1 | completions of the prompt; each has its own stream of random numbers |
 
     The bounds of numbers that multiply or divide keep float32 arithmetic finite. Order, where Hugging Face's `generate`
     has the processor, is Hugging Face's: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
-    temperature, top_k, top_p, min_p.
+    logits_processors, temperature, top_k, top_p, min_p.
     """
 
     max_new_tokens: int = 128
@@ -56,6 +62,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     n: int = 1
+    logits_processors: Sequence[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         self._check_int("max_new_tokens", 1)
@@ -96,6 +103,7 @@ class SamplingParams:
                 object.__setattr__(self, name, int(value) if name in INT_FIELDS else float(value))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
 
@@ -132,6 +140,9 @@ class SamplingParams:
             raise ValueError(
                 f"stop_token_ids={self.stop_token_ids!r}: must be a sequence of token ids, each at least 0"
             )
+        processors: Any = self.logits_processors
+        if not isinstance(processors, Sequence) or not all(map(callable, processors)):
+            raise ValueError(f"logits_processors={processors!r}: must be a sequence of functions")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
                 raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")

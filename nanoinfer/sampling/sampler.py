@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.requests.req import Req
+from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
 
 
@@ -15,21 +16,17 @@ class Sampler:
     def sample(self, logits: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
         """`logits` [B, V] (not changed) → the next token of each request, int64 [B].
 
-        RuntimeError naming the request whose logits hold NaN or +infinity: no token can be chosen by them.
+        RuntimeError naming the request whose logits hold NaN or +infinity, by which no token can be chosen, or whose
+        logits processor fails (see `process_logits`).
         """
         likeliest, largest = _likeliest(logits)
         broken = np.flatnonzero(~np.isfinite(largest))
         if broken.size:
             raise RuntimeError(f"request {reqs[broken[0]].request_id}: the model's logits hold NaN or infinity")
-        if all(req.params.greedy and not _adjusts_logits(req) for req in reqs):
+        if all(req.params.greedy and not adjusts_logits(req) for req in reqs):
             return likeliest
         scores = logits.to(torch.float32, copy=True)
-        adjusted = [(row, req) for row, req in enumerate(reqs) if _adjusts_logits(req)]
-        if adjusted:
-            _add_logit_bias(scores, adjusted)
-            _penalise_repetition(scores, adjusted)
-            _penalise_frequency_and_presence(scores, adjusted)
-            _forbid_stopping_early(scores, adjusted)
+        process_logits(scores, reqs)
         token_ids = scores.argmax(dim=-1)
         drawn = [row for row, req in enumerate(reqs) if not req.params.greedy]
         if drawn:
@@ -66,69 +63,6 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
     scores = logits.float().numpy()  # numpy's argmax is vectorised, which torch's on a CPU is not
     where = scores.argmax(axis=-1)
     return torch.from_numpy(where), scores[np.arange(len(scores)), where]
-
-
-def _adjusts_logits(req: Req) -> bool:
-    p = req.params
-    return bool(
-        p.logit_bias
-        or p.repetition_penalty != 1.0
-        or p.frequency_penalty
-        or p.presence_penalty
-        or req.num_output_tokens < p.min_new_tokens
-    )
-
-
-def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Several (row, token ids) as two index tensors of equal length: rows and token ids."""
-    rows = np.repeat([row for row, _ in pairs], [len(tokens) for _, tokens in pairs])
-    tokens = np.concatenate([tokens for _, tokens in pairs])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(tokens.astype(np.int64)).to(device)
-
-
-def _add_logit_bias(scores: torch.Tensor, reqs: list[tuple[int, Req]]) -> None:
-    biases = [(row, req.params.logit_bias) for row, req in reqs if req.params.logit_bias]
-    if biases:
-        index = _flat([(row, np.array(list(bias))) for row, bias in biases], scores.device)
-        values = np.concatenate([list(bias.values()) for _, bias in biases])
-        scores[index] += torch.from_numpy(values).to(scores)
-
-
-def _penalise_repetition(scores: torch.Tensor, reqs: list[tuple[int, Req]]) -> None:
-    """Keskar et al., 2019, as in Hugging Face: tokens of prompt and output, however often they occurred."""
-    penalised = [(row, req) for row, req in reqs if req.params.repetition_penalty != 1.0]
-    if penalised:
-        index = _flat([(row, np.unique(req.token_ids[: req.num_tokens])) for row, req in penalised], scores.device)
-        penalty = torch.ones(len(scores), device=scores.device)
-        penalty[[row for row, _ in penalised]] = torch.tensor(
-            [req.params.repetition_penalty for _, req in penalised], device=scores.device
-        )
-        seen, factor = scores[index], penalty[index[0]]
-        scores[index] = torch.where(seen < 0, seen * factor, seen / factor)
-
-
-def _penalise_frequency_and_presence(scores: torch.Tensor, reqs: list[tuple[int, Req]]) -> None:
-    """OpenAI's definition: `frequency_penalty` times the token's count in the output, `presence_penalty` once."""
-    counted = []
-    amounts = []
-    for row, req in reqs:
-        params = req.params
-        if params.frequency_penalty or params.presence_penalty:
-            tokens, counts = np.unique(req.token_ids[req.prompt_len : req.num_tokens], return_counts=True)
-            counted.append((row, tokens))
-            amounts.append(params.frequency_penalty * counts + params.presence_penalty)
-    if counted:
-        scores[_flat(counted, scores.device)] -= torch.from_numpy(np.concatenate(amounts)).to(scores)
-
-
-def _forbid_stopping_early(scores: torch.Tensor, reqs: list[tuple[int, Req]]) -> None:
-    early = [
-        (row, np.array(sorted(req.stop_token_ids)))
-        for row, req in reqs
-        if req.num_output_tokens < req.params.min_new_tokens
-    ]
-    if early:
-        scores[_flat(early, scores.device)] = -torch.inf
 
 
 def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:

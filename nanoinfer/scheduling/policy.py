@@ -1,4 +1,8 @@
-"""In which order waiting requests are considered for admission."""
+"""Schedule policies: the order in which waiting requests are considered for admission.
+
+A policy is a function of the waiting requests, in order of arrival, the tree and a random generator; it returns all of
+them in its order and changes nothing. `SCHEDULE_POLICIES["mine"] = function` adds one.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +17,7 @@ Policy = Callable[[Sequence[Req], RadixCache, np.random.Generator], list[Req]]
 
 
 def longest_prefix_match(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
-    """Most cached tokens first: what is in the cache is used before it is evicted. Equals in order of arrival."""
+    """Most cached tokens first, so that what is cached is used before it is evicted. Equals in order of arrival."""
     cached = [cache.peek_prefix(req.reusable_tokens, req.extra_key)[0] for req in reqs]
     return [reqs[i] for i in np.argsort(-np.array(cached), kind="stable")]
 
@@ -29,9 +33,10 @@ def random_order(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generato
 
 
 def depth_first_weight(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
-    """Depth first, the subtree with the most waiting requests first, what is below a node before what ends at it.
+    """Depth first: the subtree with the most waiting requests first, and requests below a node before those at the
+    node.
 
-    Requests that share a path come out next to one another, so the path is computed once and stays while it is needed
+    Requests that share a path come next to one another, so the path is computed once and stays while it is needed
     (SGLang's `dfs-weight`). Only the paths of the given requests are visited. Equals in order of arrival.
     """
     waiting_at: dict[TreeNode, list[Req]] = {}

@@ -1,16 +1,17 @@
-"""PrefillBudget: how much of a prompt is computed before running requests have their turn again."""
+"""PrefillBudget: how much of a prompt is computed before running requests decode again."""
 
 
 class PrefillBudget:
-    """Prompt tokens that EXTEND passes may compute until the next DECODE pass: `chunked_prefill_size`, or no limit (None).
+    """Prompt tokens that EXTEND passes may compute until the next DECODE pass: `chunked_prefill_size`, or no limit
+    (None).
 
-    EXTEND passes spend it, a DECODE pass refills it, and so does a time with nobody to decode. So between two tokens of
-    a running request at most `chunked_prefill_size` prompt tokens are computed, in one pass or in several. A prompt
-    that does not fit into what is left is cut there and goes on after the refill (Sarathi's chunked prefill, Agrawal et
-    al., 2023, without mixing the two kinds of pass).
+    EXTEND passes spend it; a DECODE pass refills it, and so does a time without requests to decode. So between two
+    tokens of a running request at most `chunked_prefill_size` prompt tokens are computed, in one pass or in several. A
+    prompt that does not fit into what is left is computed chunk by chunk: this chunk ends there, and the next one
+    follows the refill (Sarathi's chunked prefill, Agrawal et al., 2023, without mixing the two kinds of pass).
 
-    A cut lies on a page border: the tree takes whole pages, so all that has been computed goes into it, to be shared at
-    once and to be found again after a retraction, unless it was evicted.
+    A chunk ends on a page boundary. The tree takes whole pages, so all that has been computed goes into it, is shared
+    at once, and is found again after a retraction unless it was evicted.
     """
 
     def __init__(self, chunked_prefill_size: int | None, page_size: int):
@@ -18,13 +19,12 @@ class PrefillBudget:
         self._left = chunked_prefill_size
 
     def refill(self) -> None:
-        """A DECODE pass has been made, or there is nobody to decode."""
+        """A DECODE pass has been made, or no request decodes."""
         self._left = self._size
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where computing the tokens `start..end` must stop: `end`, the last page border within reach, or `start`: not now.
-
-        `start` is on a page border.
+        """Where the chunk of the tokens `start..end` ends: at `end`, at the last page boundary within the budget, or at
+        `start`, which means not now. `start` is on a page boundary.
         """
         if self._left is None or end - start <= self._left:
             return end

@@ -9,19 +9,19 @@ from nanoinfer.cache.radix_cache import common_prefix_len
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 
-# A waiting request that would compute at least so many tokens which another one computes in this very pass waits a pass
-# and finds them in the tree. For fewer, a pass with more requests in it is worth more than the tokens saved.
+# A request waits one pass when this pass computes at least so many of the tokens that it needs: then they are in the tree.
+# For fewer, a pass with more requests in it is worth more than the tokens saved.
 WORTH_WAITING_FOR = 32
 
 
 class PassPrefixes:
-    """What the requests of one EXTEND pass compute, for others to see whether it is worth waiting for.
+    """What the requests of one EXTEND pass compute, so that others can tell whether waiting for it is worthwhile.
 
-    Waiting a pass, rather than sharing within it: within a pass every layer would have to read K/V that the same layer
-    of another request has just written, so the second request's prefix would not be there when its row is made; a pass
-    later it is a prefix like any other, through the one mechanism there is. The wait is short: the second request then
-    computes what is its own only. Behind a prompt that comes in chunks it waits for chunk after chunk, as long as these
-    are what it needs, too; its own turn would not have come earlier.
+    Why wait a pass, instead of sharing within it? Within a pass every layer would have to read K/V that the same layer
+    of another request has only just written, and the second request's row is made before its prefix is there. One pass
+    later it is a prefix like any other, found by the one mechanism there is. The wait is short, since the second
+    request then computes only what differs. Behind a prompt that is computed in chunks it waits for chunk after chunk,
+    as long as they are what it needs; its turn would not have come earlier anyway.
     """
 
     def __init__(self, cache: CacheManager):
@@ -36,7 +36,7 @@ class PassPrefixes:
     def worth_waiting_for(self, req: Req) -> bool:
         """True when the pass computes enough of what `req`, with its prefix locked, would compute.
 
-        Looked up by the place in the tree and the next page; of several such the first counts.
+        Found by the place in the tree and the next page; where several requests match, the first counts.
         """
         fresh = req.reusable_tokens[req.prefix_len :]
         if self._cache.radix_cache.disable or len(fresh) < WORTH_WAITING_FOR:

@@ -2,46 +2,42 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling.admission import Admission, PrefixLock, Verdict
+from nanoinfer.scheduling.blocked import Blocked
 from nanoinfer.scheduling.prefill_budget import PrefillBudget
-from nanoinfer.scheduling.prefix_sharing import PassPrefixes
 from nanoinfer.scheduling.retraction import NewTokenRatio, first_to_retract
 from nanoinfer.scheduling.waiting_queue import WaitingQueue
-
-
-class Blocked(NamedTuple):
-    """Whom admission last ended at, for want of slots, and when: no use looking again before something changes."""
-
-    req: Req
-    when: tuple[int, int, int]
-    covered: int  # tokens of its prefix that others keep locked: they take no room
 
 
 class Scheduler:
     """Continuous batching: requests join by EXTEND passes, then all DECODE together, and leave with their last token.
 
-    - **Which pass.** EXTEND goes first, as long as somebody can be admitted and the PrefillBudget lasts; then a DECODE of
-      all that run. A prompt that the budget cuts is *half prefilled* (at most one is, `prefilling`): it is the last in its
-      pass, gets no token yet, and is the first to go on after the next DECODE.
-    - **Who is admitted.** Requests are considered in the WaitingQueue's order. One fits when its new tokens, and of the
-      tokens that it and all running ones may still produce the NewTokenRatio's share, can be had: free slots plus cached
-      tokens that nobody is using. At the first one that does not fit, admission ends.
-    - **When memory runs short all the same.** Before a DECODE whose slots cannot be had, requests are retracted until they
-      can (retraction.py: who, in which order, and why nobody is stuck).
+    - **Which pass.** EXTEND goes first, as long as a request can be admitted and the PrefillBudget lasts; then a DECODE
+      of all running requests. A prompt that the budget does not cover is computed chunk by chunk (`prefilling`, one at
+      most): it is the last in its pass, gets no token yet, and is the first to go on after the next DECODE.
+    - **Which requests are admitted.** They are considered in the WaitingQueue's order. A request fits when the slots
+      can be had for its new tokens and for the NewTokenRatio's share of the tokens that it and all running requests may
+      still produce. Slots that can be had are free or hold cached tokens that no request uses. Admission ends at the
+      first request that does not fit.
+    - **When memory runs short all the same.** Before a DECODE whose slots cannot be had, requests are retracted until
+      they can (retraction.py says which, in which order, and why every request makes progress).
+    - **Pause.** A paused request gives back its row and slots as a retracted one does, and is not considered until
+      `resume`.
     """
 
     def __init__(self, config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter):
         self.config, self.cache, self._clock = config, cache, clock
         self.waiting = WaitingQueue(config, cache.radix_cache)
         self.running: list[Req] = []  # all that hold slots, in order of admission
-        self.prefilling: Req | None = None  # the one of them that is half prefilled
-        self.planned: list[Req] = []  # who is in the pass being made: whom it concerns, should it fail
+        self.prefilling: Req | None = None  # the one of them whose prompt goes on after its last pass
+        self.paused: set[Req] = set()
+        self.planned: list[Req] = []  # the requests of the pass that is being made: they end if it fails
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self.retractions = self.prompt_tokens = self.cached_tokens = 0  # since the start, for statistics
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
@@ -56,7 +52,7 @@ class Scheduler:
         """The next pass, its slots allocated; None when there is nothing to do.
 
         When it raises, the requests in `planned` must be ended; the others are as before. RuntimeError when requests
-        wait, none runs, and none fits: then slots or rows are held by nobody known here.
+        wait, none runs, and none fits: then something outside the engine holds slots or rows.
         """
         self.planned = []
         decoding = [req for req in self.running if req is not self.prefilling]
@@ -81,11 +77,12 @@ class Scheduler:
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> None:
-        """Append the tokens of `batch.sampled_reqs`; hand K/V to the radix cache after an EXTEND and at a request's end."""
+        """Append the tokens of `batch.sampled_reqs`; hand K/V to the radix cache after an EXTEND and at a request's
+        end.
+        """
         now = self._clock()
         for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
             req.kv_len = seq_len
-        batch.hand_out_prompt_logprobs()
         for req, token_id, entry in zip(batch.sampled_reqs, token_ids, logprobs, strict=True):
             if not req.num_output_tokens:
                 req.first_token_time = now
@@ -100,33 +97,43 @@ class Scheduler:
             for req in batch.reqs:
                 if not req.finished:
                     self.cache.cache_computed(req)
-            self.prefilling = batch.cut_req
+            self.prefilling = batch.chunked_req
         self._forget_finished()
 
     def end(self, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
-        """End requests now, wherever they are; K/V they have computed goes to the tree, their other slots are freed.
+        """End requests now, in whatever state; K/V they have computed goes to the tree, their other slots are freed.
 
         `error`: what made them end. Those that have ended already stay as they are.
         """
-        ending = [req for req in reqs if not req.finished]
-        for req in ending:
+        for req in reqs:
+            if req.finished:
+                continue
             self._ended += 1
-            if req in self.waiting:
-                self.waiting.remove(req)
-            else:
-                self.cache.release(req)
+            self._take_back(req)
             req.finish_time = self._clock()
             req.end(reason, error)
         self._forget_finished()
 
-    def abort(self, reqs: Sequence[Req]) -> None:
-        """`end` them, because their caller no longer wants them."""
-        self.end(reqs, FinishReason.ABORT)
+    def pause(self, req: Req) -> None:
+        """Leave an unfinished request out of passes until `resume`. Its computed tokens stay in the tree while there is
+        room.
+        """
+        if req not in self.paused:
+            self._take_back(req)
+            self.paused.add(req)
+            self._blocked = None
 
-    # --- EXTEND: who goes on, who is admitted ------------------------------------------------------------------------
+    def resume(self, req: Req) -> None:
+        """Queue a paused request again: behind the others, or in front of them when it had been admitted before."""
+        if req in self.paused:
+            self.paused.remove(req)
+            (self.waiting.put_back if req.num_admissions else self.waiting.add)(req)
+            self._blocked = None
+
+    # --- EXTEND: which requests go on, which are admitted ------------------------------------------------------------
 
     def _plan_extend(self) -> None:
-        """Put into `planned` who is extended now, each with its prefix locked and its `chunk_end` set."""
+        """Put into `planned` the requests to extend now, each with its prefix locked and its `chunk_end` set."""
         req = self.prefilling
         if req is not None:
             req.chunk_end = self._budget.chunk_end(req.kv_len, req.num_tokens)
@@ -140,76 +147,55 @@ class Scheduler:
         self._admit()
 
     def _admit(self) -> None:
-        """Take requests off the queue, as long as they fit (see the class)."""
-        rows = self.cache.req_to_token_pool.available_size()
-        if not rows or not self.waiting or self._is_still_blocked():
+        """Take requests off the queue as long as they fit (see the class)."""
+        if not self.waiting or self._is_still_blocked():
             return
         self._blocked = None
-        ratio, pass_prefixes = self.new_token_ratio.value, PassPrefixes(self.cache)
-        new_tokens_left = self.config.max_prefill_tokens
-        for req in self.planned:
-            new_tokens_left -= req.chunk_end - req.kv_len
-            pass_prefixes.add(req)
-        promised = self._promised()
+        ratio = self.new_token_ratio.value
+        admission = Admission(self.config, self.cache, self._budget, ratio, self.running, self.planned)
+        if not admission.open:
+            return
         for req in self.waiting.candidates():
-            obtainable = self.cache.obtainable_size()
-            self.cache.lock_prefix(req)
-            need = self.cache.outstanding_size(req, ratio)
-            if promised + need > self.cache.obtainable_size():
-                newly_locked = obtainable - self.cache.obtainable_size()
-                if not self.planned:
-                    self._blocked = Blocked(req, self._moment(), covered=req.prefix_len - newly_locked)
-                self.cache.unlock_prefix(req)
-                return
-            req.chunk_end = self._budget.chunk_end(req.prefix_len, req.num_tokens)
-            new_tokens = req.chunk_end - req.prefix_len
-            if not new_tokens or (self.planned and new_tokens > new_tokens_left):
-                self.cache.unlock_prefix(req)
-                return
-            if pass_prefixes.worth_waiting_for(req):
-                self.cache.unlock_prefix(req)
-                if self.config.schedule_policy == "fcfs":
-                    return  # those behind it wait with it: in order is in order
-                continue
-            self._take(req)
-            pass_prefixes.add(req)
-            promised += need
-            new_tokens_left -= new_tokens
-            rows -= 1
-            if not rows or req.chunk_end < req.num_tokens:
+            with PrefixLock(self.cache, req) as prefix:
+                verdict = admission.verdict(req)
+                if verdict is Verdict.ADMIT:
+                    prefix.keep()
+                    self._take(req)
+                    admission.add(req)
+                elif verdict is Verdict.NO_ROOM and not self.planned:
+                    self._blocked = Blocked(req, self._state(), req.prefix_len - prefix.newly_locked)
+            if verdict is Verdict.WAIT_FOR_PREFIX and not self.waiting.in_order:
+                continue  # those behind it may go first
+            if verdict is not Verdict.ADMIT or not admission.open:
                 return
 
     def _take(self, req: Req) -> None:
-        """`req` is admitted."""
+        """`req` is admitted: it leaves the queue and joins the pass."""
         self.waiting.remove(req)
         self.planned.append(req)
         self.running.append(req)
         self.cache.count_hit(req)
         self._budget.spend(req.chunk_end - req.prefix_len)
-        if not req.num_retractions:
+        if not req.num_admissions:
             req.cached_tokens = req.prefix_len
             self.prompt_tokens += req.prompt_len
             self.cached_tokens += req.prefix_len
-
-    def _promised(self) -> int:
-        """Slots set aside for those that run, beside the ones they have."""
-        return sum(self.cache.outstanding_size(req, self.new_token_ratio.value) for req in self.running)
-
-    def _moment(self) -> tuple[int, int, int]:
-        return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
+        req.num_admissions += 1
 
     def _is_still_blocked(self) -> bool:
-        """True when the first in order did not fit, and nothing has arrived, ended or been cached that could change it.
-
-        That the ratio falls may help as well; that costs no look-up in the tree.
-        """
-        if self._blocked is None or not self.running or self._blocked.when != self._moment():
+        """Optimisation: True when nothing has changed since a request did not fit that could let it in."""
+        if self._blocked is None or not self.running:
             return False
-        req, _, covered = self._blocked
-        need = self.cache.outstanding_size(req, self.new_token_ratio.value) - covered
-        return self._promised() + need > self.cache.obtainable_size()
+        ratio = self.new_token_ratio.value
+        promised = sum(self.cache.outstanding_size(req, ratio) for req in self.running)
+        room = self.cache.obtainable_size() - promised
+        return self._blocked.still(self._state(), room, self.cache.outstanding_size(self._blocked.req, ratio))
 
-    # --- DECODE: room for everybody, or for those who stay -----------------------------------------------------------
+    def _state(self) -> tuple[int, int, int]:
+        """Optimisation: what `Blocked` compares."""
+        return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
+
+    # --- DECODE: room for all running requests, or for those that stay -----------------------------------------------
 
     def _make_room_for(self, decoding: list[Req]) -> list[Req]:
         """Those of `decoding` whose next slots can be had, after retracting as many requests as it takes."""
@@ -226,13 +212,23 @@ class Scheduler:
         return staying
 
     def _retract(self, req: Req) -> None:
-        self.running.remove(req)
-        if req is self.prefilling:
-            self.prefilling = None
-        self.cache.release(req)
+        self._take_back(req)
         req.num_retractions += 1
         self.retractions += 1
         self.waiting.put_back(req)
+        self._blocked = None
+
+    def _take_back(self, req: Req) -> None:
+        """Take a request out of the queue, of those paused, or of those running, with its row and slots."""
+        if req in self.waiting:
+            self.waiting.remove(req)
+        elif req in self.paused:
+            self.paused.remove(req)
+        else:
+            self.cache.release(req)
+            self.running.remove(req)
+            if req is self.prefilling:
+                self.prefilling = None
 
     def _forget_finished(self) -> None:
         self.running = [req for req in self.running if not req.finished]

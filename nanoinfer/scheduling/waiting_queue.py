@@ -1,4 +1,4 @@
-"""WaitingQueue: the requests that hold no slots, and in which order they are considered for admission."""
+"""WaitingQueue: the requests that wait for admission, and the order in which they are considered."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,26 +14,27 @@ from nanoinfer.scheduling.policy import Policy
 
 
 class WaitingQueue:
-    """Requests in order of arrival, those retracted in front (the last retracted first: it had come furthest).
+    """Requests in order of arrival, retracted ones in front (the last retracted first: it had come furthest).
 
-    They are considered in the policy's order (of the `policy_window` longest waiting), with two exceptions that stand in
-    front until they fit, and that nobody passes but who is retracted later:
+    They are considered in the policy's order (of the `policy_window` longest waiting), with two exceptions, which go to
+    the front and stay there until they fit:
 
-    - **retracted** requests: they have been admitted before, and others have seen their tokens;
-    - **overtaken** ones, so that `lpm` and `dfs-weight`, which prefer what is cached, starve nobody. Requests are
-      numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for the first time,
-      or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.
+    - **retracted** and resumed requests: they have been admitted before, and their callers have seen tokens of theirs;
+    - **overtaken** ones, so that `lpm` and `dfs-weight`, which prefer what is cached, let no request starve. Requests
+      are numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for the first
+      time, paused, or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.
 
     The bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Say one of them
-    is, now, and the longest waiting request is j <= i. All of 0..j-1 have left. It does not stand in front, so that
-    `left < j + max_overtakes`: fewer than `max_overtakes` others have left, and only those can have overtaken i before.
-    Under `fcfs` nobody is ever overtaken.
+    is admitted now, and the longest waiting request is j <= i. All of 0..j-1 have left. Request j is not at the front,
+    so `left < j + max_overtakes`: fewer than `max_overtakes` others have left, and only those can have overtaken i
+    before. Under `fcfs` no request is ever overtaken.
     """
 
     def __init__(self, config: EngineConfig, radix_cache: RadixCache):
         self._reqs: OrderedDict[Req, None] = OrderedDict()
         self._radix_cache = radix_cache
         self._policy: Policy = SCHEDULE_POLICIES[config.schedule_policy]
+        self.in_order = config.schedule_policy == "fcfs"  # a request that waits holds up those behind it
         self._window, self._max_overtakes = config.policy_window, config.max_overtakes
         self._rng = np.random.default_rng(config.random_seed)
         self.arrivals = self.left = 0
@@ -56,24 +57,25 @@ class WaitingQueue:
         self._reqs[req] = None
 
     def put_back(self, req: Req) -> None:
-        """A request has been retracted."""
+        """A request that had been admitted waits again."""
         self._reqs[req] = None
         self._reqs.move_to_end(req, last=False)
 
     def remove(self, req: Req) -> None:
-        """A request has been admitted, or has ended."""
+        """A request has been admitted or paused, or has ended."""
         del self._reqs[req]
-        if not req.num_retractions:
+        if not req.num_admissions:
             self.left += 1
 
     def goes_first(self, req: Req) -> bool:
-        """True when nobody may be admitted before `req`, which is the first in line."""
-        return bool(req.num_retractions) or self.left >= req.ticket + self._max_overtakes
+        """True when no other request may be admitted before `req`, which is the first in the queue."""
+        return bool(req.num_admissions) or self.left >= req.ticket + self._max_overtakes
 
     def candidates(self) -> Iterator[Req]:
-        """Requests as admission should consider them. The caller removes those it admits before it asks for the next one.
+        """Requests in the order in which admission considers them. The caller removes those it admits before it asks
+        for the next one.
 
-        Ends after a request that goes first, if that was not removed.
+        Ends after a request that goes first and was not removed.
         """
         ranked: Iterator[Req] | None = None
         while self._reqs:
@@ -93,8 +95,9 @@ class WaitingQueue:
     def _in_policy_order(self) -> list[Req]:
         """The longest waiting requests in the policy's order.
 
-        Made anew only after an arrival or an insertion into the tree, so a step in which nothing can be admitted costs
-        little however many wait. (An eviction makes prefixes shorter, never longer: the order stays good enough.)
+        Ranked again only after an arrival or an insertion into the tree, so that a step in which nothing can be
+        admitted costs little however many requests wait. (An eviction makes prefixes shorter, never longer: the order
+        stays good enough.)
         """
         made_for = (self.arrivals, self._radix_cache.insertions)
         if made_for != self._ranked_for or not any(req in self._reqs for req in self._ranked):

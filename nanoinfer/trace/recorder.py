@@ -261,7 +261,7 @@ class Recorder:
         if seen is None:
             seen = self._seen[req] = _Seen(len(self.trace.requests))
             self._event.arrived.append(seen.index)
-            completion = self._engine._groups[req.request_id].reqs.index(req)
+            completion = self._engine.open_requests.groups[req.request_id].reqs.index(req)
             self.trace.add_request(req, completion, req.arrival_time - self._began)
         return seen
 

@@ -33,7 +33,7 @@ def last_input_metadata(engine: Engine) -> InputMetadata:
         batch.out_cache_loc,
         batch.out_cache_cont_start,
         batch.out_cache_cont_end,
-        batch.return_normalized_logprob,
+        batch.wants_prompt_logprobs,
     )
 
 
@@ -63,7 +63,7 @@ def request_labels(engine: Engine, reqs: Sequence[Req]) -> list[str]:
     labels = []
     for req in reqs:
         seen[req.request_id] = copy = seen.get(req.request_id, 0) + 1
-        group = engine._groups.get(req.request_id)
+        group = engine.open_requests.groups.get(req.request_id)
         copy = copy if group is None else group.reqs.index(req) + 1
         labels.append(f"request {req.request_id}" + (f" ({copy})" if copy > 1 else ""))
     return labels

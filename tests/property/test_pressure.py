@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from nanoinfer.model.loader import LoadedModel
 from tests import soak
-from tests.pressure import VOCAB, Oracle, World, make_model
+from tests.helpers.pressure import VOCAB, Oracle, World, make_model
 
 MAX_NEW_TOKENS = 12
 FAULTS = ["model", "sampler", "rows", "slots"]

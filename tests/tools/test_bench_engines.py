@@ -12,7 +12,7 @@ import pytest
 
 from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
 
-FAKE = Path(__file__).parent.parent / "fake_peer.py"
+FAKE = Path(__file__).parent.parent / "helpers" / "fake_peer.py"
 
 
 @contextmanager

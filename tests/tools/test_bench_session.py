@@ -17,7 +17,7 @@ from nanoinfer.bench.session import Settings, _told, measure_model, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
 
-FAKE = Path(__file__).parent.parent / "fake_peer.py"
+FAKE = Path(__file__).parent.parent / "helpers" / "fake_peer.py"
 
 
 def fake_session(

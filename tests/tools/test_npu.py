@@ -14,8 +14,8 @@ from nanoinfer.device import import_torch_npu, on_stream, resolve_device
 from nanoinfer.ops import advance_step
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.paged import Caller
-from tests.unit.test_advance_step import example, lists, speculative_example
+from tests.helpers.advance_step import example, lists, speculative_example
+from tests.helpers.paged import Caller
 
 
 @pytest.fixture

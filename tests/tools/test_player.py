@@ -14,7 +14,7 @@ import pytest
 from nanoinfer.engine import Engine
 from nanoinfer.trace import Trace, TraceState, record
 from nanoinfer.trace.player import Player, safe_json
-from tests.unit.test_engine import LetterTokenizer, greedy, make_engine, serve
+from tests.helpers.engines import LetterTokenizer, greedy, make_engine, serve
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver  # noqa: E402

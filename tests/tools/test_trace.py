@@ -16,7 +16,7 @@ from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from nanoinfer.trace import Recorder, Trace, TraceState, record
 from nanoinfer.trace.state import NodeState
-from tests.unit.test_engine import V, greedy, make_engine, model_of, serve
+from tests.helpers.engines import V, greedy, make_engine, model_of, serve
 
 # --- the live engine and the rebuilt state, in the same words ---------------------------------------------------------
 
@@ -33,7 +33,7 @@ def tree_of(node: TreeNode | NodeState) -> tuple[Any, ...]:
 
 def of_engine(engine: Engine) -> dict[str, Any]:
     def key(req: Req) -> tuple[int, int]:
-        return req.request_id, engine._groups[req.request_id].reqs.index(req)
+        return req.request_id, engine.open_requests.groups[req.request_id].reqs.index(req)
 
     scheduler, pool, rows = engine.scheduler, engine.cache.token_to_kv_pool, engine.cache.rows
     return {
@@ -126,8 +126,8 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
                 engine.add_request(prompt, params, rng.choice([None, "lora"], p=[0.8, 0.2]), timeout_s=timeout)
             elif what == "step":
                 engine.step()
-            elif what == "abort" and engine._groups:
-                engine.abort(int(rng.choice(list(engine._groups))))
+            elif what == "abort" and engine.open_requests.groups:
+                engine.abort(int(rng.choice(list(engine.open_requests.groups))))
             elif what == "flush":
                 engine.flush_cache()
             elif what == "split":
@@ -305,7 +305,7 @@ def test_no_request_node_or_engine_is_kept_alive() -> None:
     engine = make_engine()
     with record(engine) as trace:
         rid = engine.add_request([1, 2, 3], greedy(3))
-        (req,) = engine._groups[rid].reqs
+        (req,) = engine.open_requests.groups[rid].reqs
         ended = weakref.ref(req)
         del req
         while engine.has_unfinished():
@@ -339,7 +339,7 @@ def test_a_trace_holds_numbers_and_text_only() -> None:
 
 def test_an_event_costs_what_happened_not_the_size_of_pool_and_tree() -> None:
     """Function calls of a decode step, with a tree of 3 and of 300 nodes."""
-    from tests.fakes import counted_calls
+    from tests.helpers.fakes import counted_calls
 
     def calls(num_prompts: int) -> int:
         engine = make_engine(slots=4096)

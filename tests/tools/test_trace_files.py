@@ -16,7 +16,7 @@ from nanoinfer.trace import Trace, record
 from nanoinfer.trace.final import final_state
 from nanoinfer.trace.phases import spans
 from nanoinfer.viz.palette import ROLES
-from tests.unit.test_engine import LetterTokenizer, greedy, make_engine, model_of, serve
+from tests.helpers.engines import LetterTokenizer, greedy, make_engine, model_of, serve
 
 
 @pytest.fixture(scope="module")

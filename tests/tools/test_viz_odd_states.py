@@ -17,8 +17,8 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.viz import sheet
 from nanoinfer.viz.palette import ROLES, owner_style
-from tests.tools.test_viz import faces, make_pool, named, take, texts, worked_example
-from tests.unit.test_engine import greedy, make_engine
+from tests.helpers.engines import greedy, make_engine
+from tests.helpers.pictures import faces, make_pool, named, take, texts, worked_example
 
 TEXTS = ["a\nb\tc\"'", "\x00\x1b[31m\x07\r", "中文", "🙂", "$x^2$ \\frac", "\ud800", ""]
 STYLE = {
@@ -158,7 +158,7 @@ def test_completions_keep_their_names_when_another_one_has_ended_and_have_looks_
     engine.step()
     names = ["request 0", "request 0 (2)", "request 0 (3)"]
     assert list(viz.owners(engine)) == names
-    engine.scheduler.end(engine._groups[0].reqs[:1], FinishReason.ABORT)
+    engine.scheduler.end(engine.open_requests.groups[0].reqs[:1], FinishReason.ABORT)
     assert list(viz.owners(engine)) == names[1:]
     assert len({owner_style(name, 0) for name in names}) == 3
 

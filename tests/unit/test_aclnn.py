@@ -7,7 +7,7 @@ import torch
 
 from nanoinfer.ops.aclnn import aclnn_advance_step, aclnn_advance_step_get_workspace_size
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from tests.unit.test_advance_step import example, lists
+from tests.helpers.advance_step import example, lists
 
 TENSORS = [name for name, value in example().items() if isinstance(value, torch.Tensor)]
 

@@ -5,95 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.ops.advance_step_call import AdvanceStep
+from tests.helpers.advance_step import IN_PLACE, check, example, lists, speculative_example
 
-IN_PLACE = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
 OP = torch.ops.nanoinfer.npu_advance_step_flashattn
-
-
-def example(**changes: Any) -> dict[str, Any]:
-    """The example of the design: two queries of four rows."""
-    arguments: dict[str, Any] = {
-        "input_tokens": [1, 2, 3, 4],
-        "sampled_token_ids": [[70], [80]],
-        "input_positions": [2, 3, 8, 8],
-        "seq_lens": [3, 4, 9, 9],
-        "slot_mapping": [22, 7, 9, 9],
-        "block_tables": [[5, 2], [1, 7], [2, 8], [3, 9]],
-        "num_seqs": 4,
-        "num_queries": 2,
-        "block_size": 4,
-    }
-    return as_tensors({**arguments, **changes})
-
-
-def speculative_example(**changes: Any) -> dict[str, Any]:
-    """Two rows of a sampled token and two drafts; one draft was right in row 0, none in row 1."""
-    arguments: dict[str, Any] = {
-        "input_tokens": [10, 11, 12, 20, 21, 22],
-        "sampled_token_ids": [[11, 30, -1], [40, -1, -1]],
-        "input_positions": [3, 4, 5, 6, 7, 8],
-        "seq_lens": [4, 5, 6, 7, 8, 9],
-        "slot_mapping": [0, 0, 0, 0, 0, 0],
-        "block_tables": [[5, 2, 6], [1, 7, 3]],
-        "num_seqs": 2,
-        "num_queries": 2,
-        "block_size": 4,
-        "spec_token": [[31, 32], [41, 42]],
-        "accepted_num": [1, 0],
-    }
-    return as_tensors({**arguments, **changes})
-
-
-def as_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: torch.tensor(value) if isinstance(value, list) else value for name, value in arguments.items()}
-
-
-def lists(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
-
-
-def loop(a: dict[str, Any], formula: str) -> dict[str, list[int]]:
-    """The operator's table in the design, token by token, over lists."""
-    size, flat = a["block_size"], [block for row in a["block_tables"] for block in row]
-    stride = len(a["block_tables"][0])
-    new: dict[str, list[int]] = {name: list(a[name]) for name in IN_PLACE}
-
-    def slot(row: int, pos: int) -> int:
-        if formula == "documented":
-            return (flat[pos // size] + stride * row) * size + pos % size
-        return a["block_tables"][row][pos // size] * size + pos % size
-
-    def put(at: int, token: int, pos: int, row: int) -> None:
-        new["input_tokens"][at], new["input_positions"][at], new["seq_lens"][at] = token, pos, pos + 1
-        new["slot_mapping"][at] = slot(row, pos)
-
-    if a.get("spec_token") is None:
-        for i in range(a["num_queries"]):
-            put(i, a["sampled_token_ids"][i][0], a["seq_lens"][i], i)
-        for i in range(a["num_queries"], a["num_seqs"]):
-            new["input_tokens"][i], new["input_positions"][i], new["slot_mapping"][i] = 0, 0, -1
-        return new
-    width = 1 + len(a["spec_token"][0])
-    for row in range(a["num_seqs"]):
-        sampled = a["sampled_token_ids"][row]
-        last = sampled[sampled.index(-1) - 1] if -1 in sampled else sampled[-1]
-        for j, token in enumerate([last, *a["spec_token"][row]]):
-            at = row * width + j
-            put(at, token, a["input_positions"][at] + a["accepted_num"][row] + 1, row)
-    return new
-
-
-def check(arguments: dict[str, Any], formula: str) -> None:
-    before = lists(arguments)
-    expected = {**before, **loop(before, formula)}
-    npu_advance_step_flashattn(**arguments, formula=formula)
-    assert lists(arguments) == expected
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
@@ -132,55 +50,6 @@ def test_by_row_is_the_default_and_the_documented_formula_differs_from_row_1_on(
     assert differing.tolist() == [False, True, False, False]
 
 
-@st.composite
-def steps(draw: st.DrawFn, speculative: bool) -> dict[str, Any]:
-    block_size, width = draw(st.integers(1, 9)), draw(st.integers(1, 4))
-    num_seqs = draw(st.integers(1, 5))
-    num_queries = num_seqs if speculative else draw(st.integers(1, num_seqs))
-    drafts = draw(st.integers(1, 3)) if speculative else 0
-    size = num_seqs * (1 + drafts)
-
-    def numbers(count: int, low: int, high: int) -> list[int]:
-        return draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
-
-    room = block_size * width - 1  # the highest position that the table has a block for
-    arguments: dict[str, Any] = {
-        "input_tokens": numbers(size, 0, 99),
-        "sampled_token_ids": [[token] for token in numbers(num_queries, 0, 99)],
-        "input_positions": numbers(size, 0, 99),
-        "seq_lens": numbers(num_queries, 0, room) + numbers(size - num_queries, 0, 999),
-        "slot_mapping": numbers(size, -1, 99),
-        "block_tables": [numbers(width, 0, 40) for _ in range(num_seqs)],
-        "num_seqs": num_seqs,
-        "num_queries": num_queries,
-        "block_size": block_size,
-    }
-    if speculative:
-        accepted = numbers(num_seqs, 0, min(drafts, max(room - 1, 0)))
-        arguments["accepted_num"] = accepted
-        arguments["spec_token"] = [numbers(drafts, 0, 99) for _ in range(num_seqs)]
-        arguments["sampled_token_ids"] = [
-            numbers(n := draw(st.integers(1, 1 + drafts)), 0, 99) + [-1] * (1 + drafts - n) for _ in range(num_seqs)
-        ]
-        arguments["input_positions"] = [
-            position for n in accepted for position in numbers(1 + drafts, -1 - n, room - n - 1)
-        ]
-        arguments["input_positions"] = [max(position, -1) for position in arguments["input_positions"]]
-    return as_tensors(arguments)
-
-
-@settings(max_examples=120, deadline=None)
-@given(steps(speculative=False), st.sampled_from(["by_row", "documented"]))
-def test_it_does_what_a_plain_loop_does(arguments: dict[str, Any], formula: str) -> None:
-    check(arguments, formula)
-
-
-@settings(max_examples=120, deadline=None)
-@given(steps(speculative=True), st.sampled_from(["by_row", "documented"]))
-def test_the_speculative_form_does_what_a_plain_loop_does(arguments: dict[str, Any], formula: str) -> None:
-    check(arguments, formula)
-
-
 def test_many_steps_walk_through_the_blocks_of_each_row() -> None:
     arguments = example(seq_lens=[0, 2, 0, 0], block_tables=[[5, 2, 6], [1, 7, 0], [2, 8, 8], [3, 9, 9]])
     walked = []
@@ -215,13 +84,6 @@ def test_padding_rows_need_no_blocks() -> None:
 # --- the operator ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [example, speculative_example])
-def test_it_is_a_proper_operator(make: Callable[..., dict[str, Any]]) -> None:
-    for formula in ("by_row", "documented"):
-        results = torch.library.opcheck(OP.default, (), {**make(), "formula": formula})
-        assert set(results.values()) == {"SUCCESS"}
-
-
 def test_its_schema_is_torch_npus_and_a_formula() -> None:
     assert str(OP.default._schema) == (
         "nanoinfer::npu_advance_step_flashattn(Tensor(a!) input_tokens, Tensor sampled_token_ids, "
@@ -229,25 +91,6 @@ def test_its_schema_is_torch_npus_and_a_formula() -> None:
         "SymInt num_seqs, SymInt num_queries, "
         'SymInt block_size, *, Tensor? spec_token=None, Tensor? accepted_num=None, str formula="by_row") -> ()'
     )
-
-
-@pytest.mark.parametrize("make", [example, speculative_example])
-def test_it_works_in_a_compiled_graph(make: Callable[..., dict[str, Any]]) -> None:
-    """No code generation: the graph is captured, functionalised and run as it is."""
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def two_steps(arguments: dict[str, Any]) -> torch.Tensor:
-        npu_advance_step_flashattn(**arguments)
-        npu_advance_step_flashattn(**arguments)
-        return arguments["slot_mapping"] * 2
-
-    compiled = make(block_tables=make()["block_tables"].repeat(1, 2))
-    eager = make(block_tables=make()["block_tables"].repeat(1, 2))
-    doubled = two_steps(compiled)
-    for _ in range(2):
-        npu_advance_step_flashattn(**eager)
-    assert lists(compiled) == lists(eager)
-    assert doubled.tolist() == (2 * eager["slot_mapping"]).tolist()
 
 
 def test_fake_tensors_stay_fake() -> None:

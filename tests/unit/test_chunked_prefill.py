@@ -11,8 +11,7 @@ import transformers
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.scheduling.prefill_budget import PrefillBudget
-from tests.checkpoints import greedy
-from tests.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, expected_output
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
@@ -83,6 +82,15 @@ def test_the_last_piece_shares_its_pass_with_those_who_come_next() -> None:
     s.add(B[:3], max_new_tokens=2)
     s.add(C[:9], max_new_tokens=2)
     assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3, 3]), ("DECODE", [1, 1])]
+
+
+def test_what_goes_on_counts_towards_max_prefill_tokens_of_its_pass() -> None:
+    """Of the 8 tokens a pass may extend, the long prompt's last 4 leave 4: for three of the newcomers' five."""
+    s = server(chunked_prefill_size=10, max_prefill_tokens=8)
+    reqs = [s.add(A[:14], max_new_tokens=2), s.add(B[:3], max_new_tokens=2), s.add(C[:2], max_new_tokens=2)]
+    assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3]), ("EXTEND", [2])]
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
 
 
 def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() -> None:
@@ -180,28 +188,6 @@ def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_c
 
 
 PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
-
-
-@pytest.mark.parametrize(
-    ("page_size", "chunk"), [(1, 1), (1, 2), (1, 7), (4, 4), (4, 13), (16, 16), (16, 33), (1, None)]
-)
-@pytest.mark.parametrize("disable_radix_cache", [False, True])
-def test_tokens_do_not_depend_on_the_chunk_size(
-    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int | None, disable_radix_cache: bool
-) -> None:
-    path = checkpoint("qwen3")
-    llm = LLM(
-        path,
-        page_size=page_size,
-        chunked_prefill_size=chunk,
-        disable_radix_cache=disable_radix_cache,
-        max_total_tokens=256,
-    )
-    prompts = [PROMPT, PROMPT[:20], PROMPT[30:], [*PROMPT[:37], 9]]
-    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert [out.token_ids for out in outputs] == [greedy(oracle(path), prompt, 8) for prompt in prompts]
-    llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])

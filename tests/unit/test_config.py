@@ -12,7 +12,7 @@ from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv, resolve_device, resolve_dtype
 from nanoinfer.model.config import ModelConfig, RopeScaling
-from tests.checkpoints import CONFIG_CLASSES, TINY
+from tests.helpers.checkpoints import CONFIG_CLASSES, TINY
 
 Checkpoint = Callable[..., Path]
 SIZES = {"max_running_requests": 4, "max_total_tokens": 64, "max_context_len": 32}

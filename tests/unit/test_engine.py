@@ -1,8 +1,7 @@
 """Engine: requests in, tokens out. Mostly over a model that counts, so that every token is known beforehand."""
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,106 +11,11 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer import LLM, Engine, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
-from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.config import EngineConfig
-from nanoinfer.model.attention import TorchNativeBackend
-from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput
-from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer import LLM, FinishReason, InvalidRequestError, RequestOutput, SamplingParams
+from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, make_engine, model_of, serve, step
 
-V = 128
-CONTEXT = 64
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-
-
-class CountingModel:
-    """After token t comes t + 1. Raises `error` once, in its pass number `fail_at`."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.fail_at: int | None = None
-        self.error: BaseException = RuntimeError("the model broke")
-
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        self.passes += 1
-        if self.passes == self.fail_at:
-            raise self.error
-        newest = input_ids[input_metadata.qo_indptr[1:].long() - 1]
-        return LogitsOutput(20.0 * torch.nn.functional.one_hot((newest + 1) % V, V).float())
-
-
-class LetterTokenizer(Tokenizer):
-    """A token is an ASCII character."""
-
-    eos_token_id = None
-
-    def __init__(self) -> None:
-        pass
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode()
-
-
-def make_engine(
-    rows: int = 4,
-    slots: int = 256,
-    page_size: int = 1,
-    eos: Sequence[int] = (),
-    tokenizer: Tokenizer | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    **options: Any,
-) -> Engine:
-    config = EngineConfig(rows, slots, CONTEXT, page_size=page_size, **options)
-    pools = ReqToTokenPool(rows, CONTEXT), TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size)
-    runner = ModelRunner(CountingModel(), *pools, TorchNativeBackend())
-    return Engine(runner, config, V, eos, tokenizer or LetterTokenizer(), clock)
-
-
-def greedy(max_new_tokens: int = 4, **fields: Any) -> SamplingParams:
-    return SamplingParams(max_new_tokens=max_new_tokens, temperature=0, **fields)
-
-
-def step(engine: Engine) -> dict[int, RequestOutput]:
-    outputs = engine.step()
-    engine.check_integrity()
-    by_id = {output.request_id: output for output in outputs}
-    assert len(by_id) == len(outputs), "two outputs of one request in one step"
-    return by_id
-
-
-def finish(engine: Engine) -> dict[int, RequestOutput]:
-    """Step until nothing is left; the last output of each request."""
-    last: dict[int, RequestOutput] = {}
-    while engine.has_unfinished():
-        last |= step(engine)
-    return last
-
-
-def serve(engine: Engine, *prompts: Any, **fields: Any) -> list[RequestOutput]:
-    """Add the prompts and finish everything; their outputs, in order."""
-    ids = [engine.add_request(prompt, greedy(**fields)) for prompt in prompts]
-    last = finish(engine)
-    return [last[i] for i in ids]
-
-
-def assert_all_free(engine: Engine) -> None:
-    assert not engine.has_unfinished()
-    engine.flush_cache()
-    engine.check_integrity()
-    stats = engine.stats()
-    assert stats["free_slots"] == stats["total_slots"]
-    assert engine.model_runner.req_to_token_pool.available_size() == engine.config.max_running_requests
-
-
-def model_of(engine: Engine) -> CountingModel:
-    assert isinstance(engine.model_runner.model, CountingModel)
-    return engine.model_runner.model
 
 
 # --- adding, stepping ------------------------------------------------------------------------------------------------
@@ -672,41 +576,6 @@ def test_outputs_left_for_later_survive_a_step_that_raises() -> None:
 
 
 # --- scheduling never changes tokens ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("options", [{}, {"disable_radix_cache": True}, {"schedule_policy": "dfs-weight"}])
-def test_any_order_of_arrivals_steps_and_aborts_keeps_slots_and_tokens_right(
-    page_size: int, options: dict[str, Any]
-) -> None:
-    rng = np.random.default_rng(page_size)
-    engine = make_engine(rows=3, slots=48, page_size=page_size, max_prefill_tokens=20, **options)
-    wanted: dict[int, list[int]] = {}
-    last: dict[int, RequestOutput] = {}
-    aborted: set[int] = set()
-    for _ in range(250):
-        action = rng.random()
-        if action < 0.3:
-            start, length, n = int(rng.integers(0, 3)) * 10, int(rng.integers(1, 20)), int(rng.integers(1, 12))
-            prompt = list(range(start, start + length))
-            rid = engine.add_request(prompt, greedy(n), extra_key=[None, "key"][int(rng.integers(0, 2))])
-            wanted[rid] = list(range(start + length, start + length + n))
-        elif action < 0.35 and wanted:
-            rid = int(rng.choice(list(wanted)))
-            if engine.abort(rid) is not None:
-                aborted.add(rid)
-            engine.check_integrity()
-        elif action < 0.38:
-            engine.flush_cache()
-            engine.check_integrity()
-        else:
-            last |= step(engine)
-    last |= finish(engine)
-    assert aborted
-    assert {rid: last[rid].token_ids for rid in wanted.keys() - aborted} == {
-        rid: tokens for rid, tokens in wanted.items() if rid not in aborted
-    }
-    assert_all_free(engine)
 
 
 HEAD = list(range(1, 60, 3))  # longer than the largest page

@@ -19,9 +19,9 @@ from nanoinfer import (
     SamplingParams,
 )
 from nanoinfer.requests.deadlines import Deadlines
+from nanoinfer.requests.request import Request
 from nanoinfer.signals import uninterrupted
-from tests.pressure import Clock
-from tests.unit.test_engine import assert_all_free, greedy, make_engine, step
+from tests.helpers.engines import Clock, assert_all_free, greedy, make_engine, step
 
 
 def finish(engine: Engine) -> dict[int, RequestOutput]:
@@ -231,7 +231,7 @@ def test_shutdown_ends_everybody_gives_all_slots_back_and_refuses_newcomers() ->
 
 def test_what_was_prepared_before_a_shutdown_is_refused_after_it() -> None:
     engine = make_engine()
-    group = engine.prepare([1], greedy())
+    group = engine.prepare(Request([1], greedy()))
     engine.shutdown()
     with pytest.raises(EngineClosedError):
         engine.submit(group)

@@ -12,7 +12,7 @@ import transformers
 from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, StreamPiece
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.outputs import RequestGroup
-from tests.checkpoints import greedy as transformers_greedy
+from tests.helpers.checkpoints import greedy as transformers_greedy
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]

@@ -14,7 +14,7 @@ from nanoinfer.cache.free_runs import FreeRuns
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.slot_allocator import SlotAllocator
-from tests.fakes import counted_calls
+from tests.helpers.fakes import counted_calls
 
 SETTINGS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 

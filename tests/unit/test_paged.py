@@ -11,7 +11,7 @@ import transformers
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.paged import Caller
+from tests.helpers.paged import Caller
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]

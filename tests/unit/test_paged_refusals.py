@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.paged import Caller
+from tests.helpers.paged import Caller
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
-from tests.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, expected_output
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 GAMBLE = 0.001  # schedule_conservativeness that sets (next to) nothing aside

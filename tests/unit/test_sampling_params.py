@@ -37,6 +37,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "logprobs": None,
         "prompt_logprobs": False,
         "n": 1,
+        "logits_processors": (),
     }
 
 

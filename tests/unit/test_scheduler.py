@@ -1,10 +1,8 @@
 """Scheduler, CacheManager and Batch with a fake model: who is admitted when, and who owns which slot."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,9 +12,9 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.scheduling import prefix_sharing
 from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
-from tests.fakes import FakeServer, counted_calls, expected_output
+from tests.helpers.fakes import CountingPolicy, FakeServer, counted_calls, expected_output
+from tests.helpers.traffic import serve_at_random
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
@@ -131,7 +129,7 @@ def test_log_probabilities_reach_the_requests_that_want_them() -> None:
     other = server.add(A[:5], max_new_tokens=2)
     batch = server.scheduler.schedule()
     assert batch is not None
-    assert batch.return_normalized_logprob
+    assert batch.wants_prompt_logprobs
     token_ids = server.model.forward(batch)
     server.scheduler.process_batch_result(batch, token_ids, [{token_ids[0]: -0.5}, None])
     server.check()
@@ -484,20 +482,6 @@ def test_a_pool_held_from_outside_is_an_error_not_an_endless_loop() -> None:
     assert_as_expected(server, req)
 
 
-def test_a_request_that_does_not_fit_is_not_looked_at_again_until_something_ends() -> None:
-    server = FakeServer(max_total_tokens=20)
-    server.add(A[:6], max_new_tokens=10)
-    server.step()
-    server.add(B[:6], max_new_tokens=5)
-    server.step()
-    with counted_calls() as calls:
-        for _ in range(3):
-            server.scheduler._admit()
-    assert calls["lock_prefix"] == calls["match_prefix"] == 0
-    server.run()
-    server.check_all_free()
-
-
 @pytest.mark.parametrize("page_size", [1, 4, 12])
 def test_two_equal_prompts_in_one_pass_end_up_in_the_same_slots(page_size: int) -> None:
     server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
@@ -651,6 +635,26 @@ def test_a_decode_takes_a_new_page_only_where_the_last_one_is_full() -> None:
     assert free == [(3, 60), (4, 60), (5, 56), (6, 56), (7, 56), (8, 56), (9, 52)]
 
 
+def test_a_decode_in_pages_that_have_room_needs_no_slot_and_nobody_gives_way() -> None:
+    """All four pages are taken, and two tokens of each request still fit into them."""
+    server = FakeServer(max_total_tokens=16, page_size=4, schedule_conservativeness=0.001)
+    reqs = [server.add(A[:5], max_new_tokens=4), server.add(B[:5], max_new_tokens=4)]
+    server.run()
+    assert server.scheduler.retractions == 0
+    assert_as_expected(server, *reqs)
+
+
+def test_a_decode_needs_a_page_for_each_full_one_and_for_no_other() -> None:
+    """One page is left: enough when one of two requests fills its last page, and not when both do."""
+    for second, max_new_tokens, retractions in (B[:5], 3, 0), (B[:6], 7, 1):
+        server = FakeServer(max_total_tokens=20, page_size=4, schedule_conservativeness=0.001)
+        reqs = [server.add(A[:6], max_new_tokens=7), server.add(second, max_new_tokens)]
+        server.run()
+        assert server.scheduler.retractions == retractions
+        assert_as_expected(server, *reqs)
+        server.check_all_free()
+
+
 @pytest.mark.parametrize("page_size", [4, 16])
 def test_a_prefix_is_reused_in_whole_pages(page_size: int) -> None:
     server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
@@ -666,65 +670,88 @@ def test_a_prefix_is_reused_in_whole_pages(page_size: int) -> None:
 # --- cost --------------------------------------------------------------------------------------------------------
 
 
-class CountedDict(OrderedDict[Req, None]):
-    """The waiting requests; counts those that somebody goes through."""
-
-    visited = 0
-
-    def __iter__(self) -> Iterator[Req]:
-        for req in super().__iter__():
-            self.visited += 1
-            yield req
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
+    """`lpm`, registered under the name `counting`."""
+    policy = CountingPolicy("lpm")
+    monkeypatch.setitem(SCHEDULE_POLICIES, "counting", policy)
+    return policy
 
 
-def blocked_server(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeServer, CountedDict, list[Any]]:
-    """One long request runs, `num_waiting` wait, none of which fits beside it; and a list of tree look-ups."""
-    server = FakeServer(max_total_tokens=40)
+def blocked_server(policy: CountingPolicy, num_waiting: int, **fields: Any) -> FakeServer:
+    """One long request runs, `num_waiting` wait, none of which fits beside it; nothing has been counted yet."""
+    server = FakeServer(max_total_tokens=40, schedule_policy="counting", **fields)
     server.add(A[:5], max_new_tokens=30)
     server.step()
     for i in range(num_waiting):
         server.add([1000 + i] * 5, max_new_tokens=10)
-    server.scheduler.waiting._reqs = waiting = CountedDict(server.scheduler.waiting._reqs)
-    looked_up: list[Any] = []
-    for name in ("peek_prefix", "match_prefix"):
-        original = getattr(RadixCache, name)
-
-        def counted(self: RadixCache, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            looked_up.append(args)
-            return original(self, *args, **kwargs)
-
-        monkeypatch.setattr(RadixCache, name, counted)
-    return server, waiting, looked_up
+    policy.ranked.clear()
+    server.tree.look_ups = 0
+    return server
 
 
 def bare_step(server: FakeServer) -> None:
-    """A step without the checks, which go through everything."""
+    """A DECODE step without the checks, which go through everything."""
     batch = server.scheduler.schedule()
     assert batch is not None
     assert batch.forward_mode is DECODE
     server.scheduler.process_batch_result(batch, [1] * len(batch.reqs), [None] * len(batch.reqs))
 
 
-def test_a_step_in_which_nothing_changes_does_not_go_through_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, waiting, looked_up = blocked_server(10_000, monkeypatch)
+def test_a_request_that_does_not_fit_is_not_looked_up_again_until_something_ends() -> None:
+    server = FakeServer(max_total_tokens=20)
+    running = server.add(A[:6], max_new_tokens=10)
+    server.step()
+    waiting = server.add(B[:6], max_new_tokens=5)
+    server.step()
+    before = server.tree.look_ups
+    while not running.finished:
+        assert server.tree.look_ups == before
+        server.step()
+    server.run()
+    assert server.tree.look_ups > before
+    assert_as_expected(server, running, waiting)
+    server.check_all_free()
+
+
+def test_a_step_in_which_nothing_changes_looks_nothing_up_and_ranks_nothing(policy: CountingPolicy) -> None:
+    server = blocked_server(policy, 1000)
     bare_step(server)
     window = server.config.policy_window
-    assert waiting.visited <= window + 1
-    assert len(looked_up) <= window + 1
-    waiting.visited = 0
-    looked_up.clear()
+    assert policy.ranked == [window]
+    assert server.tree.look_ups <= window + 1, "each in the window once, and one was tried"
+    before = server.tree.look_ups
     for _ in range(5):
         bare_step(server)
-    assert waiting.visited == 0
-    assert not looked_up, "not even the first in line: nothing has ended since it did not fit"
+    assert policy.ranked == [window]
+    assert server.tree.look_ups == before, "not even the first in line: nothing has ended since it did not fit"
 
 
-def test_an_arrival_costs_at_most_the_policy_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, waiting, looked_up = blocked_server(10_000, monkeypatch)
+def test_an_arrival_costs_at_most_the_policy_window(policy: CountingPolicy) -> None:
+    server = blocked_server(policy, 1000, policy_window=16)
+    bare_step(server)
+    before = server.tree.look_ups
     server.add([5], max_new_tokens=38)
     bare_step(server)
-    assert waiting.visited <= server.config.policy_window + 1
-    assert len(looked_up) <= server.config.policy_window + 1
+    assert policy.ranked == [16, 16]
+    assert server.tree.look_ups - before <= 16 + 1
+
+
+def test_the_waiting_are_ranked_anew_after_an_arrival_or_an_insertion_and_only_then(policy: CountingPolicy) -> None:
+    server = FakeServer(max_running_requests=2, schedule_policy="counting")
+    first, second = server.add(A[:4], max_new_tokens=4), server.add(B[:4], max_new_tokens=8)
+    server.step()
+    ranked = 1
+    assert policy.ranked == [2], "those of one arrival are ranked together"
+    server.add(C[:4], max_new_tokens=2)
+    while not first.finished:
+        server.step()
+        assert len(policy.ranked) == ranked, "no row is free: nobody can be admitted"
+    server.step()  # its tokens went to the tree, so what waits may have become cached
+    assert policy.ranked == [2, 1]
+    server.run()
+    assert policy.ranked == [2, 1]
+    assert second.finished
 
 
 @pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
@@ -743,89 +770,21 @@ def test_a_step_does_the_same_work_however_many_wait(policy: str) -> None:
     assert counts[0] == counts[1]
 
 
-# --- at random ---------------------------------------------------------------------------------------------------
+# --- at random (many more of these are in tests/property) --------------------------------------------------------------
 
 
-def random_request(server: FakeServer, rng: np.random.Generator, history: list[Req]) -> Req:
-    """A request that often begins like another one, or goes on where another one ended."""
-    page_size = server.config.page_size
-    limit = server.pool.size - page_size
-    start: list[int] = []
-    if history and rng.random() < 0.7:
-        other = history[int(rng.integers(len(history)))]
-        start = other.token_ids[: int(rng.integers(other.num_tokens // 2, other.num_tokens)) + 1].tolist()
-    more = rng.integers(0, 3, size=int(rng.integers(1, 10 + page_size))).tolist()
-    prompt = (start + more)[: limit // 2]
-    max_new_tokens = int(rng.integers(1, min(14, limit - len(prompt))))
-    return server.add(
-        prompt,
-        max_new_tokens,
-        extra_key=[None, None, "lora"][int(rng.integers(3))],
-        stop_token_ids=[0] if rng.random() < 0.5 else [],
-        min_new_tokens=int(rng.integers(0, max_new_tokens + 1)),
-        prompt_logprobs=bool(rng.random() < 0.1),
-    )
-
-
-CONFIGURATIONS = [
-    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 40},
-    {"page_size": 1, "schedule_policy": "fcfs", "max_total_tokens": 40, "eviction_policy": "lfu"},
-    {"page_size": 1, "schedule_policy": "dfs-weight", "max_total_tokens": 70, "eviction_policy": "fifo"},
-    {"page_size": 1, "schedule_policy": "random", "max_total_tokens": 40, "disable_radix_cache": True},
-    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 60, "max_prefill_tokens": 10},
-    {"page_size": 4, "schedule_policy": "lpm", "max_total_tokens": 64},
-    {"page_size": 4, "schedule_policy": "dfs-weight", "max_total_tokens": 48, "policy_window": 2},
-    {"page_size": 4, "schedule_policy": "random", "max_total_tokens": 64, "disable_radix_cache": True},
-    {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
-    {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
-]
-CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
-    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
-    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
-    for pressure in ({}, {"schedule_conservativeness": 0.001})
-]
-
-
-@pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
-def test_scheduling_never_changes_tokens_nor_loses_a_slot(
-    configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", worth_waiting_for)
-    rng = np.random.default_rng(seed)
-    pressed = "schedule_conservativeness" in configuration
-    server = FakeServer(vocab_size=3, max_running_requests=12 if pressed else 4, random_seed=seed, **configuration)
-    reqs: list[Req] = []
-    evicted = 0
-    retracted: set[Req] = set()
-    half_prefilled: set[Req] = set()
-    while len(reqs) < 80 or server.scheduler.waiting or server.scheduler.running:
-        if len(reqs) < 80:
-            for _ in range(int(rng.integers(0, 5 if pressed else 3))):
-                reqs.append(random_request(server, rng, reqs))
-        unfinished = [*server.scheduler.waiting, *server.scheduler.running]
-        if unfinished and rng.random() < 0.05:
-            server.abort(unfinished[int(rng.integers(len(unfinished)))])
-        before = server.tree.total_size()
-        server.step()
-        evicted += server.tree.total_size() < before
-        retracted |= {req for req in server.scheduler.waiting if req.num_retractions}
-        half_prefilled |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
-    for req in reqs:
-        tokens, reason = expected_output(req, server.vocab_size)
-        if req.finish_reason is FinishReason.ABORT:
-            assert req.output_ids == tokens[: req.num_output_tokens]
-        else:
-            assert (req.output_ids, req.finish_reason) == (tokens, reason)
-        assert (req.prompt_logprobs is not None) == (req.params.prompt_logprobs and bool(req.num_output_tokens))
-        assert req.prompt_logprobs in (None, [None, *map(float, range(1, req.prompt_len))])
-    if not server.tree.disable:  # the run was what it is meant to be
-        assert evicted
-        assert sum(req.cached_tokens for req in reqs)
-    assert pressed or not retracted
-    assert bool(half_prefilled) == ("chunked_prefill_size" in configuration)
-    server.check_all_free()
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {"max_total_tokens": 40, "schedule_conservativeness": 0.001},
+        {"max_total_tokens": 70, "schedule_policy": "dfs-weight", "chunked_prefill_size": 3, "eviction_policy": "fifo"},
+        {"max_total_tokens": 64, "page_size": 4, "chunked_prefill_size": 4, "schedule_conservativeness": 0.001},
+        {"max_total_tokens": 64, "page_size": 4, "schedule_policy": "random", "disable_radix_cache": True},
+    ],
+    ids=lambda configuration: "-".join(map(str, configuration.values())),
+)
+def test_a_few_random_requests_have_their_tokens_and_lose_no_slot(configuration: dict[str, Any]) -> None:
+    serve_at_random(configuration, seed=0, num_requests=40)
 
 
 # --- check_integrity ---------------------------------------------------------------------------------------------
@@ -938,16 +897,66 @@ def test_a_prefix_is_hit_when_its_request_is_admitted_not_whenever_it_is_conside
     assert node.hit_count == 1
 
 
-def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = FakeServer(max_total_tokens=40)
+def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(policy: CountingPolicy) -> None:
+    server = FakeServer(max_total_tokens=40, schedule_policy="counting")
     server.serve(C[:10], max_new_tokens=1)
     server.add(A[:5], max_new_tokens=34)
     server.step()
     server.add(B[:5], max_new_tokens=30)
     bare_step(server)
-    ranked: list[object] = []
-    monkeypatch.setattr(server.scheduler.waiting, "_policy", lambda *args: ranked.append(args))
+    ranked = len(policy.ranked)
     while server.tree.total_size() > 5:  # until the first's decode has evicted what nobody uses
         bare_step(server)
     assert server.cache.evicted_tokens == 10
-    assert not ranked
+    assert len(policy.ranked) == ranked
+
+
+# --- a blocked request and what others keep locked -------------------------------------------------------------------
+
+
+def sharing_server(max_total_tokens: int) -> tuple[FakeServer, Req]:
+    """One request runs with its 20 prompt tokens locked; another, which begins with them, does not fit beside it."""
+    server = FakeServer(max_total_tokens, schedule_conservativeness=1.0, max_context_len=128)
+    server.add(A, max_new_tokens=60)
+    server.step()
+    late = server.add([*A, *B[:5]], max_new_tokens=40)
+    server.step()
+    assert list(server.scheduler.waiting) == [late]
+    return server, late
+
+
+def test_a_blocked_request_is_admitted_as_the_ratio_falls_without_counting_what_others_keep_locked() -> None:
+    """59 slots can be had. At 0.4, 24 are set aside for the one that runs; the other needs 21 beside the 20 they share."""
+    server, late = sharing_server(80)
+    server.scheduler.new_token_ratio.value = 0.4
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [late]
+    assert late.cached_tokens == 20
+    server.run()
+    assert_as_expected(server, late)
+    server.check_all_free()
+
+
+def test_a_blocked_request_is_not_looked_up_again_while_the_ratio_falls_too_little() -> None:
+    server, late = sharing_server(80)
+    before = server.tree.look_ups
+    server.scheduler.new_token_ratio.value = 0.6  # 36 are set aside, and 29 needed
+    server.step()
+    assert late in server.scheduler.waiting
+    assert server.tree.look_ups == before
+
+
+def test_a_cached_prefix_that_nobody_keeps_locked_is_room_that_a_blocked_request_cannot_count_twice() -> None:
+    """It would lock its 20 cached tokens, which are part of what can be had: they make nothing cheaper."""
+    server = FakeServer(90, schedule_conservativeness=1.0, max_context_len=128)
+    server.serve(A, max_new_tokens=1)
+    server.add(B[:10], max_new_tokens=60)
+    server.step()
+    late = server.add([*A, *C[:5]], max_new_tokens=40)  # 42 are set aside, 33 needed; 60 are left once A is locked
+    server.step()
+    before = server.tree.look_ups
+    for _ in range(3):
+        server.step()
+        assert late in server.scheduler.waiting
+        assert server.tree.look_ups == before

@@ -11,7 +11,7 @@ import transformers
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams
 from nanoinfer.sessions import InferenceEngine, InferenceSession, KVAccount, OfflineScheduler
-from tests.checkpoints import greedy
+from tests.helpers.checkpoints import greedy
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]

@@ -8,8 +8,7 @@ import pytest
 
 from nanoinfer import EngineStats, SamplingParams
 from nanoinfer.stats import RECENT_STEPS, StepMeter
-from tests.pressure import Clock
-from tests.unit.test_engine import greedy, make_engine, model_of, step
+from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
 LINE = re.compile(
     r"step=(\d+) mode=(EXTEND|DECODE) reqs=(\d+) tokens=(\d+) running=(\d+) waiting=(\d+) free=(\d+) evictable=(\d+)"
@@ -73,6 +72,41 @@ def test_times_are_those_of_the_engines_clock() -> None:
     stats = engine.stats()
     assert (stats.extend_step_seconds, stats.decode_step_seconds, stats.longest_step_seconds) == (4.0, 1.5, 4.0)
     assert stats.tokens_per_second == 6 / 7
+
+
+def test_prompt_and_cached_tokens_are_sums_over_all_requests() -> None:
+    engine = make_engine()
+    for prompt in ([1, 2, 3], [1, 2, 3, 4, 50], [1, 2, 3, 4, 50, 60], [7]):
+        engine.add_request(prompt, greedy(2))
+        while engine.has_unfinished():
+            step(engine)
+    stats = engine.stats()
+    assert (stats.prompt_tokens, stats.cached_tokens) == (3 + 5 + 6 + 1, 0 + 4 + 5 + 0)
+    assert stats.hit_rate == 9 / 15
+
+
+def test_what_a_retracted_request_finds_of_itself_is_no_hit() -> None:
+    engine = make_engine(slots=20, schedule_conservativeness=0.001)
+    for base in (5, 50):
+        engine.add_request([base] * 6, greedy(10))
+    while engine.has_unfinished():
+        step(engine)
+    stats = engine.stats()
+    assert stats.retractions > 0
+    assert (stats.prompt_tokens, stats.cached_tokens) == (12, 0)
+
+
+def test_times_of_several_completions_are_to_the_first_token_of_any_and_to_the_end_of_all() -> None:
+    """One runs at a time, a second a step: their tokens come after 1, 2 and 3, 4 and 5, 6 seconds."""
+    clock = Clock()
+    engine = make_engine(rows=1, clock=clock)
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=2, n=3, top_k=1))
+    seen = []
+    while engine.has_unfinished():
+        clock.now += 1
+        seen.append(step(engine)[rid])
+    assert [output.ttft for output in seen] == [1.0] * 6
+    assert [output.latency for output in seen] == [None] * 5 + [6.0]
 
 
 def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:

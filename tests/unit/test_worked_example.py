@@ -13,7 +13,7 @@ import transformers
 
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
-from tests.checkpoints import greedy
+from tests.helpers.checkpoints import greedy
 
 VOCAB_SIZE = 32000
 REQUEST_1 = [1, 29871, 29896, 29906, 29941, 29946, 29945]

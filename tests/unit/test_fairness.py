@@ -7,18 +7,9 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.requests.req import Req
-from tests.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, admissions, expected_output
 
 A, B = range(100, 120), range(200, 220)
-
-
-def admissions(server: FakeServer) -> list[Req]:
-    """Step once; who was admitted for the first time in it, in order."""
-    before = set(server.scheduler.waiting)
-    batch = server.step()
-    if batch is None:
-        return []
-    return [req for req in batch.reqs if req in before and not req.num_retractions]
 
 
 def starved_server(policy: str, max_overtakes: int, **fields: Any) -> tuple[FakeServer, Req]:
@@ -42,7 +33,6 @@ def test_a_request_is_overtaken_so_often_and_then_it_is_next(policy: str, max_ov
             server.add([*A[:10], i, len(server.scheduler.waiting)], max_new_tokens=1)
         if cold in admissions(server):
             break
-        overtook += len([req for req in server.scheduler.planned if not req.num_output_tokens])
         overtook = server.scheduler.waiting.left - cold.ticket
     assert overtook == max_overtakes
     server.run()
@@ -82,48 +72,6 @@ def test_under_fcfs_those_behind_one_that_waits_for_a_shared_prefix_wait_with_it
     reqs = [server.add(range(50), max_new_tokens=3) for _ in range(2)] + [server.add([100], max_new_tokens=3)]
     assert [admissions(server), admissions(server)] == [reqs[:1], reqs[1:]]
     server.run()
-
-
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "random", "fcfs"])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("max_overtakes", [1, 4])
-def test_the_bound_holds_whatever_comes(policy: str, seed: int, max_overtakes: int) -> None:
-    """With aborts, retractions, chunks and equal prompts that wait for one another."""
-    rng = np.random.default_rng(seed)
-    server = FakeServer(
-        max_total_tokens=48,
-        max_running_requests=int(rng.integers(1, 6)),
-        schedule_policy=policy,
-        policy_window=int(rng.choice([2, 128])),
-        max_overtakes=max_overtakes,
-        chunked_prefill_size=[None, 3, 40][int(rng.integers(3))],
-        schedule_conservativeness=[0.001, 11.0][int(rng.integers(2))],
-        random_seed=seed,
-    )
-    everybody: list[Req] = []
-    first_admitted: list[Req] = []
-    for i in range(250):
-        if i < 200 and rng.random() < 0.6:
-            prompt = [7] * int(rng.integers(0, 35)) + rng.integers(0, 2, size=2).tolist()
-            everybody.append(server.add(prompt, max_new_tokens=int(rng.integers(1, 9))))
-        waiting = [req for req in server.scheduler.waiting if not req.num_retractions]
-        if waiting and rng.random() < 0.03:
-            server.abort(waiting[int(rng.integers(len(waiting)))])
-        first_admitted += admissions(server)
-    server_limit = 2000
-    while server.scheduler.waiting or server.scheduler.running:
-        first_admitted += admissions(server)
-        server_limit -= 1
-        assert server_limit
-    place = {req: i for i, req in enumerate(first_admitted)}
-    assert len(place) == len(first_admitted), "admitted for the first time once"
-    for req in first_admitted:
-        earlier = first_admitted[: place[req]]
-        assert sum(other.ticket > req.ticket for other in earlier) <= max_overtakes
-    for req in everybody:
-        if req.finish_reason != "abort":
-            assert req.output_ids == expected_output(req, server.vocab_size)[0]
-    server.check_all_free()
 
 
 def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passed() -> None:

@@ -30,7 +30,8 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.sampling.random_numbers import uniform
-from tests.checkpoints import save_checkpoint
+from tests.helpers.checkpoints import save_checkpoint
+from tests.helpers.engines import Clock
 
 MARGIN = 2e-3
 VOCAB = 32
@@ -108,16 +109,6 @@ def _drawn(probabilities: np.ndarray, number: float) -> tuple[int, float]:
 def make_model(path: Path) -> LoadedModel:
     """The tiny model, saved to `path` and loaded by the engine's own loader."""
     return load_model(save_checkpoint(path, "llama", seed=3, **TINY_MODEL), torch.float32)
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class InjectedError(Exception):

@@ -15,10 +15,13 @@ from nanoinfer import SamplingParams
 from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.radix_cache import MatchResult, RadixCache
+from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling.policy import Policy
 from nanoinfer.scheduling.scheduler import Scheduler
 
 
@@ -35,6 +38,32 @@ def expected_output(req: Req, vocab_size: int) -> tuple[list[int], FinishReason]
         if tokens[-1] in req.stop_token_ids and count >= req.params.min_new_tokens:
             return tokens[req.prompt_len :], FinishReason.STOP
     return tokens[req.prompt_len :], FinishReason.LENGTH
+
+
+class CountingCache(RadixCache):
+    """A tree that counts how often a prefix is looked up in it, to match or to peek."""
+
+    look_ups = 0
+
+    def match_prefix(self, *args: Any, **kwargs: Any) -> MatchResult:
+        self.look_ups += 1
+        return super().match_prefix(*args, **kwargs)
+
+    def peek_prefix(self, *args: Any, **kwargs: Any) -> tuple[int, TreeNode]:
+        self.look_ups += 1
+        return super().peek_prefix(*args, **kwargs)
+
+
+class CountingPolicy:
+    """A scheduling policy, to be registered, that ranks as the policy `name` does and remembers how many it ranked."""
+
+    def __init__(self, name: str):
+        self.policy: Policy = SCHEDULE_POLICIES[name]
+        self.ranked: list[int] = []
+
+    def __call__(self, reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+        self.ranked.append(len(reqs))
+        return self.policy(reqs, cache, rng)
 
 
 class FakeModel:
@@ -70,11 +99,11 @@ class FakeModel:
         neighbours = slots == list(range(slots[0], slots[0] + len(slots)))
         expected = (slots[0], slots[0] + len(slots)) if neighbours else (None, None)
         assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == expected
-        if batch.return_normalized_logprob:
-            batch.prompt_logprobs = torch.cat(
-                [torch.arange(start, seq).float() for start, seq in zip(prefix_lens, seq_lens, strict=True)]
-            )
-            batch.boundary_logprob = None if batch.cut_req is None else float(seq_lens[-1])
+        assert batch.wants_prompt_logprobs == (extend and any(req.wants_prompt_logprobs for req in batch.reqs))
+        for req, prefix, seq in zip(batch.reqs, prefix_lens, seq_lens, strict=True):
+            if extend and req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+                following = float(seq) if seq < req.prompt_len else None
+                req.gathered_prompt_logprobs.add(prefix, [float(i) for i in range(prefix, seq)], following)
         return [
             next_token(req.token_ids[: req.num_tokens].tolist(), req.extra_key, self.vocab_size)
             for req in batch.sampled_reqs
@@ -102,7 +131,7 @@ class FakeServer:
         self.config = EngineConfig(max_running_requests, max_total_tokens, max_context_len, **fields)
         self.rows = ReqToTokenPool(max_running_requests, max_context_len)
         self.pool = TokenToKVPool(max_total_tokens, torch.float32, 1, 1, 1, page_size=self.config.page_size)
-        self.tree = RadixCache(
+        self.tree = CountingCache(
             self.rows,
             self.pool,
             self.config.page_size,
@@ -156,7 +185,7 @@ class FakeServer:
         return req
 
     def abort(self, *reqs: Req) -> None:
-        self.scheduler.abort(reqs)
+        self.scheduler.end(reqs, FinishReason.ABORT)
         self.check()
 
     def check(self) -> None:
@@ -189,6 +218,15 @@ class FakeServer:
         self.check()
         assert self.pool.available_size() == self.pool.size
         assert self.rows.available_size() == self.rows.size
+
+
+def admissions(server: FakeServer) -> list[Req]:
+    """Step once; who was admitted for the first time in it, in order."""
+    before = set(server.scheduler.waiting)
+    batch = server.step()
+    if batch is None:
+        return []
+    return [req for req in batch.reqs if req in before and not req.num_retractions]
 
 
 @contextmanager

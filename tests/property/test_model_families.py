@@ -4,19 +4,21 @@ whole engine runs in which requests come and go, share prefixes, wait, and lose 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
-from nanoinfer.batch import Batch
-from nanoinfer.cache.memory_pool import ReqToTokenPool
-from nanoinfer.model.attention import TorchNativeBackend
-from nanoinfer.model.input_metadata import ForwardMode
-from nanoinfer.model.loader import LoadedModel, load_model
-from nanoinfer.model.model_runner import ModelRunner
-from tests.checkpoints import TINY, greedy
+from nanoinfer.model.loader import load_model
+from tests.helpers.checkpoints import TINY, greedy
+from tests.helpers.rows import (
+    HandWrittenRows,
+    all_logits,
+    assert_close,
+    compare_all_passes,
+    logprob_of_each_token,
+    random_tokens,
+)
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -62,89 +64,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def random_tokens(length: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(3, TINY["vocab_size"], length).tolist()
-
-
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float = 1e-4) -> None:
-    """Equal up to `relative` times the largest expected value."""
-    assert actual.shape == expected.shape
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=relative * float(expected.abs().max()))
-
-
-@torch.no_grad()
-def all_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
-    """`[len(tokens), V]` from transformers, computed in one go and without a cache."""
-    return model(torch.tensor([list(tokens)]), use_cache=False).logits[0]
-
-
 # --- single passes -------------------------------------------------------------------------------------------------
-
-
-class HandWrittenRows:
-    """A ModelRunner whose rows are written by hand: sequences grow by `extend` and `decode` in slots chosen at random.
-
-    Slots nobody has written hold NaN and row entries nobody has written are far out of range, so whatever reads more
-    than it may shows.
-    """
-
-    def __init__(self, loaded: LoadedModel, num_requests: int, page_size: int = 1, size: int = 192):
-        config, rng = loaded.config, np.random.default_rng(7)
-        self.rows = ReqToTokenPool(num_requests + 2, 64)
-        self.rows.req_to_token.fill_(10**6)
-        self.pool = loaded.new_kv_pool(size, page_size)
-        for layer in range(config.num_hidden_layers):
-            self.pool.get_key_buffer(layer).fill_(torch.nan)
-            self.pool.get_value_buffer(layer).fill_(torch.nan)
-        self.runner = ModelRunner(loaded.model, self.rows, self.pool, TorchNativeBackend())
-        pages = rng.permutation(size // page_size)
-        self._slots = (pages[:, None] * page_size + np.arange(page_size)).reshape(num_requests, -1)
-        self._row_of = rng.permutation(num_requests + 2)[:num_requests]
-        self._lens = [0] * num_requests
-
-    def extend(
-        self, new_tokens: Mapping[int, Sequence[int]], return_normalized_logprob: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Give the requests that `new_tokens` names their next tokens, in its order, in one EXTEND pass."""
-        where = self._grow({request: len(tokens) for request, tokens in new_tokens.items()})
-        input_ids = torch.tensor([token for tokens in new_tokens.values() for token in tokens])
-        output = self.runner.forward_extend(input_ids, **where, return_normalized_logprob=return_normalized_logprob)
-        self._write_rows()
-        return output
-
-    def decode(self, new_token: Mapping[int, int]) -> torch.Tensor:
-        where = self._grow(dict.fromkeys(new_token, 1)) | {"prefix_lens": None}
-        logits = self.runner.forward_decode(torch.tensor(list(new_token.values())), **where)
-        self._write_rows()
-        return logits
-
-    def written_slots(self, layer: int) -> list[int]:
-        written = ~self.pool.get_key_buffer(layer).isnan().flatten(1).any(1)
-        assert torch.equal(written, ~self.pool.get_value_buffer(layer).isnan().flatten(1).any(1))
-        return written.nonzero()[:, 0].tolist()
-
-    def used_slots(self) -> list[int]:
-        return sorted(np.concatenate([row[:n] for row, n in zip(self._slots, self._lens, strict=True)]).tolist())
-
-    def _write_rows(self) -> None:
-        """After the pass: during it `out_cache_loc` alone says where the new tokens go."""
-        for row, slots, length in zip(self._row_of.tolist(), self._slots, self._lens, strict=True):
-            self.rows.req_to_token[row, :length] = torch.from_numpy(slots[:length]).int()
-
-    def _grow(self, by: Mapping[int, int]) -> dict[str, torch.Tensor]:
-        requests = list(by)
-        prefix_lens = [self._lens[request] for request in requests]
-        out_cache_loc = []
-        for request, start in zip(requests, prefix_lens, strict=True):
-            slots = self._slots[request, start : start + by[request]]
-            self._lens[request] += len(slots)
-            out_cache_loc.append(slots)
-        return {
-            "req_pool_indices": torch.tensor(self._row_of[requests], dtype=torch.int32),
-            "seq_lens": torch.tensor([self._lens[request] for request in requests], dtype=torch.int32),
-            "prefix_lens": torch.tensor(prefix_lens, dtype=torch.int32),
-            "out_cache_loc": torch.from_numpy(np.concatenate(out_cache_loc)).int(),
-        }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -177,32 +97,6 @@ def test_bfloat16_stays_close_to_transformers_in_bfloat16(variant: str, checkpoi
     compare_all_passes(loaded, model, page_size=1, relative=0.05)
 
 
-def compare_all_passes(
-    loaded: LoadedModel, model: transformers.PreTrainedModel, page_size: int, relative: float = 1e-4
-) -> None:
-    """Four requests of mixed length through two EXTEND passes, the second over prefixes, and three DECODE passes."""
-    sequences = [random_tokens(length, seed) for seed, length in enumerate((24, 31, 9, 22))]
-    expected = [all_logits(model, tokens) for tokens in sequences]
-    rows = HandWrittenRows(loaded, len(sequences), page_size)
-
-    logits, normalized = rows.extend({0: sequences[0][:21], 1: sequences[1][:7], 2: sequences[2][:1]})
-    assert_close(logits, torch.stack([expected[0][20], expected[1][6], expected[2][0]]), relative)
-    assert normalized is None
-
-    # One goes on after its prefix, one adds a single token, one is new; in another order than before.
-    logits, _ = rows.extend({3: sequences[3][:19], 1: sequences[1][7:28], 2: sequences[2][1:2]})
-    assert_close(logits, torch.stack([expected[3][18], expected[1][27], expected[2][1]]), relative)
-
-    lens = [21, 28, 2, 19]
-    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1]):
-        logits = rows.decode({request: sequences[request][lens[request]] for request in order})
-        assert_close(logits, torch.stack([expected[request][lens[request]] for request in order]), relative)
-        for request in order:
-            lens[request] += 1
-    for layer in range(loaded.config.num_hidden_layers):
-        assert rows.written_slots(layer) == rows.used_slots()
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
     family: str, checkpoint: Checkpoint, oracle: Oracle
@@ -225,88 +119,6 @@ def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
     assert normalized is not None
     assert_close(normalized[0], logprobs[2][3:].mean())
     assert normalized[1].isnan()
-
-
-@torch.no_grad()
-def logprob_of_each_token(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
-    """`[len(tokens)]`: of each token under those before it; NaN for the first."""
-    table = all_logits(model, tokens).log_softmax(-1)
-    return torch.cat((torch.tensor([torch.nan]), table[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]))
-
-
-@pytest.mark.parametrize("total", [256, 257, 258])
-def test_prompt_logprobs_of_long_passes_are_complete(total: int, checkpoint: Checkpoint, oracle: Oracle) -> None:
-    """The head is applied to 256 rows at a time: passes that end just before, at and after that boundary."""
-    path = checkpoint("llama")
-    prompts = [random_tokens(length, seed) for seed, length in enumerate((100, total - 160, 60))]
-    llm = LLM(path, max_total_tokens=512)
-    outs = llm.generate(prompts, SamplingParams(max_new_tokens=1, prompt_logprobs=True), use_tqdm=False)
-    assert llm.engine.stats()["extend_steps"] == 1
-    for prompt, out in zip(prompts, outs, strict=True):
-        assert out.prompt_logprobs is not None
-        assert out.prompt_logprobs[0] is None
-        assert_close(torch.tensor(out.prompt_logprobs[1:]), logprob_of_each_token(oracle(path), prompt)[1:])
-
-
-@pytest.mark.parametrize("first_slot", [0, 5])
-def test_a_batch_in_neighbouring_slots_gives_the_same_logits(
-    first_slot: int, checkpoint: Checkpoint, oracle: Oracle
-) -> None:
-    """Neighbours are written as a slice, and `forward` dispatches on the mode: the way the engine calls the runner."""
-    path = checkpoint("llama")
-    sequences = [random_tokens(6, seed=60), random_tokens(4, seed=61)]
-    expected = [all_logits(oracle(path), tokens) for tokens in sequences]
-    logprobs = [logprob_of_each_token(oracle(path), tokens) for tokens in sequences]
-    rows = HandWrittenRows(load_model(path), 2)
-    slots = torch.arange(first_slot, first_slot + 8, dtype=torch.int32)
-    batch = Batch(
-        reqs=[],
-        forward_mode=ForwardMode.EXTEND,
-        input_ids=torch.tensor(sequences[0][:5] + sequences[1][:3]),
-        req_pool_indices=torch.tensor([2, 0]),
-        seq_lens=torch.tensor([5, 3]),
-        prefix_lens=torch.tensor([0, 0]),
-        out_cache_loc=slots,
-        out_cache_cont_start=first_slot,
-        out_cache_cont_end=first_slot + 8,
-    )
-    logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND)
-    assert_close(logits, torch.stack([expected[0][4], expected[1][2]]))
-    assert normalized is None
-    assert batch.prompt_logprobs is None
-    logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND, return_normalized_logprob=True)
-    assert normalized is not None
-    assert_close(normalized, torch.stack([logprobs[0][1:5].mean(), logprobs[1][1:3].mean()]))
-    assert batch.prompt_logprobs is not None
-    assert batch.prompt_logprobs.isnan().nonzero()[:, 0].tolist() == [0, 5], "the first of each request"
-    assert_close(batch.prompt_logprobs[6:], logprobs[1][1:3])
-
-    rows.rows.req_to_token[2, :5], rows.rows.req_to_token[0, :3] = slots[:5], slots[5:]
-    end = first_slot + 8
-    batch = Batch(
-        reqs=[],
-        forward_mode=ForwardMode.DECODE,
-        input_ids=torch.tensor([sequences[0][5], sequences[1][3]]),
-        req_pool_indices=torch.tensor([2, 0]),
-        seq_lens=torch.tensor([6, 4]),
-        prefix_lens=None,
-        out_cache_loc=torch.tensor([end, end + 1]),
-        out_cache_cont_start=end,
-        out_cache_cont_end=end + 2,
-    )
-    logits, normalized = rows.runner.forward(batch, ForwardMode.DECODE)
-    assert_close(logits, torch.stack([expected[0][5], expected[1][3]]))
-    assert normalized is None
-    assert rows.written_slots(2) == list(range(first_slot, end + 2))
-
-
-def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
-    rows = HandWrittenRows(load_model(checkpoint("llama")), 1)
-    with pytest.raises(ValueError, match=r"input_ids: shape \[3\], must be \[2\]"):
-        rows.runner.forward_extend(torch.tensor([5, 6, 7]), [0], [2], [0], [4, 9])
-    with pytest.raises(ValueError, match="out_cache_loc"):
-        rows.runner.forward_decode(torch.tensor([5]), [0], [1], None, [192])
-    assert rows.written_slots(0) == []
 
 
 # --- what a caller sees --------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""OpenRequests: the requests that have not ended, and the outputs that their callers have yet to get."""
+
+from collections.abc import Iterable, Sequence
+
+from nanoinfer.requests.deadlines import Deadlines
+from nanoinfer.requests.outputs import RequestGroup, RequestOutput
+from nanoinfer.requests.req import Req
+
+
+class OpenRequests:
+    """Unfinished requests by id (`groups`), their deadlines, outputs to be delivered, and how many requests ended how."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, RequestGroup] = {}
+        self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
+        self._deadlines = Deadlines()
+        self._undelivered: dict[int, RequestOutput] = {}
+
+    def __bool__(self) -> bool:
+        """True while there is something to deliver."""
+        return bool(self._undelivered)
+
+    def add(self, groups: Sequence[RequestGroup], now: float) -> None:
+        """Requests arrive at `now`, in seconds."""
+        for group in groups:
+            self.groups[group.request_id] = group
+            if group.timeout_s is not None:
+                self._deadlines.add(now + group.timeout_s, group.request_id)
+            for req in group.reqs:
+                req.arrival_time = now
+        self._deadlines.tidy(self.groups.keys())
+
+    def overdue(self, now: float) -> list[int]:
+        """The ids of requests whose time is up at `now`, earliest first; each is returned once."""
+        return self._deadlines.pop_due(now)
+
+    def remove(self, groups: Iterable[RequestGroup], counted_as: str) -> None:
+        """These have ended, in the way that they are `counted_as`."""
+        for group in groups:
+            del self.groups[group.request_id]
+            self.ends[counted_as] += 1
+
+    def collect(self, reqs: Sequence[Req]) -> None:
+        """Hold an output for each request of `reqs`, which have a new token each; remove the requests that have
+        finished.
+        """
+        groups = [self.groups[request_id] for request_id in dict.fromkeys(req.request_id for req in reqs)]
+        self.remove([group for group in groups if group.finished], "finished")
+        self.hold([group.output() for group in groups])
+
+    def hold(self, outputs: Sequence[RequestOutput]) -> None:
+        """Keep outputs for the next `deliver`, the latest of each request."""
+        self._undelivered.update((output.request_id, output) for output in outputs)
+
+    def deliver(self) -> list[RequestOutput]:
+        """Hand out everything that is held."""
+        outputs, self._undelivered = list(self._undelivered.values()), {}
+        return outputs
+
+    def withdraw(self, request_id: int) -> RequestOutput | None:
+        """Hand out the output held for one request, None when there is none."""
+        return self._undelivered.pop(request_id, None)

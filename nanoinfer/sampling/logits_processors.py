@@ -1,0 +1,118 @@
+"""Logits processors: what changes a request's logits before its token is chosen, greedily or by sampling alike.
+
+The built-in ones work on all rows that ask for them at once; a request's own (`SamplingParams.logits_processors`) come
+after them, row by row. One more built-in rule is one more function in PROCESSORS and its field in SamplingParams.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nanoinfer.requests.req import Req
+
+Rows = Sequence[tuple[int, Req]]  # rows of the scores and the requests that they belong to
+
+
+def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
+    """Change `scores` [B, V] float32 in place, as the requests' parameters say.
+
+    RuntimeError naming the request whose processor returns another shape, NaN or +infinity, or forbids every token.
+    """
+    rows = [(row, req) for row, req in enumerate(reqs) if adjusts_logits(req)]
+    for processor in PROCESSORS if rows else ():
+        processor(scores, rows)
+
+
+def adjusts_logits(req: Req) -> bool:
+    """Whether anything changes this request's logits now."""
+    p = req.params
+    return bool(
+        p.logit_bias
+        or p.repetition_penalty != 1.0
+        or p.frequency_penalty
+        or p.presence_penalty
+        or p.logits_processors
+        or req.num_output_tokens < p.min_new_tokens
+    )
+
+
+def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Several (row, token ids) as two index tensors of equal length: rows and token ids."""
+    rows = np.repeat([row for row, _ in pairs], [len(tokens) for _, tokens in pairs])
+    tokens = np.concatenate([tokens for _, tokens in pairs])
+    return torch.from_numpy(rows).to(device), torch.from_numpy(tokens.astype(np.int64)).to(device)
+
+
+def add_logit_bias(scores: torch.Tensor, rows: Rows) -> None:
+    """Add each request's `logit_bias`; -inf forbids a token."""
+    biases = [(row, req.params.logit_bias) for row, req in rows if req.params.logit_bias]
+    if biases:
+        index = _flat([(row, np.array(list(bias))) for row, bias in biases], scores.device)
+        values = np.concatenate([list(bias.values()) for _, bias in biases])
+        scores[index] += torch.from_numpy(values).to(scores)
+
+
+def penalise_repetition(scores: torch.Tensor, rows: Rows) -> None:
+    """Keskar et al., 2019, as in Hugging Face: tokens of prompt and output, however often they occurred."""
+    penalised = [(row, req) for row, req in rows if req.params.repetition_penalty != 1.0]
+    if penalised:
+        index = _flat([(row, np.unique(req.token_ids[: req.num_tokens])) for row, req in penalised], scores.device)
+        penalty = torch.ones(len(scores), device=scores.device)
+        penalty[[row for row, _ in penalised]] = torch.tensor(
+            [req.params.repetition_penalty for _, req in penalised], device=scores.device
+        )
+        seen, factor = scores[index], penalty[index[0]]
+        scores[index] = torch.where(seen < 0, seen * factor, seen / factor)
+
+
+def penalise_frequency_and_presence(scores: torch.Tensor, rows: Rows) -> None:
+    """OpenAI's definition: `frequency_penalty` times the token's count in the output, `presence_penalty` once."""
+    counted = []
+    amounts = []
+    for row, req in rows:
+        params = req.params
+        if params.frequency_penalty or params.presence_penalty:
+            tokens, counts = np.unique(req.token_ids[req.prompt_len : req.num_tokens], return_counts=True)
+            counted.append((row, tokens))
+            amounts.append(params.frequency_penalty * counts + params.presence_penalty)
+    if counted:
+        scores[_flat(counted, scores.device)] -= torch.from_numpy(np.concatenate(amounts)).to(scores)
+
+
+def forbid_stopping_early(scores: torch.Tensor, rows: Rows) -> None:
+    """Forbid stop tokens until `min_new_tokens` are there."""
+    early = [
+        (row, np.array(sorted(req.stop_token_ids)))
+        for row, req in rows
+        if req.num_output_tokens < req.params.min_new_tokens
+    ]
+    if early:
+        scores[_flat(early, scores.device)] = -torch.inf
+
+
+def apply_processors_of_requests(scores: torch.Tensor, rows: Rows) -> None:
+    """Call each request's `logits_processors` in turn: (token ids so far, scores [V]) → scores [V]."""
+    for row, req in rows:
+        for processor in req.params.logits_processors:
+            result = processor(req.token_ids[: req.num_tokens].copy(), scores[row].clone())
+            if not isinstance(result, torch.Tensor) or result.shape != scores[row].shape:
+                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+                raise RuntimeError(
+                    f"request {req.request_id}: logits_processors: got {shape}, must be [{scores.shape[1]}]"
+                )
+            if not bool(result.max().isfinite()):  # a NaN counts as larger than any number
+                raise RuntimeError(
+                    f"request {req.request_id}: logits_processors: must allow a token, and return no NaN or +infinity"
+                )
+            scores[row] = result.to(scores)
+
+
+# In the order of Hugging Face's `generate`.
+PROCESSORS = (
+    add_logit_bias,
+    penalise_repetition,
+    penalise_frequency_and_presence,
+    forbid_stopping_early,
+    apply_processors_of_requests,
+)

@@ -1,0 +1,93 @@
+"""StepGuard: what surrounds every pass of an engine, so that the pass itself reads as what it does."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+from nanoinfer.batch import Batch
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.open_requests import OpenRequests
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.req import FinishReason
+from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.signals import uninterrupted
+from nanoinfer.stats import StepMeter
+
+logger = logging.getLogger("nanoinfer.engine")
+
+
+class StepGuard:
+    """Keeps what an engine promises about its steps, whatever a pass does:
+
+    - Signal handlers wait, except where the pass lets them in (signals.py).
+    - Requests whose time is up end before the pass.
+    - When a pass raises, its requests end and their slots are freed; the others are untouched, and the next step goes
+      on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
+      pass that did not finish, because its K/V may not be there.
+    - What callers have to be told is kept until a step delivers it.
+    - The step is timed, counted and logged.
+    """
+
+    def __init__(self, scheduler: Scheduler, open_requests: OpenRequests, clock: Callable[[], float]):
+        self.meter = StepMeter()
+        self._scheduler, self._open, self._clock = scheduler, open_requests, clock
+        self._in_pass = False
+        self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
+
+    @uninterrupted()
+    def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
+        """Make one pass; the outputs to deliver. Raises what the pass raises."""
+        started, retracted = self._clock(), self._scheduler.retractions
+        self._end_unfinished_pass()
+        self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
+        self._in_pass = True
+        try:
+            batch = one_pass()
+        except BaseException as error:
+            self._error = error
+            self._end_unfinished_pass()
+            raise
+        self._in_pass = False
+        if batch is not None:
+            seconds = self._clock() - started
+            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
+            self._log(batch, self._scheduler.retractions - retracted, seconds)
+        return self._open.deliver()
+
+    def end(
+        self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None
+    ) -> list[RequestOutput]:
+        """End those of the requests that are open, and hold their last outputs; returns these."""
+        groups = [self._open.groups[request_id] for request_id in request_ids if request_id in self._open.groups]
+        finished = [group for group in groups if group.finished]  # whose output could not be collected
+        self._scheduler.end([req for group in groups for req in group.reqs], reason, error)
+        self._open.remove(finished, "finished")
+        self._open.remove([group for group in groups if group not in finished], counted_as)
+        outputs = [group.output() for group in groups]
+        self._open.hold(outputs)
+        return outputs
+
+    def _end_unfinished_pass(self) -> None:
+        if self._in_pass:
+            failed = dict.fromkeys(req.request_id for req in self._scheduler.planned)
+            self.end(failed, FinishReason.ABORT, "failed", self._error)
+            self._in_pass, self._error = False, None
+
+    def _log(self, batch: Batch, retracted: int, seconds: float) -> None:
+        """The line that `stats.py` describes."""
+        if logger.isEnabledFor(logging.INFO):
+            scheduler, cache = self._scheduler, self._scheduler.cache
+            logger.info(
+                "step=%d mode=%s reqs=%d tokens=%d running=%d waiting=%d free=%d evictable=%d protected=%d retracted=%d"
+                " ms=%.1f",
+                self.meter.extend_steps + self.meter.decode_steps,
+                batch.forward_mode.name,
+                len(batch.reqs),
+                len(batch.input_ids),
+                len(scheduler.running),
+                len(scheduler.waiting),
+                cache.token_to_kv_pool.available_size(),
+                cache.radix_cache.evictable_size(),
+                cache.radix_cache.protected_size(),
+                retracted,
+                1e3 * seconds,
+            )

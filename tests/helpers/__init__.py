@@ -1,0 +1,1 @@
+"""What tests share: fakes, small engines, checkpoints, oracles. No tests are in here."""

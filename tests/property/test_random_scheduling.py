@@ -1,0 +1,38 @@
+"""Scheduler, CacheManager and Batch under random requests: how a request is scheduled never changes its tokens."""
+
+from typing import Any
+
+import pytest
+
+from nanoinfer.scheduling import prefix_sharing
+from tests.helpers.traffic import serve_at_random
+
+CONFIGURATIONS = [
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 40},
+    {"page_size": 1, "schedule_policy": "fcfs", "max_total_tokens": 40, "eviction_policy": "lfu"},
+    {"page_size": 1, "schedule_policy": "dfs-weight", "max_total_tokens": 70, "eviction_policy": "fifo"},
+    {"page_size": 1, "schedule_policy": "random", "max_total_tokens": 40, "disable_radix_cache": True},
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 60, "max_prefill_tokens": 10},
+    {"page_size": 4, "schedule_policy": "lpm", "max_total_tokens": 64},
+    {"page_size": 4, "schedule_policy": "dfs-weight", "max_total_tokens": 48, "policy_window": 2},
+    {"page_size": 4, "schedule_policy": "random", "max_total_tokens": 64, "disable_radix_cache": True},
+    {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
+    {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
+]
+
+
+CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
+    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
+    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
+    for pressure in ({}, {"schedule_conservativeness": 0.001})
+]
+
+
+@pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))
+def test_scheduling_never_changes_tokens_nor_loses_a_slot(
+    configuration: dict[str, Any], seed: int, worth_waiting_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", worth_waiting_for)
+    serve_at_random(configuration, seed, num_requests=80)
