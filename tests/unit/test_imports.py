@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import Imports, circles, loaded_by, read_imports
+from tests.helpers.imports import Imports, circles, loaded_by, read_imports
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -23,7 +23,10 @@ ROOMS = (
     ("ops", "operators with Ascend's interfaces"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
-    ("engine stats", "the step: schedule, forward, sample, process"),
+    (
+        "engine step_guard stats",
+        "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
+    ),
     ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
