@@ -7,12 +7,12 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments; without prompts it serves the example of trace_example.py."""
     parser.add_argument(
-        "prompt", nargs="*", help="texts to go on from, all at once (default: an example in little room)"
+        "prompt", nargs="*", help="texts to continue, all at once (default: an example in a small pool)"
     )
     parser.add_argument(
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=24, help="of each prompt (default: 24)")
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="per prompt (default: 24)")
     parser.add_argument("--out", help="write the player here, an .html file")
     parser.add_argument("--json", help="write the trace here, to be read by Trace.load")
     parser.add_argument("--perfetto", help="write the trace here for ui.perfetto.dev")

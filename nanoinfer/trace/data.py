@@ -56,8 +56,8 @@ class TraceData:
         decode: Decode | None = None,
         writer: Writer | None = None,
     ):
-        """An empty one. `decode`: makes the texts of tokens as they occur; without it they are `texts` and `pieces`.
-        `writer`: is asked for the latest events before they are read."""
+        """Without requests and events. `decode` makes the texts of tokens as they occur; without it they are `texts` and
+        `pieces`. `writer` is asked for the latest events before they are read."""
         self.engine = engine
         self.requests: list[TraceRequest] = []
         self.num_steps = 0
@@ -133,7 +133,7 @@ class TraceData:
             raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
         return wanted
 
-    # --- for those that fill it ----------------------------------------------------------------------------------
+    # --- for a recorder or a file to fill it ---------------------------------------------------------------------
 
     def add_request(self, req: Req, completion: int, time: float) -> None:
         """Add a request of the engine that the trace has not had before."""

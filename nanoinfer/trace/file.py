@@ -50,7 +50,7 @@ def to_document(trace: TraceData) -> dict[str, Any]:
 
 
 def save(trace: TraceData, path: str | Path) -> None:
-    """Write the file, an event a line."""
+    """Write the file, one event per line."""
     parts = []
     for name, value in to_document(trace).items():
         if isinstance(value, list):
@@ -120,7 +120,7 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
 
 
 def _check_slots(event: TraceEvent, size: int) -> None:
-    """ValueError when an event gives out slots that the pool does not have: before they are counted out one by one."""
+    """ValueError when an event allocates slots that the pool does not have; checked before the runs are expanded."""
     given = [runs for entry in event.batch for runs in (entry.slots, entry.allocated or ())]
     given += [entry.slots for entry in event.held]
     given += [

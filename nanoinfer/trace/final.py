@@ -13,7 +13,7 @@ ROW = 64  # slots
 
 
 def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
-    """What the requests did, who owns which slot after the last step, and the tree. ValueError without a step."""
+    """What the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
     expect_type("trace", trace, TraceData)
     sheet = Sheet(title, "What the engine did, and what is left of it")
     timeline = draw_timeline(sheet, trace)

@@ -28,7 +28,7 @@ INLINE_HEIGHT = 900  # CSS pixels of the frame in a notebook
 
 class Player:
     """`trace` as a page. As the last expression of a notebook cell it is shown in a frame, and beneath it, for viewers that
-    leave scripts out, a PNG of the whole run with its numbers as a line of text. `start`: the step it opens at."""
+    leave scripts out, a PNG of the whole run with its numbers in a sentence. `start`: the step it opens at."""
 
     def __init__(self, trace: TraceData, title: str | None = None, start: int = 1):
         self.trace, self.start = trace, start

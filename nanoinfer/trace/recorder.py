@@ -1,4 +1,4 @@
-"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent a step.
+"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent per step.
 
 The engine has no line of this in it. While a recorder is attached, a few methods *of these very objects* (engine,
 scheduler, radix tree) are replaced by ones that take notes around the originals; detached, they are what they were. Nothing

@@ -30,7 +30,7 @@ class Trace(TraceData):
         )
 
     def describe(self, step: int | None = None) -> str:
-        """What happened in a step, in words; None: in all, a line each. ValueError when there is no such step."""
+        """What happened in a step, in words; None: in every step, one line each. ValueError when there is no such step."""
         if step is None:
             return "\n".join(str(text) for _, text in descriptions(self))
         wanted = self.checked_step(step)

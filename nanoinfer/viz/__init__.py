@@ -34,7 +34,7 @@ this package or outside it, and nothing has to know of it:
 - A picture may be a part of another where its drawing is a function of a Sheet that returns its `alt`, as in overview.py.
 
 To be called as `viz.queue`, a file in this folder needs its import below, and its name in `__all__`. (Such a file imports
-Picture and Sheet from their files: this one is not complete yet when it is read.)
+Picture and Sheet from their files, since this `__init__` is not complete yet when the file is imported.)
 """
 
 try:

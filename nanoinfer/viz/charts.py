@@ -22,7 +22,7 @@ def bars(
     compare: str | None = None,
     line_at: float | None = None,
 ) -> Picture:
-    """One bar a label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
+    """One bar per label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
 
     `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `line_at`: a dashed
     line across all bars at that value, such as 1 for ratios. Raises ValueError for no values, negative or infinite ones,
@@ -103,7 +103,7 @@ def lines(
     title: str | None = None,
     log: bool = False,
 ) -> Picture:
-    """One line a label through its points `(xs, ys)`; `x`, `y`: what the axes say. `log`: both logarithmic.
+    """One line per label through its points `(xs, ys)`; `x`, `y`: what the axes say. `log`: both logarithmic.
 
     Raises ValueError for no series, for an empty one, lengths that differ, and with `log` numbers that are not positive.
     """

@@ -82,7 +82,7 @@ def _faint(sheet: Sheet, x0: float, width: float, labels: Sequence[str]) -> None
 
 
 def _new_tokens(sheet: Sheet, m: Facts) -> None:
-    """[T] fields: a column a new token, requests side by side, from both ends where they are many."""
+    """[T] fields: a column per new token, requests side by side, from both ends where they are many."""
     order = ", one after the other" if m.num_new > 1 else ""
     sheet.heading(f"T = {count(m.num_new, 'new token')}{order}: what the model is given")
     share = MOST_CELLS if m.num_new <= MOST_CELLS else max(3, MOST_CELLS // m.shown)
@@ -128,7 +128,7 @@ def _pointer(sheet: Sheet, x: float, top: float, value: int) -> None:
 
 
 def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
-    """[Σ seq_lens] fields of one request: a column a token, prefix and new apart, from both ends where they are many."""
+    """[Σ seq_lens] fields of one request: a column per token, prefix and new apart, from both ends where they are many."""
     prefix, new = m.prefixes[i], m.new_lens[i]
     columns: list[int | None] = list(range(prefix + new))
     if prefix + new > MOST_CELLS:

@@ -18,7 +18,7 @@ from PIL import Image
 WIDTH = 900  # CSS pixels in a notebook; one inch of the figure is 100 of them
 PIXEL_RATIO = 1.5  # image pixels for each: sharp on a dense screen and on a projector
 MAX_COLOURS = 96
-PRINT_WIDTH = 110  # characters a line of what is printed beneath
+PRINT_WIDTH = 110  # characters per line of what is printed beneath
 
 
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings are the whole process's

@@ -148,7 +148,7 @@ def _run_boxes(
     gutter: float,
     shared: Style,
 ) -> None:
-    """Each row as boxes, one a run of neighbouring slots: positions above, slots inside; not to scale."""
+    """Each row as boxes, one per run of neighbouring slots: positions above, slots inside; not to scale."""
     x0, height = sheet.left + gutter, 26.0
     for row, style in _styles(names).items():
         prefix, length = prefixes.get(row, 0), lens[row]

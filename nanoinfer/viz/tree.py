@@ -182,7 +182,7 @@ class _Pen:
         self.sheet.text(x + 7, middle, text, size=SMALL, weight="bold", colour=style.text, width=room)
 
     def _badge(self, right: float, y: float) -> float:
-        """Says that a node goes next; returns how wide it is."""
+        """Marks the node that goes next; returns the badge's width."""
         width = text_width(BADGE, TINY) + 8
         self.sheet.rect(right - width, y - 7, width, 14, ROLES["free"]._replace(face=INK), name=BADGE)
         self.sheet.text(right - width / 2, y, BADGE, size=TINY, colour="#ffffff", ha="center")
@@ -203,14 +203,14 @@ class _Pen:
         if text_width(text, size, "bold") <= width:
             return text
         half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)
-        ending = text[-half:]  # where a node ends is what tells it from its neighbours
+        ending = text[-half:]  # nodes side by side differ in how they end
         start = shortened(text, width - text_width(ending, size, "bold"), size, "bold")
         head, words = start.rpartition(" ")[0], ending.partition(" ")[2]
         return f"{head} … {words}" if head and words else start + ending  # between words: half a token id says nothing
 
 
 def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
-    """Levels from left to right; a parent in the middle of its children. Leaves take a line each, so nothing overlaps."""
+    """Levels from left to right; a parent in the middle of its children. Each leaf takes a line, so nothing overlaps."""
     sheet, gap = pen.sheet, 30.0
     width = min((sheet.right - sheet.left - ROOT_WIDTH) / levels - gap, 380)
 
@@ -241,7 +241,7 @@ def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
 
 
 def _indented(pen: _Pen, root: Box) -> None:
-    """One line a node, parents above children, deeper ones further right."""
+    """One line per node, parents above children, deeper ones further right."""
     sheet, all_boxes = pen.sheet, root.everything()
     indent = min(26.0, 300 / max(box.depth for box in all_boxes))
     for place, box in enumerate(all_boxes):
