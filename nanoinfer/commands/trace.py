@@ -1,18 +1,18 @@
-"""`python -m nanoinfer trace`: a run told step by step, and written as a page that plays it."""
+"""`python -m nanoinfer trace`: a run described step by step, and written as a page that plays it."""
 
 import argparse
 from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments; without prompts it serves the example of example.py."""
+    """The command's arguments; without prompts it serves the example of trace_example.py."""
     parser.add_argument(
-        "prompt", nargs="*", help="texts to go on from, all at once (default: an example in little room)"
+        "prompt", nargs="*", help="texts to continue, all at once (default: an example in a small pool)"
     )
     parser.add_argument(
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=24, help="of each prompt (default: 24)")
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="per prompt (default: 24)")
     parser.add_argument("--out", help="write the player here, an .html file")
     parser.add_argument("--json", help="write the trace here, to be read by Trace.load")
     parser.add_argument("--perfetto", help="write the trace here for ui.perfetto.dev")
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Serve, tell, write."""
+    """Serve, describe, write."""
     from nanoinfer.commands.trace_example import SETTINGS, run_example
     from nanoinfer.llm import LLM
     from nanoinfer.requests.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check_matplotlib() -> None:
-    """ValueError where it is missing: before anything is computed."""
+    """ValueError where matplotlib is missing: before anything is computed."""
     try:
         import nanoinfer.viz  # noqa: F401
     except ImportError as error:

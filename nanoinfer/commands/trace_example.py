@@ -1,4 +1,4 @@
-"""The example trace: a few requests with shared beginnings, in so little room that everything happens once."""
+"""The example trace: a few requests with shared beginnings, in so small a pool that everything happens once."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ ARRIVALS = (
     (10, "Long ago, a shy dragon lived in a cave in the mountains. He was afraid of the dark, and he told nobody.", 14),
     (24, OPENING + " One day,", 8),
 )  # fmt: skip
-ABORT = (28, 4)  # after so many steps request 4 is no longer wanted
+ABORT = (28, 4)  # after 28 steps request 4 is aborted
 SETTINGS: dict[str, Any] = {  # of the LLM: tight enough for chunks, evictions and retractions
     "max_total_tokens": 128,
     "max_running_requests": 4,

@@ -1,9 +1,10 @@
-"""Kernels: the model's arithmetic apart from attention, in interchangeable implementations."""
+"""Kernels: the model's arithmetic apart from attention, in interchangeable implementations.
+
+`select_kernels` imports the faster ones when a model asks for them: kernels/cpp.py and kernels/onednn.py.
+"""
 
 from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.cpp import CppKernels
-from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.kernels.select import KERNELS, select_kernels
 from nanoinfer.kernels.torch_native import TorchKernels
 
-__all__ = ["KERNELS", "CppKernels", "Kernels", "OneDNNKernels", "TorchKernels", "select_kernels"]
+__all__ = ["KERNELS", "Kernels", "TorchKernels", "select_kernels"]

@@ -6,8 +6,6 @@ import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.cpp import CppKernels
-from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.kernels.torch_native import TorchKernels
 
 KERNELS = ("auto", "cpp", "onednn", "torch")
@@ -26,13 +24,30 @@ def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kerne
     ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
     """
     check_name(name)
-    for candidate, why_not in (("cpp", CppKernels.why_not), ("onednn", OneDNNKernels.why_not)):
+    for candidate, make in (("cpp", _cpp), ("onednn", _onednn)):
         if name not in (candidate, "auto"):
             continue
-        reason = why_not(dtype, device)
-        if reason is None:
-            return CppKernels(dtype) if candidate == "cpp" else OneDNNKernels()
-        if name == candidate:
-            raise KernelsUnavailableError(f"kernels={name!r}: {reason}")
-        logger.info("%s kernels are not used: %s", candidate, reason)
+        try:
+            return make(dtype, device)
+        except KernelsUnavailableError as error:
+            if name == candidate:
+                raise KernelsUnavailableError(f"kernels={name!r}: {error}") from error
+            logger.info("%s kernels are not used: %s", candidate, error)
     return TorchKernels()
+
+
+# Each is imported when it is asked for, not with nanoinfer.
+def _cpp(dtype: torch.dtype, device: torch.device) -> Kernels:
+    from nanoinfer.kernels.cpp import CppKernels
+
+    if (reason := CppKernels.why_not(dtype, device)) is not None:
+        raise KernelsUnavailableError(reason)
+    return CppKernels(dtype)
+
+
+def _onednn(dtype: torch.dtype, device: torch.device) -> Kernels:
+    from nanoinfer.kernels.onednn import OneDNNKernels
+
+    if (reason := OneDNNKernels.why_not(dtype, device)) is not None:
+        raise KernelsUnavailableError(reason)
+    return OneDNNKernels()

@@ -1,4 +1,4 @@
-"""The exercises of the notebooks: who registers them, where they are found."""
+"""The exercises of the notebooks: how they are registered and found."""
 
 import importlib
 import pkgutil
@@ -103,6 +103,8 @@ def _module_name(notebook: int) -> str:
 
 
 def _load(notebook: int) -> None:
+    """Import a notebook's checks, if it has any. By their name, as plug-ins are: they import this file to register, so this
+    file must not import them, and a new notebook's checks need a line nowhere else."""
     name = f"{checks.__name__}.{_module_name(notebook)}"
     try:
         importlib.import_module(name)

@@ -1,21 +1,19 @@
 """What happened in a step, in a sentence or three."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.trace import events as ev
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent, from_runs
 from nanoinfer.trace.state import NodeState, TraceState
 
-if TYPE_CHECKING:
-    from nanoinfer.trace.trace import Trace
-
 T = TypeVar("T")
-MOST = 3  # requests that a sentence tells of one by one
+MOST = 3  # requests that a sentence mentions one by one
 
 
 @dataclass
@@ -33,30 +31,38 @@ class Description:
         return f"{first}{self.head}: {'; '.join(self.clauses) or 'nothing'}.{raised}"
 
 
-def descriptions(trace: "Trace") -> Iterator[tuple[TraceEvent, Description]]:
-    """The beginning, every step, and what came after the last. What happens between two steps is told with the later."""
+def descriptions(trace: TraceData) -> Iterator[tuple[TraceEvent, Description]]:
+    """The beginning, every step, and what came after the last. What happens between two steps comes with the later."""
     state = TraceState(trace.engine["max_total_tokens"], trace.requests)
+    texts, pieces = trace.texts, trace.pieces
     before: list[str] = []
     between: TraceEvent | None = None
     for event in trace.events:
-        narrator = _Narrator(trace, state, event)
+        narrator = _Narrator(trace, texts, pieces, state, event)
         state.apply(event)
-        told = narrator.tell(state)
+        clauses = narrator.clauses(state)
         if event.mode == ev.BETWEEN:
-            before, between = before + told, event
+            before, between = before + clauses, event
             continue
         head = f"Step {event.step} {event.mode}" if event.is_step else "Start"
-        yield event, Description(head, told, before, event.error)
+        yield event, Description(head, clauses, before, event.error)
         before, between = [], None
     if between is not None:
         yield between, Description(f"After step {between.step}", before)
 
 
 class _Narrator:
-    """Knows the state before an event, and tells of it when the state after is there."""
+    """Notes the state before an event, and describes the event once the state after it is there."""
 
-    def __init__(self, trace: "Trace", state: TraceState, event: TraceEvent):
-        self.trace, self.event = trace, event
+    def __init__(
+        self,
+        trace: TraceData,
+        texts: Mapping[int, str],
+        pieces: Mapping[int, Mapping[int, str]],
+        state: TraceState,
+        event: TraceEvent,
+    ):
+        self.trace, self.texts, self.pieces, self.event = trace, texts, pieces, event
         self.back = {
             e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].retractions
         }
@@ -66,8 +72,8 @@ class _Narrator:
             e.request: len(state.requests[e.request].tokens) for e in event.batch if e.request in state.requests
         }
 
-    def tell(self, state: TraceState) -> list[str]:
-        """Clauses, in the order in which things happen."""
+    def clauses(self, state: TraceState) -> list[str]:
+        """What the event did, in the order in which things happen."""
         event = self.event
         if event.mode == ev.START:
             return self._start(state)
@@ -79,18 +85,18 @@ class _Narrator:
         evicted = self.tree_size + entering - sum(map(len, state.nodes.values()))
         given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
         freed = event.free - self.free + given - evicted
-        told = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._admissions()]
+        clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._admissions()]
         if evicted:
-            told.append(f"{_count(evicted, 'cached token')} evicted")
-        told += [f"a node split after token {cut}" for cut in _cuts(state, event)[:MOST]]
-        told += self._pass()
-        told += self._ends(("stop", "length", "abort", "error"))
+            clauses.append(f"{_count(evicted, 'cached token')} evicted")
+        clauses += [f"a node split after token {length}" for length in _splits(state, event)[:MOST]]
+        clauses += self._pass()
+        clauses += self._ends(("stop", "length", "abort", "error"))
         if entering:
-            told.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
+            clauses.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
         if freed > 0:
             exact = event.error is None and self.trace.engine["page_size"] == 1
-            told.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} freed")
-        return told
+            clauses.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} freed")
+        return clauses
 
     def _start(self, state: TraceState) -> list[str]:
         running, waiting, cached = len(state.running), len(state.waiting), len(state.tree_slots())
@@ -146,8 +152,8 @@ class _Narrator:
     def _sampled(self, entry: ev.BatchEntry) -> str:
         if entry.token is None:
             return ""
-        texts, pieces = self.trace._texts, self.trace._pieces.get(entry.request, {})
-        text = pieces.get(self._length(entry.request), texts.get(entry.token))
+        pieces = self.pieces.get(entry.request, {})
+        text = pieces.get(self._length(entry.request), self.texts.get(entry.token))
         return f", next token {_quoted(text)}" if text else f", next token {entry.token}"
 
     def _ends(self, reasons: Sequence[str]) -> list[str]:
@@ -166,22 +172,22 @@ class _Narrator:
         return self.trace.requests[index].name
 
 
-def _cuts(state: TraceState, event: TraceEvent) -> list[int]:
-    """How many tokens from the root on nodes have been cut: later splits do not change where a node ends."""
-    cuts = []
+def _splits(state: TraceState, event: TraceEvent) -> list[int]:
+    """After how many tokens from the root nodes have been split: later splits do not change where a node ends."""
+    splits = []
     for what, _, *rest in event.tree:
         node: NodeState | None = state.nodes.get(rest[0]) if what == "split" else None
         length = 0
         while node is not None:
             length, node = length + len(node), node.parent
-        cuts += [length] if length else []
-    return cuts
+        splits += [length] if length else []
+    return splits
 
 
 def _each(entries: Sequence[T], one: Callable[[T], str], rest: Callable[[Sequence[T]], str]) -> list[str]:
     """A clause for each of the first few, one for those left."""
-    told = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
-    return told if len(told) == len(entries) else [*told, rest(entries[len(told) :])]
+    clauses = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
+    return clauses if len(clauses) == len(entries) else [*clauses, rest(entries[len(clauses) :])]
 
 
 def span(first: int, last: int) -> str:

@@ -1,4 +1,4 @@
-"""What a trace is made of: the requests, and one TraceEvent a step with nothing but what changed.
+"""What a trace is made of: the requests, and one TraceEvent per step with nothing but what changed.
 
 Everything here is numbers and text. Lists of slots are kept as *runs*, `[start, length, start, length, ...]` in the order
 of the tokens, because the pool hands out neighbours whenever it can.
@@ -86,7 +86,7 @@ class Path(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a running request had when the trace began. `slots`: its own, from position `tree_len` on."""
+    """What a running request had when the trace began. `slots`: those it owns, from position `tree_len` on."""
 
     request: int
     row: int
@@ -117,7 +117,7 @@ class TraceEvent:
     """All that changed in one step, or between two.
 
     - `step`: number of the step, from 1; of an event between steps: of the step before it. `mode`: EXTEND, DECODE, FAILED
-      (no pass could be made), BETWEEN; START for the first event, which tells what was there when the trace began.
+      (no pass could be made), BETWEEN; START for the first event, which says what was there when the trace began.
     - `time`: when it began, `seconds`: how long it took, by the engine's clock, since the trace began.
     - Requests are meant by their index in `trace.requests`, nodes of the tree by a number (0: the root).
     - `tree`: what was done to the tree, in order: `["add", node, parent, tokens, runs, extra_key, time]`,

@@ -9,13 +9,12 @@ What is empty is left out. The same run gives the same file, but for the times i
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+from nanoinfer.trace.data import ENGINE_FIELDS, TraceData
 from nanoinfer.trace.events import START, TraceEvent, TraceRequest
 
-if TYPE_CHECKING:
-    from nanoinfer.trace.trace import Trace
-
+T = TypeVar("T", bound=TraceData)
 FORMAT, VERSION = "nanoinfer trace", 1
 BAD = (
     TypeError,
@@ -29,7 +28,7 @@ BAD = (
 )  # what a wrong entry can cause
 
 
-def to_document(trace: "Trace") -> dict[str, Any]:
+def to_document(trace: TraceData) -> dict[str, Any]:
     """The whole trace as plain dicts and lists."""
     requests: list[dict[str, Any]] = []
     before = None
@@ -50,8 +49,8 @@ def to_document(trace: "Trace") -> dict[str, Any]:
     }
 
 
-def save(trace: "Trace", path: str | Path) -> None:
-    """Write the file, an event a line."""
+def save(trace: TraceData, path: str | Path) -> None:
+    """Write the file, one event per line."""
     parts = []
     for name, value in to_document(trace).items():
         if isinstance(value, list):
@@ -62,8 +61,8 @@ def save(trace: "Trace", path: str | Path) -> None:
     Path(path).write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
-def load(path: str | Path) -> "Trace":
-    """Read and check a file; every event must fit what was before it."""
+def load(path: str | Path, kind: type[T]) -> T:
+    """Read and check a file, as a `kind` of TraceData; every event must fit what was before it."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refused)
     except (ValueError, RecursionError) as error:
@@ -72,27 +71,27 @@ def load(path: str | Path) -> "Trace":
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
     if document.get("version") != VERSION:
         raise ValueError(f"{path}: version={document.get('version')!r}: must be {VERSION}")
-    for name, kind in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
-        if not isinstance(document.get(name), kind):
-            raise ValueError(f"{path}: {name}: must be there and be a JSON {'object' if kind is dict else 'array'}")
-    return _from_document(document, str(path))
+    for name, container in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
+        if not isinstance(document.get(name), container):
+            raise ValueError(
+                f"{path}: {name}: must be there and be a JSON {'object' if container is dict else 'array'}"
+            )
+    return _from_document(document, str(path), kind)
 
 
-def _from_document(document: dict[str, Any], path: str) -> "Trace":
-    from nanoinfer.trace.trace import ENGINE_FIELDS, Trace
-
+def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
     missing = [name for name in ENGINE_FIELDS if name not in document["engine"]]
     if missing:
         raise ValueError(f"{path}: engine: {', '.join(missing)} missing")
-    trace = Trace(document["engine"])
     where = "texts"
     try:
-        trace._texts = {int(token): _expected(text, str) for token, text in document["texts"].items()}
+        texts = {int(token): _expected(text, str) for token, text in document["texts"].items()}
         where = "pieces"
-        trace._pieces = {
-            int(index): {int(at): _expected(text, str) for at, text in pieces.items()}
-            for index, pieces in document["pieces"].items()
+        pieces = {
+            int(index): {int(at): _expected(text, str) for at, text in by_position.items()}
+            for index, by_position in document["pieces"].items()
         }
+        trace = kind(document["engine"], texts=texts, pieces=pieces)
         for i, fields in enumerate(document["requests"]):
             where = f"requests[{i}]"
             if "prompt" not in fields:  # another completion of the same request
@@ -108,7 +107,7 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
             _check_slots(event, trace.engine["max_total_tokens"])
             trace.add_event(event)
         where = "events"
-        if not trace._events or trace._events[0].mode != START:
+        if not trace.events or trace.events[0].mode != START:
             raise ValueError(f"must begin with one whose mode is {START}")
         where = "events[0]"
         for i, (_, state) in enumerate(trace.states()):
@@ -121,7 +120,7 @@ def _from_document(document: dict[str, Any], path: str) -> "Trace":
 
 
 def _check_slots(event: TraceEvent, size: int) -> None:
-    """ValueError when an event gives out slots that the pool does not have: before they are counted out one by one."""
+    """ValueError when an event allocates slots that the pool does not have; checked before the runs are expanded."""
     given = [runs for entry in event.batch for runs in (entry.slots, entry.allocated or ())]
     given += [entry.slots for entry in event.held]
     given += [

@@ -1,6 +1,7 @@
 """final_state: a trace in one picture, for viewers without scripts: the timeline, and slots and tree at the end."""
 
-from nanoinfer.trace import Trace, TraceState
+from nanoinfer.trace.data import TraceData
+from nanoinfer.trace.state import TraceState
 from nanoinfer.trace.timeline import draw_timeline
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
@@ -11,9 +12,9 @@ MOST_NODES = 12
 ROW = 64  # slots
 
 
-def final_state(trace: Trace, *, title: str | None = None) -> Picture:
-    """What the requests did, who owns which slot after the last step, and the tree. ValueError without a step."""
-    expect_type("trace", trace, Trace)
+def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
+    """What the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
+    expect_type("trace", trace, TraceData)
     sheet = Sheet(title, "What the engine did, and what is left of it")
     timeline = draw_timeline(sheet, trace)
     state = trace.state()
@@ -25,13 +26,13 @@ def final_state(trace: Trace, *, title: str | None = None) -> Picture:
 
 
 def _draw_slots(sheet: Sheet, state: TraceState) -> str:
-    """A line of slots after the other, as far as any is owned; returns the counts."""
+    """Lines of slots, up to the last that has an owner; returns the counts."""
     looks: list[tuple[Style, str, list[int]]] = [
         (ROLES["tree_locked"], "tree, locked", [s for _, node in state.walk() if node.lock_ref for s in node.value]),
         (ROLES["tree"], "tree", [s for _, node in state.walk() if not node.lock_ref for s in node.value]),
-        *((owner_style(name, i), name, own) for i, (name, own) in enumerate(state.owners().items())),
+        *((owner_style(name, i), name, owned) for i, (name, owned) in enumerate(state.owners().items())),
     ]
-    styles = {slot: style for style, _, own in looks for slot in own}
+    styles = {slot: style for style, _, owned in looks for slot in owned}
     last = max(styles, default=0)
     width = min((sheet.right - sheet.left - 40) / ROW, 13)
     for start in range(0, min(last + 1, 32 * ROW), ROW):
@@ -42,12 +43,12 @@ def _draw_slots(sheet: Sheet, state: TraceState) -> str:
             sheet.rect(x, sheet.y, width - 1, 12, style, edge="#b8b8b8", line=0.4, name=f"slot {i}")
         sheet.y += 14
     sheet.y += 6
-    entries = [(style, f"{name}: {len(own)}") for style, name, own in looks if own]
+    entries = [(style, f"{name}: {len(owned)}") for style, name, owned in looks if owned]
     sheet.legend([*entries, (ROLES["free"], f"free: {state.free}")])
-    return ", ".join([*(f"{len(own)} {name}" for _, name, own in looks if own), f"{state.free} free"])
+    return ", ".join([*(f"{len(owned)} {name}" for _, name, owned in looks if owned), f"{state.free} free"])
 
 
-def _draw_tree(sheet: Sheet, state: TraceState, trace: Trace) -> None:
+def _draw_tree(sheet: Sheet, state: TraceState, trace: TraceData) -> None:
     nodes = list(state.walk())
     for depth, node in nodes[:MOST_NODES]:
         x = sheet.left + 18 * (depth - 1)

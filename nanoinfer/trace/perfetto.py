@@ -6,30 +6,28 @@ i an instant, C a counter.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanoinfer.trace import events as ev
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.phases import spans
-
-if TYPE_CHECKING:
-    from nanoinfer.trace.trace import Trace
 
 ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks
 
 
-def write(trace: "Trace", path: str | Path) -> None:
+def write(trace: TraceData, path: str | Path) -> None:
     """The JSON file."""
     document = {"traceEvents": trace_events(trace), "displayTimeUnit": "ms", "otherData": trace.engine}
     Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def trace_events(trace: "Trace") -> list[dict[str, Any]]:
-    """A track of steps, counters of slots and requests, and a track a request: what waited, extended, decoded when."""
-    told = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
-    told.append(_name("process_name", REQUESTS, 0, "requests"))
+def trace_events(trace: TraceData) -> list[dict[str, Any]]:
+    """A track of steps, counters of slots and requests, and a track per request: when it waited, extended, decoded."""
+    entries = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
+    entries.append(_name("process_name", REQUESTS, 0, "requests"))
     for index, request in enumerate(trace.requests):
-        told.append(_name("thread_name", REQUESTS, index + 1, request.name))
-        told.append({"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": index + 1,
+        entries.append(_name("thread_name", REQUESTS, index + 1, request.name))
+        entries.append({"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": index + 1,
                      "args": {"sort_index": index}})  # fmt: skip
     for event, state in trace.states():
         if event.is_step:
@@ -43,17 +41,17 @@ def trace_events(trace: "Trace") -> list[dict[str, Any]]:
             }
             if event.error is not None:
                 args["error"] = event.error
-            told.append(_slice(ENGINE, 1, event.mode, event.time, event.time + event.seconds, args))
+            entries.append(_slice(ENGINE, 1, event.mode, event.time, event.time + event.seconds, args))
         tree, running = len(state.tree_slots()), state.running
         counters = {
             "free slots": state.free,
             "tree slots": tree,
-            "request slots": sum(len(req.own) for req in running),
+            "request slots": sum(len(req.slots) for req in running),
             "running": len(running),
             "waiting": len(state.waiting),
         }
         at = _microseconds(max(event.time + event.seconds, 0.0))
-        told += [
+        entries += [
             {"ph": "C", "name": name, "pid": ENGINE, "tid": 0, "ts": at, "args": {name: value}}
             for name, value in counters.items()
         ]
@@ -65,11 +63,11 @@ def trace_events(trace: "Trace") -> list[dict[str, Any]]:
             args |= {"step": span.first, "tokens": span.tokens}
         if (span.first, span.request) in found and span.phase == ev.EXTEND.lower():
             args["found in the tree"] = found[span.first, span.request].prefix_len
-        told.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))
+        entries.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))
     for mark in marks:
-        told.append({"ph": "i", "s": "t", "name": mark.reason, "cat": "request", "pid": REQUESTS,
+        entries.append({"ph": "i", "s": "t", "name": mark.reason, "cat": "request", "pid": REQUESTS,
                      "tid": mark.request + 1, "ts": _microseconds(mark.time), "args": {"step": mark.step}})  # fmt: skip
-    return told
+    return entries
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

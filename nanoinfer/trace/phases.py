@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nanoinfer.trace import events as ev
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
-from nanoinfer.trace.trace import Trace
 
 WAITING, EXTEND, DECODE, PAUSED, RETRACTED = "waiting", "extend", "decode", "paused", "retracted"
 PHASES = (WAITING, EXTEND, DECODE, PAUSED, RETRACTED)
@@ -37,13 +37,13 @@ class Mark(NamedTuple):
     reason: str
 
 
-def spans(trace: Trace) -> tuple[list[Span], list[Mark]]:
-    """The spans of all requests, by their beginnings, and their ends. Each extend has a span of its own; the others last as
-    long as nothing changes. Where nobody is told of, between steps, a request waits or goes on as before."""
+def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
+    """The spans of all requests, by their beginnings, and their ends. Each extend has a separate span; the others last as
+    long as nothing changes. Between steps, where the trace has no events, a request waits or goes on as before."""
     done: list[Span] = []
     marks: list[Mark] = []
     latest: dict[int, Span] = {}  # of each unfinished request
-    since: dict[int, float] = {}  # unfinished requests → up to when they are told of
+    since: dict[int, float] = {}  # unfinished requests → the end of their latest span, or their arrival
     holding: set[int] = set()  # requests with slots
     retracted: set[int] = set()
     for event in trace.events:

@@ -15,11 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.file import to_document
 
 if TYPE_CHECKING:
-    from nanoinfer.trace.trace import Trace
     from nanoinfer.viz.palette import Style
 
 SCRIPTS = ("player_state.js", "player_draw.js", "player_pools.js", "player_timeline.js", "player_controls.js")
@@ -28,9 +28,9 @@ INLINE_HEIGHT = 900  # CSS pixels of the frame in a notebook
 
 class Player:
     """`trace` as a page. As the last expression of a notebook cell it is shown in a frame, and beneath it, for viewers that
-    leave scripts out, a PNG of the whole run with its numbers as a line of text. `start`: the step it opens at."""
+    leave scripts out, a PNG of the whole run with its numbers in a sentence. `start`: the step it opens at."""
 
-    def __init__(self, trace: "Trace", title: str | None = None, start: int = 1):
+    def __init__(self, trace: TraceData, title: str | None = None, start: int = 1):
         self.trace, self.start = trace, start
         self.title = "What the engine did, step by step" if title is None else title
 
@@ -55,7 +55,7 @@ class Player:
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither its styles nor its scripts meet those around it."""
+        """The page in a separate frame, so that neither its styles nor its scripts meet those around it."""
         style = f"box-sizing:border-box;width:100%;height:{INLINE_HEIGHT}px;border:1px solid #9a9a9a;border-radius:6px"
         return (
             f'<iframe srcdoc="{html.escape(self.html())}" sandbox="allow-scripts" title="{html.escape(self.title)}" '

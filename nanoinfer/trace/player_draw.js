@@ -87,7 +87,7 @@ class Page {
 
   drawCounters(state, number) {
     const frame = this.replay.frames[number];
-    const own = state.running.reduce((sum, req) => sum + req.own.length, 0);
+    const held = state.running.reduce((sum, req) => sum + req.slots.length, 0);
     const admitted = [...state.requests.values()].filter((req) => req.found || req.status !== "waiting");
     const prompts = admitted.reduce((sum, req) => sum + req.promptLen, 0);
     const cached = admitted.reduce((sum, req) => sum + req.cached, 0);
@@ -97,7 +97,7 @@ class Page {
       "tokens in the pass": [tokens, ""],
       "free slots": [state.free, "o-free"],
       "in the tree (locked)": [`${state.treeSize()} (${state.treeSize(true)})`, "o-tree"],
-      "requests’ own": [own, ""],
+      "slots of requests": [held, ""],
       running: [state.running.length, ""],
       waiting: [state.waiting.length, ""],
       "prompt tokens found": [`${cached} of ${prompts}`, ""],
@@ -142,7 +142,7 @@ class Page {
     const shown = [...live, ...ended].slice(0, MOST_CARDS);
     const cards = shown.map((req) => this.card(req, state));
     if (all.length > shown.length) cards.push(el("p", { class: "none", text: `… and ${all.length - shown.length} more requests` }));
-    if (!all.length) cards.push(el("p", { class: "none", text: "Nobody has asked anything yet." }));
+    if (!all.length) cards.push(el("p", { class: "none", text: "No request has arrived yet." }));
     $("#texts .cards").replaceChildren(...cards);
     for (const text of document.querySelectorAll("#texts .text")) text.scrollTop = text.scrollHeight;
   }

@@ -72,8 +72,8 @@ Object.assign(Page.prototype, {
     if (state.fresh.written.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch written" }), `written now ${state.fresh.written.size}`));
     if (state.fresh.evicted.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch evicted" }), `evicted now ${state.fresh.evicted.size}`));
     $("#slots .legend").replaceChildren(...entries);
-    const told = shown.map((owner) => `${typeof owner === "number" ? this.trace.requests[owner].name : names[owner]} ${counts.get(owner)}`);
-    $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${told.join(", ")}`);
+    const counted = shown.map((owner) => `${typeof owner === "number" ? this.trace.requests[owner].name : names[owner]} ${counts.get(owner)}`);
+    $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${counted.join(", ")}`);
     const never = state.size - this.replay.usedSlots;
     this.tell(never > 0 ? `${plural(never, "slot")} more, never used in this run.` : "");
   },

@@ -53,7 +53,7 @@ class State {
       const tokens = [...request.prompt, ...(request.outputs ?? [])];
       this.requests.set(index, {
         index, name: request.name, status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
-        treeLen: 0, kvLen: 0, own: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
+        treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
       });
     }
     for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
@@ -62,7 +62,7 @@ class State {
       const req = this.requests.get(index);
       const done = kvLen + 1 === req.tokens.length && req.tokens.length > req.promptLen;
       const status = done ? "running" : "prefilling";
-      Object.assign(req, { row, node, treeLen, kvLen, own: fromRuns(runs), status, found: treeLen });
+      Object.assign(req, { row, node, treeLen, kvLen, slots: fromRuns(runs), status, found: treeLen });
     }
     for (const index of event.retracted ?? []) {
       const req = this.requests.get(index);
@@ -78,7 +78,7 @@ class State {
       const req = this.requests.get(index);
       const slots = fromRuns(runs);
       const inputs = req.tokens.slice(start, end);
-      req.own.push(...(allocated == null ? slots : fromRuns(allocated)));
+      req.slots.push(...(allocated == null ? slots : fromRuns(allocated)));
       req.kvLen = end;
       req.status = token === null ? "prefilling" : "running";
       if (token !== null) req.tokens.push(token);
@@ -87,7 +87,7 @@ class State {
     }
     for (const [index, node, treeLen] of event.paths ?? []) {
       const req = this.requests.get(index);
-      req.own.splice(0, treeLen - req.treeLen);
+      req.slots.splice(0, treeLen - req.treeLen);
       Object.assign(req, { node, treeLen });
     }
     for (const [index, reason] of event.ended ?? []) {
@@ -99,7 +99,7 @@ class State {
   }
 
   release(req, status) {
-    Object.assign(req, { status, row: null, node: 0, treeLen: 0, kvLen: 0, own: [] });
+    Object.assign(req, { status, row: null, node: 0, treeLen: 0, kvLen: 0, slots: [] });
   }
 
   // --- what can happen to the tree ---
@@ -155,14 +155,14 @@ class State {
 
   /** The slots in a running request's row, position by position. */
   rowSlots(req) {
-    return [...this.path(req).flatMap((node) => node.value).slice(0, req.treeLen), ...req.own];
+    return [...this.path(req).flatMap((node) => node.value).slice(0, req.treeLen), ...req.slots];
   }
 
   /** Owner of every slot: "free", "tree", "locked", or the index of a request. */
   owners() {
     const owners = new Array(this.size).fill("free");
     for (const node of this.nodes.values()) for (const slot of node.value) owners[slot] = node.lock ? "locked" : "tree";
-    for (const req of this.running) for (const slot of req.own) owners[slot] = req.index;
+    for (const req of this.running) for (const slot of req.slots) owners[slot] = req.index;
     return owners;
   }
 

@@ -8,7 +8,7 @@ function survey(replay) {
     const state = replay.goTo(number);
     const inPass = new Set(state.batch.map((entry) => entry.req));
     for (const node of state.fresh.nodes) for (const slot of state.nodes.get(node)?.value ?? []) used = Math.max(used, slot + 1);
-    for (const req of state.running) for (const slot of req.own) used = Math.max(used, slot + 1);
+    for (const req of state.running) for (const slot of req.slots) used = Math.max(used, slot + 1);
     for (const slot of state.fresh.written) used = Math.max(used, slot + 1);
     for (const req of state.requests.values()) {
       if (req.status === "ended" && !state.ended.includes(req)) continue;

@@ -1,4 +1,4 @@
-"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent a step.
+"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent per step.
 
 The engine has no line of this in it. While a recorder is attached, a few methods *of these very objects* (engine,
 scheduler, radix tree) are replaced by ones that take notes around the originals; detached, they are what they were. Nothing
@@ -8,32 +8,38 @@ is copied wholesale: an event costs what happened in its step, whatever the size
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, Protocol
 
 from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
 from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.requests.token_text import token_text
 from nanoinfer.signals import uninterrupted
 from nanoinfer.trace import events as ev
+from nanoinfer.trace.data import ENGINE_FIELDS
 from nanoinfer.trace.trace import Trace
 from nanoinfer.trace.tree_notes import TreeNotes
-
-if TYPE_CHECKING:
-    from nanoinfer.llm import LLM
 
 Call = Callable[..., Any]
 
 
+class HasEngine(Protocol):
+    """What serves with an Engine: an LLM."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+
 @contextmanager
-def record(engine: "Engine | LLM") -> Iterator[Trace]:
-    """Record what `engine` (or an LLM's) does inside the `with` block; the trace is complete when the block ends.
+def record(engine: Engine | HasEngine) -> Iterator[Trace]:
+    """Record what `engine` (or an LLM's engine) does inside the `with` block; the trace is complete when the block ends.
 
     Begins with a snapshot, so it may start in the middle of a run. Tokens are the same with and without. Read the trace
     between steps. ValueError when `engine` is none, or is being recorded already.
     """
-    recorder = Recorder(engine if isinstance(engine, Engine) else getattr(engine, "engine", None))
+    recorder = Recorder(engine)
     try:
         yield recorder.trace
     finally:
@@ -62,9 +68,10 @@ class _InPass(NamedTuple):
 class Recorder:
     """Attached to `engine` from its making until `stop()`. Holds Reqs and tree nodes only while the engine does."""
 
-    def __init__(self, engine: Engine | None):
+    def __init__(self, engine: Engine | HasEngine):
+        given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
-            raise ValueError(f"engine={engine!r}: must be an Engine or an LLM")
+            raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
         if hasattr(engine.step, "recorder"):
             raise ValueError("engine: is being recorded already (an LLM made with trace=True has it in llm.trace)")
         self._engine, self._clock = engine, engine._clock
@@ -74,7 +81,12 @@ class Recorder:
         self._tree = TreeNotes(engine.radix_cache)
         self._pass: list[_InPass] = []
         self._in_step = False
-        self.trace = Trace.of_engine(engine, self)
+        tokenizer = engine.builder.tokenizer
+        self.trace = Trace(
+            {name: getattr(engine.config, name) for name in ENGINE_FIELDS},
+            decode=None if tokenizer is None else partial(token_text, tokenizer),
+            writer=self,
+        )
         self._event = self._new_event(ev.START)
         self._take_snapshot()
         self.settle()
@@ -88,13 +100,13 @@ class Recorder:
             self.settle()
             for owner, name, ours, before in reversed(self._undo):
                 if vars(owner).get(name) is not ours:
-                    continue  # somebody has wrapped it since: from now on ours only passes calls on
+                    continue  # other code has wrapped it since: from now on ours only passes calls on
                 if before is None:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, before)
             self._undo.clear()
-            self.trace._recorder = None
+            self.trace.writer = None
             self._seen.clear()
             self._pass.clear()
             self._tree.clear()
@@ -134,7 +146,7 @@ class Recorder:
         self._undo.append((owner, name, watched, before))
 
     def _take_snapshot(self) -> None:
-        """What is there already, in the words of the events."""
+        """What is there already, as events describe it."""
         scheduler, rows = self._engine.scheduler, self._engine.cache.rows
         for req in sorted((*scheduler.running, *scheduler.waiting), key=lambda req: req.ticket):
             seen = self._see(req)
@@ -148,8 +160,8 @@ class Recorder:
                 req.tree_len,
                 req.allocated_len,
             )
-            own = ev.to_runs(rows[req.req_pool_idx, req.tree_len : req.allocated_len])
-            self._event.held.append(ev.Held(seen.index, req.req_pool_idx, seen.node, req.tree_len, req.kv_len, own))
+            slots = ev.to_runs(rows[req.req_pool_idx, req.tree_len : req.allocated_len])
+            self._event.held.append(ev.Held(seen.index, req.req_pool_idx, seen.node, req.tree_len, req.kv_len, slots))
 
     # --- the step ------------------------------------------------------------------------------------------------
 
@@ -174,14 +186,14 @@ class Recorder:
             sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > num_tokens else None
             event.batch.append(ev.BatchEntry(*entry, sampled, allocated))
             if seen is None:
-                continue  # the step has failed, and its end is written down
+                continue  # the step has failed, and the request's end is in the event already
             if req.finish_reason is None:
                 self._note_path(req, seen)
             else:
                 self._note_end(req, req.finish_reason.value)
         event.seconds = self._clock() - self._began - event.time
         if event.mode == ev.FAILED and event.error is None:
-            event.mode = ev.BETWEEN  # there was nothing to do, but for requests whose time was up
+            event.mode = ev.BETWEEN  # nothing to compute; at most, requests reached their deadlines
         else:
             event.step += 1
         self._close_event()
@@ -207,21 +219,21 @@ class Recorder:
         return batch
 
     def _members(self, batch: Batch) -> list[_InPass]:
-        """Who is in the pass, with the slots as they have just been given out."""
+        """The requests in the pass, with the slots that have just been allocated for them."""
         slots = batch.out_cache_loc.numpy()
         members, at, paged = [], 0, self._engine.config.page_size > 1
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
             seen = self._see(req)
-            own, allocated = ev.to_runs(slots[at : at + end - start]), None
+            new_slots, allocated = ev.to_runs(slots[at : at + end - start]), None
             at += end - start
             if paged:
                 assert req.req_pool_idx is not None
                 row = self._engine.cache.rows[req.req_pool_idx]
                 allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
             seen.allocated_len = req.allocated_len
-            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, own), allocated))
+            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, new_slots), allocated))
         return members
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -244,7 +256,7 @@ class Recorder:
                     self._note_end(req, reason.value if error is None else "error")
 
     def _see(self, req: Req) -> _Seen:
-        """What is known of `req`; one that is new has just arrived."""
+        """What the trace knows of `req`; one that it has not seen has just arrived."""
         seen = self._seen.get(req)
         if seen is None:
             seen = self._seen[req] = _Seen(len(self.trace.requests))
@@ -279,7 +291,7 @@ class Recorder:
         return ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self._began)
 
     def _close_event(self) -> None:
-        """Add the event to the trace, unless it is about nothing."""
+        """Add the event to the trace, unless nothing has happened in it."""
         event = self._event
         event.tree, event.nodes = self._tree.take()
         event.free = self._engine.cache.token_to_kv_pool.available_size()

@@ -33,8 +33,8 @@ class NodeState:
 class RequestState:
     """A request and what it holds, with the names of Req.
 
-    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again) or ended. `own`:
-    its own slots, from position `tree_len` on; those before are the tree's, on the path to `node`.
+    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again) or ended.
+    `slots`: those the request owns, from position `tree_len` on; those before are the tree's, on the path to `node`.
     """
 
     request: TraceRequest
@@ -44,7 +44,7 @@ class RequestState:
     node: int = 0
     tree_len: int = 0
     kv_len: int = 0
-    own: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     finish_reason: str | None = None
@@ -84,12 +84,12 @@ class TraceState:
 
     @property
     def waiting(self) -> list[RequestState]:
-        """Those that wait, retracted ones among them, in order of arrival."""
+        """Requests that wait, retracted ones among them, in order of arrival."""
         return [req for req in self.requests.values() if req.status in (WAITING, RETRACTED)]
 
     @property
     def running(self) -> list[RequestState]:
-        """Those that hold slots, in order of arrival."""
+        """Requests that hold slots, in order of arrival."""
         return [req for req in self.requests.values() if req.is_running]
 
     def walk(self) -> Iterator[tuple[int, NodeState]]:
@@ -107,7 +107,7 @@ class TraceState:
         while node is not None:
             path[:0] = node.value
             node = node.parent
-        return path[: req.tree_len] + req.own
+        return path[: req.tree_len] + req.slots
 
     def rows(self) -> dict[int, list[int]]:
         """Row of the ReqToTokenPool → its slots, of running requests."""
@@ -118,12 +118,12 @@ class TraceState:
         return [slot for _, node in self.walk() for slot in node.value]
 
     def owners(self) -> dict[str, list[int]]:
-        """Name of a running request → the slots that are its own."""
-        return {req.name: list(req.own) for req in self.running}
+        """Name of a running request → the slots that it owns."""
+        return {req.name: list(req.slots) for req in self.running}
 
     def free_slots(self) -> list[int]:
-        """Slots that nobody owns, ascending."""
-        taken = set(self.tree_slots()).union(*(req.own for req in self.running))
+        """Slots that have no owner, ascending."""
+        taken = set(self.tree_slots()).union(*(req.slots for req in self.running))
         return [slot for slot in range(self.size) if slot not in taken]
 
     def protected_size(self) -> int:
@@ -136,7 +136,7 @@ class TraceState:
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot has exactly one owner and the pool's own count agrees."""
-        slots = self.tree_slots() + [slot for req in self.running for slot in req.own]
+        slots = self.tree_slots() + [slot for req in self.running for slot in req.slots]
         if len(set(slots)) != len(slots):
             raise RuntimeError(f"after step {self.step}: a slot has two owners")
         if self.free + len(slots) != self.size:
@@ -158,7 +158,7 @@ class TraceState:
             use.lock_ref, use.last_access_time, use.hit_count = lock_ref, last_access_time, hit_count
         for index, row, number, tree_len, kv_len, runs in event.held:
             req = self.requests[index]
-            req.row, req.node, req.tree_len, req.kv_len, req.own = row, number, tree_len, kv_len, from_runs(runs)
+            req.row, req.node, req.tree_len, req.kv_len, req.slots = row, number, tree_len, kv_len, from_runs(runs)
             req.status = RUNNING if kv_len + 1 == len(req.tokens) and req.output_ids else PREFILLING
         for index in event.retracted:
             self._release(self.requests[index], RETRACTED)
@@ -173,14 +173,14 @@ class TraceState:
             self._compute(self.requests[entry.request], entry)
         for index, number, tree_len in event.paths:
             req = self.requests[index]
-            req.own = req.own[tree_len - req.tree_len :]
+            req.slots = req.slots[tree_len - req.tree_len :]
             req.node, req.tree_len = number, tree_len
         for index, reason in event.ended:
             self._release(self.requests[index], ENDED)
             self.requests[index].finish_reason = reason
 
     def _compute(self, req: RequestState, entry: ev.BatchEntry) -> None:
-        req.own += from_runs(entry.slots if entry.allocated is None else entry.allocated)
+        req.slots += from_runs(entry.slots if entry.allocated is None else entry.allocated)
         req.kv_len = entry.end
         if entry.token is None:
             req.status = PREFILLING
@@ -189,7 +189,7 @@ class TraceState:
             req.tokens.append(entry.token)
 
     def _release(self, req: RequestState, status: str) -> None:
-        req.status, req.row, req.node, req.tree_len, req.kv_len, req.own = status, None, 0, 0, 0, []
+        req.status, req.row, req.node, req.tree_len, req.kv_len, req.slots = status, None, 0, 0, 0, []
 
     def _change_tree(self, what: str, number: int, *rest: Any) -> None:
         if what == "add":

@@ -1,27 +1,27 @@
-"""timeline: the requests of a trace as lanes over steps, or over time."""
+"""Draws a trace's timeline: its requests as lanes over steps, or over time. `viz.timeline` is the way in."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from nanoinfer.trace import Trace
 from nanoinfer.trace import events as ev
+from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
 from nanoinfer.trace.phases import DECODE, EXTEND, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
 from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
-from nanoinfer.viz.words import abridged, count, expect_type, plural_list
+from nanoinfer.viz.words import abridged, count, plural_list
 
 MOST_LANES = 32
-IN_FULL, IN_SHORT = 4, 8  # requests that `alt` tells of in whole words; the most that it tells of one by one
+IN_FULL, IN_SHORT = 4, 8  # requests that `alt` describes in whole words; the most that it describes one by one
 FAILED = ev.FAILED.lower()
 WORDS = {PAUSED: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
 
 
 def timeline(
-    trace: Trace,
+    trace: TraceData,
     *,
     title: str | None = None,
     last: int | None = None,
@@ -30,21 +30,14 @@ def timeline(
     labels: Mapping[int, str] | None = None,
     highlight: int | None = None,
 ) -> Picture:
-    """When each request waited, was extended (with the number of tokens), decoded, was retracted, and ended.
-
-    `last`: only the last so many steps. `by="time"`: over milliseconds instead of steps of equal width. `steps`: how many
-    steps wide the axis is, so that timelines of different runs can be compared. `labels`: `{number of the request: what its
-    lane is called}`; `highlight`: the number of a request to mark; numbers as in `trace.requests`. At most 32 requests are
-    drawn. Raises ValueError for a trace without steps, for values that are none of these, and for fewer `steps` than drawn.
-    """
-    expect_type("trace", trace, Trace)
+    """`viz.timeline`, which documents the options and what is refused."""
     sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
     return sheet.picture(draw_timeline(sheet, trace, last, by, steps, labels or {}, highlight))
 
 
 def draw_timeline(
     sheet: Sheet,
-    trace: Trace,
+    trace: TraceData,
     last: int | None = None,
     by: str = "step",
     width: int | None = None,
@@ -69,10 +62,10 @@ def draw_timeline(
             raise ValueError(f"labels, highlight: request {number!r} must be one of 0..{len(trace.requests) - 1}")
     first_step, last_step = steps[0].step, steps[-1].step
     earliest = 0 if first_step == 1 and by == "time" else first_step  # 0: what waited for less than a step
-    told, marks = spans(trace)
-    told = [replace(span, first=max(span.first, first_step)) for span in told if span.last >= earliest]
+    drawn, marks = spans(trace)
+    drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= earliest]
     marks = [mark for mark in marks if mark.step >= first_step]
-    lanes = sorted({span.request for span in told})
+    lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
 
     labels = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
@@ -83,7 +76,7 @@ def draw_timeline(
     else:
         low, high = 1e3 * steps[0].time, 1e3 * (steps[-1].time + steps[-1].seconds)
         if first_step == 1:
-            low = min(low, *(1e3 * span.start for span in told))
+            low = min(low, *(1e3 * span.start for span in drawn))
     scale = (x1 - x0) / ((high - low) or 1.0)
 
     def place(value: float) -> float:
@@ -113,20 +106,19 @@ def draw_timeline(
             edge = ROLES["highlight"].face
             sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6, over=True)
         if i is not None:
-            own = [span for span in told if span.request == lanes[i]]
-            _lane(sheet, own, ends, height)
+            _lane(sheet, [span for span in drawn if span.request == lanes[i]], ends, height)
             for mark in marks:
                 if mark.request == lanes[i]:
                     at = place(mark.step + 0.5 if by == "step" else 1e3 * mark.time)
                     _mark(sheet, mark, at, height)
         sheet.y += height + (6 if height > 12 else 3)
     sheet.y += 4
-    present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in told)]
+    present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in drawn)]
     if any(event.mode == ev.FAILED for event in steps):
         present.append(FAILED)
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
     sheet.caption("Numbers: tokens extended.  ✓ ended by itself (stop, length),  ✕ otherwise.", size=SMALL)
-    return _alt(trace, steps, told, marks, lanes, names)
+    return _alt(trace, steps, drawn, marks, lanes, names)
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
@@ -142,9 +134,9 @@ def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> Non
     sheet.y += 18
 
 
-def _lane(sheet: Sheet, own: Sequence[Span], ends: Callable[[Span], tuple[float, float]], height: float) -> None:
+def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float, float]], height: float) -> None:
     y = sheet.y
-    for span in own:
+    for span in lane:
         left, right = ends(span)
         thin = span.phase in (WAITING, PAUSED, RETRACTED)
         top, tall = (y + height * 0.3, height * 0.4) if thin else (y, height)
@@ -153,7 +145,7 @@ def _lane(sheet: Sheet, own: Sequence[Span], ends: Callable[[Span], tuple[float,
             edge = "#ffffff" if span.phase == EXTEND else "#9a9a9a" if thin else None
             sheet.rect(left, top, right - left, tall, PHASE_STYLES[span.phase], edge=edge, line=0.5, name=name)
     style = PHASE_STYLES[EXTEND]
-    for span in own:
+    for span in lane:
         (left, right), text = ends(span), str(span.tokens)
         if span.phase != EXTEND:
             continue
@@ -174,9 +166,9 @@ def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
 
 
 def _alt(
-    trace: Trace,
+    trace: TraceData,
     steps: Sequence[TraceEvent],
-    told: Sequence[Span],
+    drawn: Sequence[Span],
     marks: Sequence[Mark],
     lanes: Sequence[int],
     names: Mapping[int, str],
@@ -184,14 +176,14 @@ def _alt(
     modes = [event.mode for event in steps]
     kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in (ev.EXTEND, ev.DECODE, ev.FAILED) if mode in modes)
     say = _request_alt if len(lanes) <= IN_FULL else _request_in_short
-    each = [f"{names.get(i, trace.requests[i].name)} {say(told, marks, i)}" for i in lanes[:IN_SHORT]]
+    each = [f"{names.get(i, trace.requests[i].name)} {say(drawn, marks, i)}" for i in lanes[:IN_SHORT]]
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
     listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
     return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
 
 
-def _request_alt(told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
-    steps, extends = _counted(told, index)
+def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
+    steps, extends = _counted(drawn, index)
     parts = [f"waits {count(steps[WAITING], 'step')}"] if steps[WAITING] else []
     if extends:
         parts.append(f"extends {' + '.join(extends)}")
@@ -205,8 +197,8 @@ def _request_alt(told: Sequence[Span], marks: Sequence[Mark], index: int) -> str
     return " · ".join(parts)
 
 
-def _request_in_short(told: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
-    steps, extends = _counted(told, index)
+def _request_in_short(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
+    steps, extends = _counted(drawn, index)
     parts = [f"waits {steps[WAITING]}"] if steps[WAITING] else []
     if extends:
         parts.append(f"extends {'+'.join(extends)}")
@@ -216,8 +208,8 @@ def _request_in_short(told: Sequence[Span], marks: Sequence[Mark], index: int) -
     return " · ".join(parts)
 
 
-def _counted(told: Sequence[Span], index: int) -> tuple[dict[str, int], list[str]]:
+def _counted(drawn: Sequence[Span], index: int) -> tuple[dict[str, int], list[str]]:
     """Steps of a request in each phase, and the tokens of each of its extends."""
-    own = [span for span in told if span.request == index]
-    steps = {phase: sum(span.last - span.first + 1 for span in own if span.phase == phase) for phase in PHASES}
-    return steps, [str(span.tokens) for span in own if span.phase == EXTEND]
+    lane = [span for span in drawn if span.request == index]
+    steps = {phase: sum(span.last - span.first + 1 for span in lane if span.phase == phase) for phase in PHASES}
+    return steps, [str(span.tokens) for span in lane if span.phase == EXTEND]

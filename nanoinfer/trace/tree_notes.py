@@ -37,7 +37,7 @@ class TreeNotes:
             self._added(node, node.parent)
 
     def number(self, node: TreeNode | None) -> int:
-        """A node's number; that of the root for one that is none or gone."""
+        """A node's number; the root's for None and for a node that is gone."""
         return 0 if node is None else self._numbers.get(node, 0)
 
     def take(self) -> tuple[list[list[Any]], list[NodeUse]]:

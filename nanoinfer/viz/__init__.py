@@ -2,7 +2,39 @@
 
 As the last expression of a notebook cell, `viz.slot_map(pool, {"request 1": slots})` shows a picture and prints its numbers
 beneath it; `viz.slot_map(...).save("slots.png")` writes it. Every function returns a `Picture`. Colours mean the same in
-all of them (palette.py): green the radix tree, orange what is computed in this pass, a colour of its own for each request.
+all of them (palette.py): green the radix tree, orange what is computed in this pass, a different colour for each request.
+
+How to write one: a picture is a function that takes live objects and returns a Picture. It may stand in any file, inside
+this package or outside it, and nothing has to know of it:
+
+    from nanoinfer.engine import Engine
+    from nanoinfer.viz import Picture, Sheet
+    from nanoinfer.viz.facts import request_labels
+    from nanoinfer.viz.palette import owner_style
+    from nanoinfer.viz.words import count, expect_type
+
+    def queue(engine: Engine, *, title: str | None = None) -> Picture:
+        expect_type("engine", engine, Engine)
+        reqs = list(engine.scheduler.waiting)
+        labels = request_labels(engine, reqs)
+        sheet = Sheet(title, f"{count(len(reqs), 'request')} in the queue")
+        for i, (label, req) in enumerate(zip(labels, reqs, strict=True)):
+            sheet.text(sheet.left, sheet.y + 8, label, width=90)
+            sheet.rect(sheet.left + 100, sheet.y, 4 * req.num_tokens, 16, owner_style(label, i), name=label)
+            sheet.text(sheet.left + 106 + 4 * req.num_tokens, sheet.y + 8, count(req.num_tokens, "token"))
+            sheet.y += 20
+        waiting = [f"{label} with {count(req.num_tokens, 'token')}" for label, req in zip(labels, reqs, strict=True)]
+        return sheet.picture(f"Waiting: {', '.join(waiting) or 'no request'}.")
+
+- It checks what it is given before it draws: `expect_type` and the other checks of words.py raise ValueError.
+- A Sheet (sheet.py) is 900 CSS pixels wide and as high as it must be; y goes down, and `sheet.y` is where the next part
+  begins. It has shapes, texts, legends and captions. A shape's `name` is what tests find it by.
+- Colours come from palette.py: `ROLES` by role, `owner_style` by request. Numbers become text as words.py has them.
+- `sheet.picture(alt)` ends it: `alt` says its numbers in a sentence, and is printed beneath the PNG in a notebook.
+- A picture may be a part of another where its drawing is a function of a Sheet that returns its `alt`, as in overview.py.
+
+To be called as `viz.queue`, a file in this folder needs its import below, and its name in `__all__`. (Such a file imports
+Picture and Sheet from their files, since this `__init__` is not complete yet when the file is imported.)
 """
 
 try:
@@ -10,8 +42,6 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
-from nanoinfer.trace import record
-from nanoinfer.trace.timeline import timeline
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
@@ -24,11 +54,14 @@ from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
     "Picture",
+    "Sheet",
     "attention_mask",
     "bars",
     "decoder",
@@ -43,7 +76,6 @@ __all__ = [
     "owners",
     "padded_batch",
     "radix_tree",
-    "record",
     "request_rows",
     "session_steps",
     "slot_map",

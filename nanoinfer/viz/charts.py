@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, REQUESTS, ROLES
-from nanoinfer.viz.picture import WIDTH, Picture, own_settings
+from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.sheet import SMALL, Sheet, drawable, text_width
 from nanoinfer.viz.words import count, expect_type, finite, number, one_line, ratio
 
@@ -22,14 +22,14 @@ def bars(
     compare: str | None = None,
     line_at: float | None = None,
 ) -> Picture:
-    """One bar a label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
+    """One bar per label, its number in `unit` at its end; with `compare="label"` also its ratio to that bar.
 
     `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `line_at`: a dashed
     line across all bars at that value, such as 1 for ratios. Raises ValueError for no values, negative or infinite ones,
     and a `compare` that is no label or is 0 (there is none in groups).
     """
     groups = _grouped(values)
-    numbers = {f"{group}, {label}" if group else label: v for group, own in groups.items() for label, v in own.items()}
+    numbers = {f"{group}, {label}" if group else label: v for group, of in groups.items() for label, v in of.items()}
     line_at = None if line_at is None else finite("line_at", line_at)
     for name, value in (*((f"values[{label!r}]", v) for label, v in numbers.items()), ("line_at", line_at or 0.0)):
         if value < 0:
@@ -37,30 +37,30 @@ def bars(
     if compare is not None and ("" not in groups or not numbers.get(compare)):
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
     base = numbers[compare] if compare is not None else None
-    told = {
+    texts = {
         label: f"{number(value)} {unit}" + ("" if base is None or label == compare else f"  ({ratio(value / base)}×)")
         for label, value in numbers.items()
     }
     sheet = Sheet(title)
-    labels = list(dict.fromkeys(label for own in groups.values() for label in own))
+    labels = list(dict.fromkeys(label for labelled in groups.values() for label in labelled))
     beside = labels if "" in groups else list(groups)
     gutter = min(max(text_width(drawable(label)) for label in beside) + 14, 280)
     x0 = sheet.left + gutter
-    room = sheet.right - x0 - max(text_width(text) for text in told.values()) - 14
+    room = sheet.right - x0 - max(text_width(text) for text in texts.values()) - 14
     longest = max(*numbers.values(), line_at or 0.0) or 1.0
     sheet.y += 2
     top = sheet.y
     height, pitch = (22, 30) if "" in groups else (18, 20)
-    for group, own in groups.items():
+    for group, labelled in groups.items():
         if group:
-            sheet.text(x0 - 8, sheet.y + pitch * len(own) / 2, group, ha="right", width=gutter - 8)
-        for label, value in own.items():
+            sheet.text(x0 - 8, sheet.y + pitch * len(labelled) / 2, group, ha="right", width=gutter - 8)
+        for label, value in labelled.items():
             if not group:
                 sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", width=gutter - 8)
             style = REQUESTS[2 if label == compare else 0] if not group else _GROUP_STYLES[labels.index(label) % 4]
             name = f"{group}, {label}" if group else label
             sheet.rect(x0, sheet.y, room * value / longest, height, style, name=f"bar {name}")
-            sheet.text(x0 + room * value / longest + 7, sheet.y + height / 2, told[name])
+            sheet.text(x0 + room * value / longest + 7, sheet.y + height / 2, texts[name])
             sheet.y += pitch
         sheet.y += 10 if group else 0
     sheet.line([x0, x0], [top - 4, sheet.y - 4], colour=MUTED)
@@ -75,7 +75,7 @@ def bars(
     if compare is not None:
         sheet.y += 2
         sheet.caption(f"In brackets: ratio to {compare}.", size=SMALL)
-    alt = ", ".join(f"{label}: {text.replace('  ', ' ')}" for label, text in told.items())
+    alt = ", ".join(f"{label}: {text.replace('  ', ' ')}" for label, text in texts.items())
     return sheet.picture(f"{alt}{f', ratios to {compare}' if compare else ''}.")
 
 
@@ -89,7 +89,7 @@ def _grouped(values: Mapping[str, float] | Mapping[str, Mapping[str, float]]) ->
     if nested and len(nested) < len(values):
         raise ValueError("values: some are groups and some numbers; must be either")
     given: Mapping[str, Any] = values if nested else {"": values}
-    groups = {str(group): {str(k): finite(f"values[{k!r}]", v) for k, v in own.items()} for group, own in given.items()}
+    groups = {str(group): {str(k): finite(f"values[{k!r}]", v) for k, v in of.items()} for group, of in given.items()}
     if not all(groups.values()):
         raise ValueError("values: must have at least one")
     return groups
@@ -103,7 +103,7 @@ def lines(
     title: str | None = None,
     log: bool = False,
 ) -> Picture:
-    """One line a label through its points `(xs, ys)`; `x`, `y`: what the axes say. `log`: both logarithmic.
+    """One line per label through its points `(xs, ys)`; `x`, `y`: what the axes say. `log`: both logarithmic.
 
     Raises ValueError for no series, for an empty one, lengths that differ, and with `log` numbers that are not positive.
     """
@@ -122,7 +122,7 @@ def lines(
             raise ValueError(f"{name}: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
         if log and min(across + up) <= 0:
             raise ValueError(f"{name}: {number(min(across + up))}: with log, numbers must be above 0")
-    with own_settings():
+    with default_settings():
         picture = _plot(points, x, y, title, log)
     picture.alt = f"{y} over {x}: " + "; ".join(
         f"{label}, {count(len(across), 'point')}, from {number(up[0])} at {number(across[0])} "

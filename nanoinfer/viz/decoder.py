@@ -94,8 +94,8 @@ def _box(sheet: Sheet, x: float, y: float, width: float, box: tuple[Style, str, 
     sheet.rect(x, y, width, HEIGHT, Style(style.face, style.text), edge="#767676", name=f"box {name}")
     sheet.text(x + width / 2, y + 15, name, ha="center", weight="bold", colour=style.text, width=width - 4)
     sheet.text(x + width / 2, y + 32, shape, ha="center", size=SMALL, colour=style.text, width=width - 4)
-    told = "no parameters" if parameters is None else "shared" if parameters == 0 else f"{parameters:,}"
-    sheet.text(x + width / 2, y + 49, told, ha="center", size=TINY, colour=style.text, width=width - 4)
+    amount = "no parameters" if parameters is None else "shared" if parameters == 0 else f"{parameters:,}"
+    sheet.text(x + width / 2, y + 49, amount, ha="center", size=TINY, colour=style.text, width=width - 4)
 
 
 def _arrow(sheet: Sheet, start: float, end: float, y: float) -> None:

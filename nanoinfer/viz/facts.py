@@ -9,8 +9,8 @@ from nanoinfer.batch import Batch
 from nanoinfer.engine import Engine
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.trace.trace import token_text
 from nanoinfer.viz.palette import Style, owner_style
 from nanoinfer.viz.words import checked_texts, expect_type, visible
 
@@ -46,8 +46,8 @@ def last_tokens(engine: Engine) -> list[str]:
     token_ids = [req.token_ids[:n].tolist() for req, n in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)]
     return [
         str(token_id) if tokenizer is None else token_text(tokenizer, [token_id])
-        for own in token_ids
-        for token_id in own
+        for ids in token_ids
+        for token_id in ids
     ]
 
 

@@ -1,4 +1,4 @@
-"""attention_mask: a mask that somebody computed, and where it differs from the one it should be."""
+"""attention_mask: a mask that was computed elsewhere, and where it differs from the one it should be."""
 
 import torch
 
@@ -37,7 +37,7 @@ def attention_mask(
         "too much": (ROLES["conflict"], "wrong: sees what it must not"),
         "too little": (ROLES["leaked"], "wrong: does not see what it must"),
     }
-    told = []
+    kinds = []
     cell, x0, y = min(24.0, (sheet.right - sheet.left - 40) / total), sheet.left + 40, sheet.y
     for key in range(total):
         sheet.text(x0 + (key + 0.5) * cell, y + 5, str(key), size=TINY, colour=MUTED, ha="center")
@@ -51,15 +51,15 @@ def attention_mask(
             kind = "hidden" if not sees else "prefix" if key < prefix_len else "new"
             if sees != wanted:
                 kind = "too much" if sees else "too little"
-            told.append(kind)
+            kinds.append(kind)
             sheet.rect(
                 x0 + key * cell, top, cell, cell, styles[kind][0], edge="#ffffff", name=f"{position} {key} {kind}"
             )
     if prefix_len:
         sheet.line([x0 + prefix_len * cell] * 2, [y - 4, y + new * cell + 3], colour=INK, line=2)
     sheet.y = y + new * cell + 12
-    sheet.legend([entry for kind, entry in styles.items() if kind in told])
-    wrong = ", ".join(f"{told.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in told)
+    sheet.legend([entry for kind, entry in styles.items() if kind in kinds])
+    wrong = ", ".join(f"{kinds.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in kinds)
     return sheet.picture(
         f"{count(new, 'query')} × {count(total, 'key')} ({prefix_len} in the prefix): {int(mask.sum())} of {mask.numel()} "
         f"pairs seen; {wrong or 'as it should be'}."

@@ -24,7 +24,7 @@ def heat_map(
 ) -> Picture:
     """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
 
-    Labels may be token texts; their spaces are shown. For attention weights: rows are who looks, columns who is looked at.
+    Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the keys.
     Raises ValueError when labels do not fit the shape, a value is outside 0..1, or `most` is not in (0, 1].
     """
     try:

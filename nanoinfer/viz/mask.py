@@ -58,14 +58,14 @@ def extend_mask(
 
 
 def _alt(m: Facts, window: int | None) -> str:
-    told = [f"{m.of.forward_mode.name} mask" + (f", sliding window {window}" if window else "")]
+    parts = [f"{m.of.forward_mode.name} mask" + (f", sliding window {window}" if window else "")]
     for i in range(m.shown):
         seen = sum(min(p + 1, window or p + 1) for p in range(m.prefixes[i], m.seq_lens[i]))
-        told.append(
+        parts.append(
             f"{m.labels[i]}: {count(m.new_lens[i], 'query')} × {count(m.seq_lens[i], 'key')} "
             f"({m.prefixes[i]:,} in the prefix), {seen:,} of {m.new_lens[i] * m.seq_lens[i]:,} pairs seen"
         )
-    return "; ".join(told) + "."
+    return "; ".join(parts) + "."
 
 
 class _Mask:

@@ -63,7 +63,7 @@ def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True, indent: 
 
 
 def _value(sheet: Sheet, x: float, width: float, style: Style, label: str, name: str) -> None:
-    """A cell with its number; a text too wide for its cell is set smaller, then cut."""
+    """A cell with its number; a text too wide for its cell is set smaller, then shortened."""
     if style is ROLES["free"]:
         style = style._replace(text=INK)
     if not sheet.cell(x, sheet.y, width, 18, style, label, edge="#8a8a8a", name=name) and label:
@@ -82,7 +82,7 @@ def _faint(sheet: Sheet, x0: float, width: float, labels: Sequence[str]) -> None
 
 
 def _new_tokens(sheet: Sheet, m: Facts) -> None:
-    """[T] fields: a column a new token, requests side by side, from both ends where they are many."""
+    """[T] fields: a column per new token, requests side by side, from both ends where they are many."""
     order = ", one after the other" if m.num_new > 1 else ""
     sheet.heading(f"T = {count(m.num_new, 'new token')}{order}: what the model is given")
     share = MOST_CELLS if m.num_new <= MOST_CELLS else max(3, MOST_CELLS // m.shown)
@@ -128,7 +128,7 @@ def _pointer(sheet: Sheet, x: float, top: float, value: int) -> None:
 
 
 def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
-    """[Σ seq_lens] fields of one request: a column a token, prefix and new apart, from both ends where they are many."""
+    """[Σ seq_lens] fields of one request: a column per token, prefix and new apart, from both ends where they are many."""
     prefix, new = m.prefixes[i], m.new_lens[i]
     columns: list[int | None] = list(range(prefix + new))
     if prefix + new > MOST_CELLS:
@@ -138,11 +138,11 @@ def _sequence(sheet: Sheet, m: Facts, i: int) -> None:
     x0, top, large = sheet.left + GUTTER, sheet.y, m.shown <= LARGE
     width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
     end, band = x0 + len(columns) * width, 5.0
-    told = f"{m.labels[i]}: req_pool_indices[{i}] = {m.rows[i]}, seq_lens[{i}] = {m.seq_lens[i]}"
+    line = f"{m.labels[i]}: req_pool_indices[{i}] = {m.rows[i]}, seq_lens[{i}] = {m.seq_lens[i]}"
     if large and m.extend:
-        told += f", prefix_lens[{i}] = {prefix}, extend_seq_lens[{i}] = {new}"
+        line += f", prefix_lens[{i}] = {prefix}, extend_seq_lens[{i}] = {new}"
     if large:
-        sheet.text(x0 + 3, sheet.y + 6, told, size=TINY, width=sheet.right - x0 - 10)
+        sheet.text(x0 + 3, sheet.y + 6, line, size=TINY, width=sheet.right - x0 - 10)
         sheet.y += 14
         top = sheet.y
     else:
@@ -235,12 +235,12 @@ def _alt(m: Facts) -> str:
         "kv_indptr": m.kv_indptr,
         "kv_last_page_len": of.kv_last_page_len.tolist(),
     }
-    told = [f"{name}={None if values is None else _short(values)}" for name, values in all_of_them.items()]
-    told.insert(-1, f"kv_indices in slots {runs(m.kv_indices, 8)}")
+    parts = [f"{name}={None if values is None else _short(values)}" for name, values in all_of_them.items()]
+    parts.insert(-1, f"kv_indices in slots {runs(m.kv_indices, 8)}")
     if of.other_kv_index is not None:
-        told.append(f"other_kv_index={of.other_kv_index}")
+        parts.append(f"other_kv_index={of.other_kv_index}")
     new = f"{count(m.num_new, 'new token')} of {of.total_num_tokens:,} in all"
-    return f"{of.forward_mode.name} of {count(m.batch_size, 'request')}, {new}; {'; '.join(told)}."
+    return f"{of.forward_mode.name} of {count(m.batch_size, 'request')}, {new}; {'; '.join(parts)}."
 
 
 def _short(values: list[int]) -> str:

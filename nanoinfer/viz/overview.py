@@ -13,7 +13,7 @@ MOST_ROWS = 8
 
 
 def engine(engine: Engine, *, title: str | None = None) -> Picture:
-    """Who owns which slot, the rows of the running requests (the first 8), the tree; and who waits."""
+    """The owner of each slot, the rows of the running requests (the first 8), the tree, and the requests that wait."""
     expect_type("engine", engine, Engine)
     scheduler, cache = engine.scheduler, engine.cache
     running, waiting = len(scheduler.running), list(scheduler.waiting)

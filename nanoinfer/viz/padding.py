@@ -21,7 +21,7 @@ def padded_batch(
 ) -> Picture:
     """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
 
-    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text a row. Raises
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row. Raises
     ValueError for anything else, for negative lengths and for none.
     """
     if isinstance(sessions_or_lens, str) or not isinstance(sessions_or_lens, Iterable):
@@ -49,8 +49,8 @@ def padded_batch(
                 x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
             )
         padding = longest - length
-        told = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
-        sheet.text(x0 + longest * width + 8, sheet.y + 10, told, size=SMALL)
+        use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
+        sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
         sheet.y += 24
     end = x0 + longest * width
     sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)
@@ -73,7 +73,7 @@ def padded_batch(
 
 
 def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
-    """Tokens a row, and bytes of K/V a token (0: unknown)."""
+    """Tokens per row, and bytes of K/V per token (0: unknown)."""
     sessions = [item for item in given if is_a(item, InferenceSession)]
     if len(sessions) == len(given):
         return [session.kv_len for session in sessions], sessions[0].engine.kv_bytes_per_token

@@ -1,7 +1,7 @@
 """One palette for every picture: role → colour, hatch, text colour.
 
-Roles that meet in one picture can be told apart with any of the three colour blindnesses and in grey print: by lightness,
-or else by hatch. tests/tools/test_viz_palette.py simulates both and measures.
+Roles that meet in one picture can be distinguished with any of the three colour blindnesses and in grey print: by
+lightness, or else by hatch. tests/tools/test_viz_palette.py simulates both and measures.
 """
 
 import re
@@ -28,7 +28,7 @@ ROLES: dict[str, Style] = {
     "hidden": Style("#f0f0f2", "#6a6a6a"),
     "leftover": Style("#f4f4f4", "#8c8c8c"),
     "highlight": Style("#d4006a", "#ffffff"),
-    "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and nobody known owns it
+    "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and without a known owner
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),  # more than one owner
     "in_use": Style("#b9bdc6"),
 }
@@ -76,7 +76,7 @@ def request_style(number: int) -> Style:
 
 def owner_style(label: str, index: int) -> Style:
     """The look of an owner: by the request's number in its label, so that it stays the same from picture to picture, else
-    by its place `index`. The completions of one request, `request 3 (2)`, have looks of their own. What is "set aside",
+    by its place `index`. The completions of one request, `request 3 (2)`, have different looks. What is "set aside",
     and so empty, looks like padding."""
     if label == "set aside":
         return ROLES["padding"]

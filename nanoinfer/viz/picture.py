@@ -18,15 +18,15 @@ from PIL import Image
 WIDTH = 900  # CSS pixels in a notebook; one inch of the figure is 100 of them
 PIXEL_RATIO = 1.5  # image pixels for each: sharp on a dense screen and on a projector
 MAX_COLOURS = 96
-PRINT_WIDTH = 110  # characters a line of what is printed beneath
+PRINT_WIDTH = 110  # characters per line of what is printed beneath
 
 
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings are the whole process's
 
 
 @contextmanager
-def own_settings() -> Iterator[None]:
-    """Matplotlib's own settings, whatever style its user has chosen; theirs are back afterwards."""
+def default_settings() -> Iterator[None]:
+    """Matplotlib's default settings, whatever style its user has chosen; the user's are back afterwards."""
     with _ONE_AT_A_TIME, matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["hatch.linewidth"] = 0.6
@@ -51,7 +51,7 @@ class Picture(Figure):
     def png(self) -> bytes:
         """The picture as PNG."""
         canvas = FigureCanvasAgg(self)
-        with own_settings():
+        with default_settings():
             canvas.draw()
         width, height = canvas.get_width_height()
         image = Image.frombuffer("RGBA", (width, height), canvas.buffer_rgba()).convert("RGB")

@@ -74,8 +74,8 @@ def draw_request_rows(
     alt = f"{used} of {pool.size}"
     for row, length in lens.items():
         prefix = prefixes.get(row, 0)
-        told = f" ({prefix} of them the tree's)" if prefix else ""
-        alt += f"; {names[row]}: {count(length, 'token')}{told} in slots {runs(table[row, :length], 6)}"
+        shared = f" ({prefix} of them the tree's)" if prefix else ""
+        alt += f"; {names[row]}: {count(length, 'token')}{shared} in slots {runs(table[row, :length], 6)}"
         if allocated.get(row, length) > length:
             alt += f", {runs(table[row, length : allocated[row]], 6)} empty"
     return alt + "."
@@ -95,10 +95,10 @@ def _styles(names: Mapping[int, str]) -> dict[int, Style]:
 
 
 def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str], shared: Style, empty: bool) -> None:
-    own, shares = next(iter(_styles(names).values())), any(prefixes.values())
+    style, shares = next(iter(_styles(names).values())), any(prefixes.values())
     entries = [(shared, "slots of the tree")] if shares else []
     several = ", each row's in its colour" if len(names) > 1 else ""
-    entries.append((own, f"slots of {'its own' if shares else 'its tokens'}{several}"))
+    entries.append((style, f"slots of {'its own' if shares else 'its tokens'}{several}"))
     if empty:
         entries.append((EMPTY, "given to the row, still empty"))
     sheet.legend([*entries, (ROLES["leftover"], "beyond its length: never read")])
@@ -148,7 +148,7 @@ def _run_boxes(
     gutter: float,
     shared: Style,
 ) -> None:
-    """Each row as boxes, one a run of neighbouring slots: positions above, slots inside; not to scale."""
+    """Each row as boxes, one per run of neighbouring slots: positions above, slots inside; not to scale."""
     x0, height = sheet.left + gutter, 26.0
     for row, style in _styles(names).items():
         prefix, length = prefixes.get(row, 0), lens[row]

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from nanoinfer.viz.palette import INK, MUTED, Style
-from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture, own_settings
+from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture, default_settings
 from nanoinfer.viz.words import one_line
 
 MARGIN = 14.0
@@ -27,7 +27,7 @@ class Sheet:
     def __init__(self, title: str | None = None, default_title: str = ""):
         self.y = MARGIN
         self.left, self.right = MARGIN, WIDTH - MARGIN
-        self._artists: list[Callable[[], Artist]] = []  # made all at once, under settings of their own
+        self._artists: list[Callable[[], Artist]] = []  # made all at once, under default settings
         title = default_title if title is None else str(title)
         if title:
             self.text(self.left, self.y, title, size=11, weight="bold", va="top", width=self.right - self.left)
@@ -85,7 +85,7 @@ class Sheet:
         behind: str | None = None,
         rotation: float = 0,
     ) -> float:
-        """One line of text, cut with … where it is wider than `width`; returns how wide it is. `behind`: a background."""
+        """One line of text, ending in … where it is wider than `width`; returns its width. `behind`: a background."""
         text = drawable(text) if width is None else shortened(drawable(text), width, size, weight)
         look: dict[str, Any] = {
             "color": colour,
@@ -167,7 +167,7 @@ class Sheet:
     def picture(self, alt: str) -> Picture:
         """Everything so far as a Picture."""
         height = self.y + MARGIN / 2
-        with own_settings():
+        with default_settings():
             picture = Picture(WIDTH, height, one_line(alt))
             axes = picture.add_axes((0, 0, 1, 1))
             axes.set(xlim=(0, WIDTH), ylim=(height, 0))
@@ -215,7 +215,7 @@ def drawable(text: str) -> str:
 
 @cache
 def _font(size: float, weight: str) -> FontProperties:
-    with own_settings():
+    with default_settings():
         return FontProperties(family="DejaVu Sans", size=size, weight=weight)
 
 
@@ -234,6 +234,6 @@ def _measure(text: str, size: float, weight: str) -> float:
     if not text:
         return 0.0
     changed = any(rcParams[name] != rcParamsDefault[name] for name in ("text.hinting", "text.hinting_factor"))
-    with own_settings() if changed else nullcontext():
+    with default_settings() if changed else nullcontext():
         width = _ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]
     return float(width) / PIXEL_RATIO

@@ -1,4 +1,4 @@
-"""slot_map: every slot of the TokenToKVPool, coloured by who owns it."""
+"""slot_map: every slot of the TokenToKVPool, coloured by its owner."""
 
 from collections.abc import Mapping
 
@@ -16,11 +16,11 @@ from nanoinfer.viz.words import checked_slots, count, expect_type, runs, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
 MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
-FREE, TREE, LOCKED, NOBODY, SEVERAL, FIRST_OWNER = range(6)
+FREE, TREE, LOCKED, UNOWNED, SEVERAL, FIRST_OWNER = range(6)
 
 
 def owners(engine: Engine) -> dict[str, np.ndarray]:
-    """`{label: slots}` of the running requests of an Engine: the slots that are each one's own, not those of the tree."""
+    """`{label: slots}` of the running requests of an Engine: the slots that each one owns, without those of the tree."""
     expect_type("engine", engine, Engine)
     rows = engine.cache.rows
     return {
@@ -45,8 +45,8 @@ def slot_map(
     """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
 
     `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree, with evictable and
-    locked slots. A slot that is not free and that nobody given owns is marked as leaked, one with several owners (the free
-    list and the tree count, too; so does an owner that lists it twice) as such.
+    locked slots. A slot that is neither free nor owned by any of these is marked as leaked, one with several owners (the
+    free list and the tree count, too; so does an owner that lists it twice) as such.
     With neither `owners` nor `radix_cache`, what is not free is "in use".
     `highlight`: slots to frame. Raises ValueError for slots outside the pool.
     """
@@ -70,8 +70,8 @@ def draw_slot_map(
     owned = {str(label): checked_slots(f"owners[{label!r}]", s, pool.size) for label, s in (owners or {}).items()}
     marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
     owner = _owner_of_each_slot(pool, owned, radix_cache)
-    told = owners is not None or radix_cache is not None
-    kinds = _kinds(owned, told)
+    owners_known = owners is not None or radix_cache is not None
+    kinds = _kinds(owned, owners_known)
     _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
@@ -86,19 +86,19 @@ def draw_slot_map(
     else:
         sheet.legend(entries)
     alt = f"{count(pool.size, 'slot')}: " + ", ".join(f"{counts[i]:,} {kinds[i][1]}" for i in shown)
-    for kind in (NOBODY, SEVERAL):
-        if counts[kind] and told:
+    for kind in (UNOWNED, SEVERAL):
+        if counts[kind] and owners_known:
             alt += f"; {kinds[kind][1]}: {runs(np.flatnonzero(owner == kind), 8)}"
     return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
 
 
-def _kinds(owned: Mapping[str, np.ndarray], told: bool) -> list[tuple[Style, str]]:
-    nobody = (ROLES["leaked"], "nobody's (leaked?)") if told else (ROLES["in_use"], "in use")
+def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
+    unowned = (ROLES["leaked"], "nobody's (leaked?)") if owners_known else (ROLES["in_use"], "in use")
     return [
         (ROLES["free"], "free"),
         (ROLES["tree"], "tree"),
         (ROLES["tree_locked"], "tree, locked"),
-        nobody,
+        unowned,
         (ROLES["conflict"], "several owners"),
         *((owner_style(label, i), label) for i, label in enumerate(owned)),
     ]
@@ -107,11 +107,11 @@ def _kinds(owned: Mapping[str, np.ndarray], told: bool) -> list[tuple[Style, str
 def _owner_of_each_slot(
     pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
 ) -> np.ndarray:
-    """int64 [N]: FREE, TREE, LOCKED, NOBODY, SEVERAL, or FIRST_OWNER + the owner's place."""
-    owner, claims = np.full(pool.size, NOBODY), np.zeros(pool.size, dtype=np.int64)
+    """int64 [N]: FREE, TREE, LOCKED, UNOWNED, SEVERAL, or FIRST_OWNER + the owner's place."""
+    owner, claims = np.full(pool.size, UNOWNED), np.zeros(pool.size, dtype=np.int64)
 
-    def claim(slots: np.ndarray, who: int) -> None:
-        owner[slots] = who
+    def claim(slots: np.ndarray, owner_or_kind: int) -> None:
+        owner[slots] = owner_or_kind
         np.add.at(claims, slots, 1)
 
     claim(pool.free_slots().numpy(), FREE)
@@ -128,7 +128,7 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
-    cells = owner if group == 1 else _dominant(owner, group, styles[NOBODY] is ROLES["leaked"])
+    cells = owner if group == 1 else _dominant(owner, group, styles[UNOWNED] is ROLES["leaked"])
     per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
     if page > 1 and group == 1 and page < per_row:
         per_row -= per_row % page
@@ -143,11 +143,13 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         if not numbered and row_start // per_row % 4 == 0:
             sheet.text(x0 - 6, y + height / 2, str(row_start * group), size=SMALL, colour=MUTED, ha="right")
         if numbered:
-            for i, who in enumerate(row.tolist()):
+            for i, kind in enumerate(row.tolist()):
                 slot = row_start + i
                 x = x0 + i * width
                 small = TINY if width < 28 and slot > 99 else SMALL
-                sheet.cell(x, y, width, height, styles[who], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}")
+                sheet.cell(
+                    x, y, width, height, styles[kind], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}"
+                )
         else:
             edges = np.flatnonzero(np.diff(row)) + 1
             for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
@@ -168,13 +170,13 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         y += height + (2 if numbered else 0)
     sheet.y = y + 8
     if group > 1:
-        told = "that most of them have; what is wrong with one shows"
-        sheet.caption(f"One cell stands for {group} slots, with the colour {told}.")
+        majority = "that most of them have; what is wrong with one shows"
+        sheet.caption(f"One cell stands for {group} slots, with the colour {majority}.")
 
 
 def _dominant(owner: np.ndarray, group: int, leaks: bool) -> np.ndarray:
     """What most of each `group` slots are; a slot with several owners, or (`leaks`) with none, decides alone."""
     cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
-    for wrong in (NOBODY, SEVERAL) if leaks else (SEVERAL,):
+    for wrong in (UNOWNED, SEVERAL) if leaks else (SEVERAL,):
         cells[np.flatnonzero(owner == wrong) // group] = wrong
     return cells

@@ -1,4 +1,4 @@
-"""radix_tree: the nodes of a RadixCache, what is in them and who needs them."""
+"""radix_tree: the nodes of a RadixCache, what is in them and what needs them."""
 
 from collections.abc import Callable, Iterable
 from typing import cast
@@ -62,25 +62,25 @@ def draw_radix_tree(
     if depth:
         sheet.y -= 3
         shown = " " + ENDS_NOTE if decode is not None else ""
-        told = "last use: last_access_time, in ticks of the tree's own clock. hits: hit_count. Widths mean nothing."
-        sheet.caption(told + shown, size=TINY)
+        note = "last use: last_access_time, in ticks of the tree's own clock. hits: hit_count. Widths mean nothing."
+        sheet.caption(note + shown, size=TINY)
     return _alt(tree, depth, pen, marked)
 
 
 def _alt(tree: RadixCache, depth: int, pen: "_Pen", marked: list[TreeNode]) -> str:
     nodes = [node for _, node in tree.nodes()]
-    told = [
+    parts = [
         f"Radix tree: {count(len(nodes), 'node')}, depth {depth}, {count(tree.total_size(), 'token')} "
         f"({tree.evictable_size():,} evictable, {tree.protected_size():,} locked)"
     ]
     for node in nodes[:8]:
         text = f"{pen.name_of(node)} in {slots(node.value)}, lock_ref {node.lock_ref}, last use {node.last_access_time}"
-        told.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is pen.following else ''}")
+        parts.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is pen.following else ''}")
     if len(nodes) > 8:
-        told.append(f"and {count(len(nodes) - 8, 'more node')}")
+        parts.append(f"and {count(len(nodes) - 8, 'more node')}")
     if marked:
-        told.append(f"marked: {count(len(marked), 'node')} of {count(sum(map(len, marked)), 'token')}")
-    return "; ".join(told) + "."
+        parts.append(f"marked: {count(len(marked), 'node')} of {count(sum(map(len, marked)), 'token')}")
+    return "; ".join(parts) + "."
 
 
 def _marked(highlight: Highlight | None) -> list[TreeNode]:
@@ -126,8 +126,8 @@ class _Pen:
         self._marked = set(map(id, marked))
         self._several_namespaces = any(box.extra_key is not None for box in root.children)
 
-    def told_namespace(self, box: Box) -> bool:
-        """Whether the box says its namespace: a child of the root of a tree in which there are others than None."""
+    def shows_namespace(self, box: Box) -> bool:
+        """Whether the box shows its namespace: a child of the root of a tree in which there are others than None."""
         return self._several_namespaces and box.depth == 1 and box.node is not None
 
     def box(self, box: Box, width: float, height: float) -> None:
@@ -157,7 +157,7 @@ class _Pen:
         return f'"{text}"' if len(text) <= 36 else f'"{text[:24]}…{text[-10:]}"'
 
     def namespace(self, box: Box, x: float, y: float, width: float) -> None:
-        if self.told_namespace(box):
+        if self.shows_namespace(box):
             self.sheet.text(x, y, f"extra_key={box.extra_key!r}", size=TINY, colour=MUTED, width=width)
 
     def _three_lines(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
@@ -175,14 +175,14 @@ class _Pen:
         if node is self.following:
             badge = self._badge(right + 4, middle) + 6
             right, room = right - badge, room - badge
-        told = self._slots_of(node, 150, TINY)
-        told += f" · lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
-        room -= self.sheet.text(right, middle, told, size=TINY, colour=style.text, ha="right", width=room - 60)
+        facts = self._slots_of(node, 150, TINY)
+        facts += f" · lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
+        room -= self.sheet.text(right, middle, facts, size=TINY, colour=style.text, ha="right", width=room - 60)
         text = self._text_of(node, room, SMALL)
         self.sheet.text(x + 7, middle, text, size=SMALL, weight="bold", colour=style.text, width=room)
 
     def _badge(self, right: float, y: float) -> float:
-        """Says that a node goes next; returns how wide it is."""
+        """Marks the node that goes next; returns the badge's width."""
         width = text_width(BADGE, TINY) + 8
         self.sheet.rect(right - width, y - 7, width, 14, ROLES["free"]._replace(face=INK), name=BADGE)
         self.sheet.text(right - width / 2, y, BADGE, size=TINY, colour="#ffffff", ha="center")
@@ -203,14 +203,14 @@ class _Pen:
         if text_width(text, size, "bold") <= width:
             return text
         half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)
-        ending = text[-half:]  # where a node ends is what tells it from its neighbours
+        ending = text[-half:]  # nodes side by side differ in how they end
         start = shortened(text, width - text_width(ending, size, "bold"), size, "bold")
         head, words = start.rpartition(" ")[0], ending.partition(" ")[2]
         return f"{head} … {words}" if head and words else start + ending  # between words: half a token id says nothing
 
 
 def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
-    """Levels from left to right; a parent in the middle of its children. Leaves take a line each, so nothing overlaps."""
+    """Levels from left to right; a parent in the middle of its children. Each leaf takes a line, so nothing overlaps."""
     sheet, gap = pen.sheet, 30.0
     width = min((sheet.right - sheet.left - ROOT_WIDTH) / levels - gap, 380)
 
@@ -222,7 +222,7 @@ def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
         box.x = sheet.left + (ROOT_WIDTH + gap + (box.depth - 1) * (width + gap) if box.depth else 0)
         end, height = y, height_of(box)
         for child in box.children:
-            end = place(child, end + (13 if pen.told_namespace(child) else 0))
+            end = place(child, end + (13 if pen.shows_namespace(child) else 0))
         end = max(end, y + height + GAP)
         middles = [child.y + height_of(child) / 2 for child in box.children]
         box.y = (middles[0] + middles[-1] - height) / 2 if middles else y
@@ -241,7 +241,7 @@ def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
 
 
 def _indented(pen: _Pen, root: Box) -> None:
-    """One line a node, parents above children, deeper ones further right."""
+    """One line per node, parents above children, deeper ones further right."""
     sheet, all_boxes = pen.sheet, root.everything()
     indent = min(26.0, 300 / max(box.depth for box in all_boxes))
     for place, box in enumerate(all_boxes):
@@ -250,7 +250,7 @@ def _indented(pen: _Pen, root: Box) -> None:
         for child in box.children:
             trunk, middle = child.x - indent / 2, child.y + FLAT / 2
             sheet.line([trunk, trunk, child.x], [box.y + FLAT, middle, middle], colour=MUTED)
-        room = 160 if pen.told_namespace(box) else 0
+        room = 160 if pen.shows_namespace(box) else 0
         pen.namespace(box, sheet.right - room + 6, box.y + FLAT / 2, room - 6)
         width = 260 if box.node is None else sheet.right - box.x - room if box.depth else ROOT_WIDTH
         pen.box(box, width, FLAT)

@@ -25,7 +25,7 @@ class Box:
 
     @property
     def extra_key(self) -> object:
-        """The namespace, told at the children of the root; None elsewhere, and for those that have none."""
+        """The namespace, shown at the children of the root; None elsewhere, and for those that have none."""
         return self.node.edge[0] if self.node is not None and self.depth == 1 else None
 
     def everything(self) -> "list[Box]":

@@ -12,9 +12,9 @@ from nanoinfer.cache.indices import Indices, as_int_array, consecutive_runs
 
 def runs(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
     """Slots in their order as runs of neighbours: `0-6, 16-20`; after `limit` runs `…`."""
-    pieces = run_list(numbers)
-    shown = [span(start, end) for start, end in pieces[:limit]]
-    return ", ".join(shown) + (", …" if len(pieces) > limit else "") if pieces else "none"
+    found = run_list(numbers)
+    shown = [span(start, end) for start, end in found[:limit]]
+    return ", ".join(shown) + (", …" if len(found) > limit else "") if found else "none"
 
 
 def slots(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
@@ -23,7 +23,7 @@ def slots(numbers: np.ndarray | Sequence[int], limit: int = 4) -> str:
 
 
 def run_list(numbers: np.ndarray | Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers, in their order, cut where the next is not one more: `[(first, last), ...]`, `last` inclusive."""
+    """Numbers, in their order, as runs of neighbours: `[(first, last), ...]`, `last` inclusive."""
     return [(start, end - 1) for start, end in consecutive_runs(np.asarray(numbers, dtype=np.int64))]
 
 

@@ -14,7 +14,9 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import CppKernels, Kernels, OneDNNKernels, TorchKernels, build, select_kernels
+from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata

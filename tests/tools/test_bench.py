@@ -9,7 +9,7 @@ import torch
 from nanoinfer import LLM
 from nanoinfer.bench.decode import bench_decode, format_decode
 from nanoinfer.cli import main
-from nanoinfer.kernels import CppKernels
+from nanoinfer.kernels.cpp import CppKernels
 
 
 @pytest.mark.parametrize("backend", ["torch_native", "cpp"])

@@ -125,7 +125,7 @@ def looks(state: TraceState) -> dict[str, str]:
     for _, node in state.walk():
         slots |= {str(slot): "o-locked" if node.lock_ref else "o-tree" for slot in node.value}
     for req in state.running:
-        slots |= {str(slot): f"o-r{req.request.request_id % 8}" for slot in req.own}
+        slots |= {str(slot): f"o-r{req.request.request_id % 8}" for slot in req.slots}
     return slots
 
 

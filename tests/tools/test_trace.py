@@ -39,7 +39,7 @@ def of_engine(engine: Engine) -> dict[str, Any]:
     return {
         "free": pool.free_slots().tolist(),
         "rows": {req.req_pool_idx: rows[req.req_pool_idx, : req.allocated_len].tolist() for req in scheduler.running},
-        "own": sorted(rows[r.req_pool_idx, r.tree_len : r.allocated_len].tolist() for r in scheduler.running),
+        "slots": sorted(rows[r.req_pool_idx, r.tree_len : r.allocated_len].tolist() for r in scheduler.running),
         "tokens": {
             key(req): req.token_ids[: req.num_tokens].tolist() for req in (*scheduler.running, *scheduler.waiting)
         },
@@ -61,7 +61,7 @@ def of_trace(state: TraceState) -> dict[str, Any]:
     return {
         "free": state.free_slots(),
         "rows": state.rows(),
-        "own": sorted(state.owners().values()),
+        "slots": sorted(state.owners().values()),
         "tokens": {names[id(req)]: req.tokens for req in live},
         "kv_len": {names[id(req)]: req.kv_len for req in state.running},
         "cached": {names[id(req)]: req.cached_tokens for req in live},
@@ -189,7 +189,7 @@ def test_a_trace_started_in_the_middle_begins_with_a_snapshot() -> None:
     assert all(req.status == "ended" for req in trace.state().requests.values())
 
 
-def test_a_row_of_a_chunked_prompt_and_its_place_are_told() -> None:
+def test_a_row_of_a_chunked_prompt_and_its_place_are_in_the_trace() -> None:
     engine = make_engine(chunked_prefill_size=4)
     with record(engine) as trace:
         serve(engine, range(1, 11), max_new_tokens=2)
@@ -295,7 +295,7 @@ def test_methods_replaced_while_recording_are_used_and_kept(monkeypatch: pytest.
         ours = engine.step
         serve(engine, [1, 2, 3])
     assert calls
-    assert engine.step is ours, "somebody else's, around ours: not ours to take away"
+    assert engine.step is ours, "another wrapper, around ours: not ours to take away"
     steps = len(trace)
     serve(engine, [1, 2, 3])
     assert len(trace) == steps == 4
@@ -314,8 +314,7 @@ def test_no_request_node_or_engine_is_kept_alive() -> None:
         engine.scheduler.waiting._ranked = []
         gc.collect()
         assert ended() is None, "while the recording still goes on"
-    recorder = trace._recorder
-    assert recorder is None
+    assert trace.writer is None
     gone = weakref.ref(engine)
     del engine
     gc.collect()
@@ -392,7 +391,7 @@ def test_pool_slots_are_runs_in_the_order_of_the_tokens() -> None:
     assert to_runs(torch.arange(3, 9).numpy()) == [3, 6]
 
 
-def test_a_recorder_without_a_block_stops_when_told() -> None:
+def test_a_recorder_without_a_block_stops_on_stop() -> None:
     engine = make_engine()
     recorder = Recorder(engine)
     serve(engine, [1, 2, 3])

@@ -63,7 +63,7 @@ def test_the_sentences_of_a_hit_and_a_split() -> None:
 
 
 def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
-    told = busy.describe()
+    sentences = busy.describe()
     for words in (
         "left for later",
         "retracted for want of slots",
@@ -74,9 +74,9 @@ def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
         "It raised RuntimeError: the model broke.",
         "request 4 (2) arrives",
     ):
-        assert words in told
-    assert told.splitlines()[-1].startswith(f"After step {len(busy)}: ")
-    assert "evicted" in told.splitlines()[-1]
+        assert words in sentences
+    assert sentences.splitlines()[-1].startswith(f"After step {len(busy)}: ")
+    assert "evicted" in sentences.splitlines()[-1]
 
 
 def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
@@ -147,7 +147,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (change("format", "profile"), '"format": "nanoinfer trace"'),
         (change("version", 2), r"version=2: must be 1"),
@@ -165,7 +165,7 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("events.2.free", 3), r"events\[2\]: RuntimeError: after step 1: 3 free \+ 5 owned, must be 256"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(spoil: Callable[[dict[str, Any]], None], told: str, tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_says_where(spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
     engine = make_engine()
     with record(engine) as trace:
         serve(engine, "ABCDE", max_new_tokens=2)
@@ -174,7 +174,7 @@ def test_a_file_that_is_wrong_says_where(spoil: Callable[[dict[str, Any]], None]
     document = json.loads(path.read_text())
     spoil(document)
     path.write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         Trace.load(path)
     assert str(caught.value).startswith(str(path))
 
@@ -194,13 +194,13 @@ class ByteTokenizer(LetterTokenizer):
 
 
 def test_characters_of_several_tokens_are_whole_in_texts() -> None:
-    from nanoinfer.trace.trace import _whole_characters
+    from nanoinfer.requests.token_text import whole_characters
 
     text = "aé€😀b"
     tokens = list(text.encode())
     decode: Tokenizer = ByteTokenizer()
     texts = {token: decode.decode([token]) for token in tokens}
-    pieces = _whole_characters(tokens, texts, decode.decode)
+    pieces = whole_characters(tokens, texts, decode.decode)
     assert "".join(pieces.get(i, texts[token]) for i, token in enumerate(tokens)) == text
     assert pieces == {1: "", 2: "é", 3: "", 4: "", 5: "€", 6: "", 7: "", 8: "", 9: "😀"}
 
@@ -208,9 +208,9 @@ def test_characters_of_several_tokens_are_whole_in_texts() -> None:
 def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
     example = Path(__file__).parent.parent.parent / "data" / "trace"
     trace = Trace.load(example / "example.json")
-    told = trace.describe()
+    sentences = trace.describe()
     for words in ("found in the tree", "split", "left for later", "evicted", "retracted", "admitted again", "(abort)"):
-        assert words in told
+        assert words in sentences
     assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
         encoding="utf-8"
     )
@@ -268,19 +268,25 @@ def test_slices_of_a_track_do_not_overlap_and_tell_the_steps(busy: Trace, tmp_pa
     assert [event["args"]["tokens"] for event in steps] == [
         sum(entry.end - entry.start for entry in event.batch) for event in busy.events if event.is_step
     ]
-    assert {e["name"] for own in tracks.values() for e in own} >= {"waiting", "extend", "decode", "paused", "retracted"}
+    assert {e["name"] for track in tracks.values() for e in track} >= {
+        "waiting",
+        "extend",
+        "decode",
+        "paused",
+        "retracted",
+    }
 
 
 # --- phases and timelines ---------------------------------------------------------------------------------------------
 
 
 def test_every_step_of_a_request_lies_in_exactly_one_span(busy: Trace) -> None:
-    told, marks = spans(busy)
+    found, marks = spans(busy)
     assert sorted(mark.request for mark in marks) == list(range(len(busy.requests)))
     for index in range(len(busy.requests)):
-        steps = [step for span in told if span.request == index for step in range(span.first, span.last + 1)]
+        steps = [step for span in found if span.request == index for step in range(span.first, span.last + 1)]
         assert steps == list(range(steps[0], steps[0] + len(steps)))
-        computed = sum(span.tokens for span in told if span.request == index and span.phase in ("extend", "decode"))
+        computed = sum(span.tokens for span in found if span.request == index and span.phase in ("extend", "decode"))
         assert computed == sum(
             entry.end - entry.start for event in busy.events for entry in event.batch if entry.request == index
         )
@@ -311,7 +317,7 @@ def test_a_timeline_of_the_last_steps_starts_there(busy: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"last": 0}, "last=0"),
         ({"last": True}, "last=True"),
@@ -324,15 +330,15 @@ def test_a_timeline_of_the_last_steps_starts_there(busy: Trace) -> None:
         ({"labels": {-1: "none"}}, "request -1"),
     ],
 )
-def test_a_timeline_refuses_what_it_cannot_draw(busy: Trace, fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_timeline_refuses_what_it_cannot_draw(busy: Trace, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         viz.timeline(busy, **fields)
 
 
 def test_timelines_with_an_axis_of_as_many_steps_have_steps_of_one_width(busy: Trace) -> None:
     def widths(picture: viz.Picture) -> set[float]:
-        own = [patch for patch in picture.axes[0].patches if (patch.get_gid() or "").startswith("pass")]
-        return {round(patch.get_width(), 6) for patch in own}
+        passes = [patch for patch in picture.axes[0].patches if (patch.get_gid() or "").startswith("pass")]
+        return {round(patch.get_width(), 6) for patch in passes}
 
     (wide,) = widths(viz.timeline(busy))
     (narrow,) = widths(viz.timeline(busy, steps=2 * len(busy)))
@@ -396,19 +402,19 @@ def test_the_picture_of_the_end_counts_slots(busy: Trace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change_text", "told"),
+    ("change_text", "message"),
     [
         (lambda text: text.replace('"time":', '"time":NaN,"seconds":', 1), "NaN is no number of JSON"),
         (lambda text: text.replace('"mode":"START"', '"mode":"BETWEEN"', 1), "must begin with one whose mode is START"),
     ],
 )
 def test_numbers_that_are_none_and_a_missing_start_are_refused(
-    busy: Trace, change_text: Callable[[str], str], told: str, tmp_path: Path
+    busy: Trace, change_text: Callable[[str], str], message: str, tmp_path: Path
 ) -> None:
     busy.save(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     (tmp_path / "a.json").write_text(change_text(text), encoding="utf-8")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Trace.load(tmp_path / "a.json")
 
 

@@ -152,7 +152,7 @@ def test_a_full_pool_of_eight_requests_has_no_free_slot() -> None:
     assert_readable(picture)
 
 
-def test_a_slot_that_nobody_owns_is_marked_as_leaked() -> None:
+def test_a_slot_without_an_owner_is_marked_as_leaked() -> None:
     pool = make_pool(16)
     slots = take(pool, 5)
     picture = viz.slot_map(pool, {"request 1": slots[:3]})
@@ -163,8 +163,8 @@ def test_a_slot_that_nobody_owns_is_marked_as_leaked() -> None:
 def test_a_slot_with_two_owners_is_marked() -> None:
     tree = make_tree(16)
     insert(tree, [1, 2, 3])
-    own = take(tree.token_to_kv_pool, 2).tolist()
-    picture = viz.slot_map(tree.token_to_kv_pool, {"request 1": [*own, 2, 9]}, radix_cache=tree)
+    slots = take(tree.token_to_kv_pool, 2).tolist()
+    picture = viz.slot_map(tree.token_to_kv_pool, {"request 1": [*slots, 2, 9]}, radix_cache=tree)
     assert picture.alt == "16 slots: 10 free, 2 tree, 2 several owners, 2 request 1; several owners: 2, 9."
     assert faces(picture, "slot 9") == [ROLES["conflict"].face]
 
@@ -252,7 +252,7 @@ def make_rows() -> ReqToTokenPool:
     return pool
 
 
-def test_rows_show_the_tree_s_part_their_own_and_what_is_left_over() -> None:
+def test_rows_show_the_slots_of_the_tree_those_of_the_request_and_what_is_left_over() -> None:
     picture = viz.request_rows(make_rows(), {0: 9, 1: 14}, prefix_lens={1: 4}, labels=["request 1", "request 2"])
     assert picture.alt == (
         "2 rows of 4; row 0: request 1: 9 tokens in slots 0-8; "
@@ -325,9 +325,9 @@ def test_a_prefix_longer_than_its_row_is_refused() -> None:
 def test_every_field_of_the_metadata_appears_by_its_name(mode: ForwardMode) -> None:
     extend = mode is ForwardMode.EXTEND
     metadata = make_metadata([4, 6, 2], [5, 2, 3] if extend else [1, 1, 1], mode)
-    told = " ".join(texts(viz.input_metadata(metadata)))
+    shown = " ".join(texts(viz.input_metadata(metadata)))
     for field in InputMetadata.__dataclass_fields__:
-        assert field in told
+        assert field in shown
 
 
 def test_the_worked_example_shows_its_numbers() -> None:
@@ -414,9 +414,9 @@ def test_a_mask_s_legend_names_what_occurs() -> None:
         (3, 2): {prefix, new, hidden},
     }
     for (prefix_len, new_len), entries in legends.items():
-        told = set(texts(viz.extend_mask(make_metadata([prefix_len], [new_len]))))
-        assert told & {prefix, new, hidden} == entries
-        assert "· in a token is a space." not in told
+        shown = set(texts(viz.extend_mask(make_metadata([prefix_len], [new_len]))))
+        assert shown & {prefix, new, hidden} == entries
+        assert "· in a token is a space." not in shown
     windowed = texts(viz.extend_mask(make_metadata([3], [1]), sliding_window=2))
     assert hidden in windowed
 
@@ -457,11 +457,11 @@ def test_which_leaf_goes_next_can_be_left_to_the_reader() -> None:
     tree = make_tree()
     insert(tree, [1, 2])
     insert(tree, [3, 4])
-    told, untold = viz.radix_tree(tree), viz.radix_tree(tree, tell_next=False)
-    assert "next to evict" in told.alt
-    assert "next to evict" in texts(told)
-    assert untold.alt == told.alt.replace(", next to evict", "")
-    assert "next to evict" not in texts(untold)
+    with_next, without = viz.radix_tree(tree), viz.radix_tree(tree, tell_next=False)
+    assert "next to evict" in with_next.alt
+    assert "next to evict" in texts(with_next)
+    assert without.alt == with_next.alt.replace(", next to evict", "")
+    assert "next to evict" not in texts(without)
 
 
 def test_a_long_text_keeps_its_end_where_the_paths_part() -> None:
@@ -469,7 +469,7 @@ def test_a_long_text_keeps_its_end_where_the_paths_part() -> None:
     text = "the beginning " * 20 + "and, at last, the end"
     insert(tree, [*text.encode()])
     picture = viz.radix_tree(tree, decode=lambda ids: bytes(ids).decode())
-    drawn = next(told for told in texts(picture) if told.endswith("the end"))
+    drawn = next(text for text in texts(picture) if text.endswith("the end"))
     assert drawn.startswith("the beginning")
     assert drawn.endswith("at last, the end")
     assert_readable(picture)
@@ -481,16 +481,16 @@ def test_an_empty_tree_is_a_root() -> None:
     assert "root" in texts(picture)
 
 
-def test_nodes_tell_tokens_slots_locks_uses_and_who_goes_next() -> None:
+def test_nodes_show_tokens_slots_locks_uses_and_which_one_goes_next() -> None:
     tree = make_tree()
     insert(tree, range(1, 17))
     match = tree.match_prefix(range(1, 8))  # type: ignore[arg-type]
     tree.inc_lock_ref(match.last_node)
     insert(tree, [5, 6], "adapter")
     picture = viz.radix_tree(tree, highlight=match)
-    told = set(texts(picture))
-    assert {"1 2 3 4 5 6 7", "7 tokens · slots 0-6", "lock_ref 1 · last use 3 · hits 1"} <= told
-    assert {"9 tokens · slots 7-15", "extra_key='adapter'", "extra_key=None", "next to evict", "evictable: 11"} <= told
+    shown = set(texts(picture))
+    assert {"1 2 3 4 5 6 7", "7 tokens · slots 0-6", "lock_ref 1 · last use 3 · hits 1"} <= shown
+    assert {"9 tokens · slots 7-15", "extra_key='adapter'", "extra_key=None", "next to evict", "evictable: 11"} <= shown
     assert sorted(to_hex(patch.get_facecolor()) for patch in named(picture, "node")) == sorted(
         [ROLES["tree_locked"].face, ROLES["tree"].face, ROLES["tree"].face]
     )
@@ -500,7 +500,7 @@ def test_nodes_tell_tokens_slots_locks_uses_and_who_goes_next() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
-def test_the_node_told_to_go_next_is_the_one_that_goes(policy: str) -> None:
+def test_the_node_marked_to_go_next_is_the_one_that_goes(policy: str) -> None:
     tree = RadixCache(ReqToTokenPool(1, 8), make_pool(64), policy=policy)
     for first in (1, 2, 3):
         insert(tree, [first, 7])
@@ -634,7 +634,7 @@ def test_other_rows_are_refused(given: Any, message: str) -> None:
 # --- engine ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_running_engine_shows_slots_rows_tree_and_who_waits(engine: Engine) -> None:
+def test_a_running_engine_shows_slots_rows_tree_and_waiting_requests(engine: Engine) -> None:
     picture = viz.engine(engine)
     stats = engine.stats()
     assert f"{stats.running} running, {stats.waiting} waiting. 128 slots: {stats.free_slots} free" in picture.alt

@@ -1,4 +1,4 @@
-"""A mask as somebody computed it, its mistakes marked."""
+"""A mask computed elsewhere, its mistakes marked."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ def causal(prefix: int, total: int) -> torch.Tensor:
     return torch.arange(total) <= torch.arange(prefix, total)[:, None]
 
 
-def test_a_right_mask_is_told_as_such() -> None:
+def test_a_right_mask_is_described_as_right() -> None:
     picture = viz.attention_mask(causal(6, 10), prefix_len=6)
     assert picture.alt == "4 queries × 10 keys (6 in the prefix): 34 of 40 pairs seen; as it should be."
 

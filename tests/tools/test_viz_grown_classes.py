@@ -22,7 +22,7 @@ def filled(cls: type[RadixCache]) -> RadixCache:
     return tree
 
 
-def test_a_tree_of_a_notebooks_own_class_is_drawn_like_the_packages() -> None:
+def test_a_tree_of_a_class_from_a_notebook_is_drawn_like_the_packages() -> None:
     notebook: dict[str, type[RadixCache]] = {"__name__": "__main__"}  # type: ignore[dict-item]
     exec(inspect.getsource(radix_cache), notebook)
     assert notebook["RadixCache"] is not RadixCache

@@ -23,7 +23,7 @@ def faces(picture: viz.Picture) -> dict[str, tuple[float, ...]]:
     return {patch.get_gid(): patch.get_facecolor() for patch in picture.axes[0].patches if patch.get_gid()}
 
 
-def test_decoder_tells_the_models_own_number_of_parameters(config: ModelConfig) -> None:
+def test_decoder_shows_the_models_number_of_parameters(config: ModelConfig) -> None:
     parameters = load_model("story").model.num_parameters
     assert f"{parameters:,} together" in viz.decoder(config).alt
 

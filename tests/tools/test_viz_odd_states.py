@@ -1,4 +1,4 @@
-"""Pictures of odd things: hostile texts, engines in the middle of something, users with a style of their own."""
+"""Pictures of odd things: hostile texts, engines in the middle of something, users with a style of matplotlib set."""
 
 import hashlib
 import pickle
@@ -185,7 +185,7 @@ def test_drawing_changes_nothing_of_the_engine() -> None:
     assert everything() == before
 
 
-def test_a_retracted_request_is_told_as_such() -> None:
+def test_a_retracted_request_is_marked_as_retracted() -> None:
     engine = make_engine(rows=3, slots=32, schedule_conservativeness=0.1)
     for i in range(3):
         engine.add_request([97, 98, 99, 100, 101 + i], greedy(12))

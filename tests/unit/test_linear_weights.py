@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.kernels import CppKernels, Kernels
+from nanoinfer.kernels import Kernels
+from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model

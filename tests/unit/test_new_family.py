@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams, UnsupportedModelError
-from nanoinfer.bench.random_model import random_model
+from nanoinfer.teaching.random_model import random_model
 from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_windows
 from nanoinfer.model.gemma3 import Gemma3ForCausalLM
 from nanoinfer.model.llama import LlamaForCausalLM

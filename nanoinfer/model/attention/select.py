@@ -39,7 +39,7 @@ def _torch_native(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
 
 
 def _cpp(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    from nanoinfer.kernels import CppKernels
+    from nanoinfer.kernels.cpp import CppKernels
     from nanoinfer.model.attention.cpp import CppAttention
 
     if (reason := CppKernels.why_not(dtype, device)) is not None:

@@ -1,6 +1,7 @@
 """The check of notebook 00: one small exercise that shows how exercises work."""
 
-from nanoinfer.teaching import Given, exercise, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import expect_equal
 
 
 @exercise("0.1", "Count the tokens that an EXTEND pass computes")

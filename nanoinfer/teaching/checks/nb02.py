@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.teaching import Given, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import expect, expect_equal
 
 END = 2
 

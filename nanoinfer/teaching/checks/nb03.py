@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.bench.random_model import random_model
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
-from nanoinfer.teaching import Given, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.random_model import random_model
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
 Runs = list[tuple[int, int]]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
 # seq_lens, prefix_lens: the worked example, no prefix, mixed, one new token each, no new rectangle anywhere.
 BATCHES = [

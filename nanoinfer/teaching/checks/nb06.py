@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
 ATOL = 2e-4
 N = 24  # slots

@@ -10,7 +10,8 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.teaching import Given, Hint, exercise, expect, expect_equal
+from nanoinfer.teaching.exercises import Given, exercise
+from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
 SIZE = 400
 Prefixes = dict[tuple[int, ...], int]  # every prefix that is in the tree → the slot of its last token

@@ -1,0 +1,40 @@
+"""The text of tokens as pictures and traces show it: nothing of a sequence is left out, and no character is in parts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nanoinfer.requests.tokenizer import REPLACEMENT
+
+
+def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens as a picture should show it: special tokens by name, a word's leading space kept."""
+    text = tokenizer.decode(token_ids)
+    spell = getattr(getattr(tokenizer, "hf_tokenizer", None), "convert_ids_to_tokens", None)
+    if spell is None or len(token_ids) != 1:
+        return text
+    (name,) = spell(list(token_ids))
+    if not text:
+        return name or ""
+    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
+
+def whole_characters(
+    tokens: Sequence[int], texts: dict[int, str], decode: Callable[[Sequence[int]], str]
+) -> dict[int, str]:
+    """Position → text, where it differs from `texts[token]`: a character made of several tokens' bytes is given to the
+    last of them, and the others have no text."""
+    pieces: dict[int, str] = {}
+    incomplete: list[int] = []
+    for i, token in enumerate(tokens):
+        if not incomplete and REPLACEMENT not in texts[token]:
+            continue
+        incomplete.append(token)
+        text = decode(incomplete)
+        if (
+            text.endswith(REPLACEMENT) and len(incomplete) < 4 and i + 1 < len(tokens)
+        ):  # a character has at most 4 bytes
+            pieces[i] = ""
+        else:
+            pieces[i] = text
+            incomplete = []
+    return pieces

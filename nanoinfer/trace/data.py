@@ -1,0 +1,162 @@
+"""TraceData: what a trace holds (requests, events, texts), and the state after any step, rebuilt from it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from nanoinfer.requests.req import Req
+from nanoinfer.requests.token_text import whole_characters
+from nanoinfer.requests.tokenizer import REPLACEMENT
+from nanoinfer.trace import events as ev
+from nanoinfer.trace.events import TraceEvent, TraceRequest
+from nanoinfer.trace.state import TraceState
+
+ENGINE_FIELDS = (
+    "max_total_tokens",
+    "max_running_requests",
+    "max_context_len",
+    "page_size",
+    "schedule_policy",
+    "eviction_policy",
+    "chunked_prefill_size",
+    "disable_radix_cache",
+)
+Decode = Callable[[Sequence[int]], str]
+
+
+class Writer(Protocol):
+    """What adds to a trace while it grows: a Recorder."""
+
+    def settle(self) -> None:
+        """Add what has happened up to now."""
+
+    def stop(self) -> None:
+        """Add no more."""
+
+
+class TraceData:
+    """A run of an engine: `requests` and `events`, from which its state after any step can be rebuilt.
+
+    What reads a trace (sentences, files, pictures, the player) takes this; what a user calls is Trace, which is this with
+    a method for each of them.
+
+    - `engine`: the fields of EngineConfig that matter for reading it. `requests`: in order of arrival.
+    - `events`: one TraceEvent per step, one where something happened between two, and first of all one (START) for what
+      was there when the trace began. `len(trace)` is the number of steps; they are numbered from 1.
+    - `texts`: token id → its text, for the tokens that occur; empty when the model has no tokenizer.
+    - `pieces`: request → position → text, where a token's text in its sequence is not `texts[token]`: a character made
+      of several tokens' bytes is given to the last of them.
+    """
+
+    def __init__(
+        self,
+        engine: dict[str, Any],
+        *,
+        texts: Mapping[int, str] | None = None,
+        pieces: Mapping[int, dict[int, str]] | None = None,
+        decode: Decode | None = None,
+        writer: Writer | None = None,
+    ):
+        """Without requests and events. `decode` makes the texts of tokens as they occur; without it they are `texts` and
+        `pieces`. `writer` is asked for the latest events before they are read."""
+        self.engine = engine
+        self.requests: list[TraceRequest] = []
+        self.num_steps = 0
+        self.writer = writer
+        self._events: list[TraceEvent] = []
+        self._texts, self._pieces = dict(texts or {}), dict(pieces or {})
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    # --- what it holds -------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[TraceEvent]:
+        if self.writer is not None:
+            self.writer.settle()
+        return self._events
+
+    @property
+    def texts(self) -> dict[int, str]:
+        if self._decode is not None:
+            for token in self._tokens():
+                if token not in self._texts:
+                    self._texts[token] = self._decode([token])
+        return self._texts
+
+    @property
+    def pieces(self) -> dict[int, dict[int, str]]:
+        if self._decode is not None:
+            texts = self.texts
+            for index, req in self.state().requests.items():
+                if any(REPLACEMENT in texts[token] for token in req.tokens):
+                    self._pieces[index] = whole_characters(req.tokens, texts, self._decode)
+        return self._pieces
+
+    def text(self, request: int) -> str:
+        """Prompt and output of a request, as far as they are known, special tokens by name; '' without a tokenizer."""
+        pieces, tokens = self.pieces.get(request, {}), self.state().requests[request].tokens
+        return "".join(pieces.get(i, self.texts.get(token, "")) for i, token in enumerate(tokens))
+
+    # --- a step, and the state after it --------------------------------------------------------------------------
+
+    def step(self, number: int) -> TraceEvent:
+        """The event of one step, from 1; negative: from the end. ValueError when there is none."""
+        wanted = self.checked_step(number)
+        return next(event for event in self.events if event.is_step and event.step == wanted)
+
+    def state(self, step: int | None = None) -> TraceState:
+        """Slots, rows, tree and requests after a step (0: when the trace began; negative: from the end; None: now).
+
+        Rebuilt from the events, so it costs what happened up to there. ValueError when there is no such step.
+        """
+        limit = None if step is None else self.checked_step(step, lowest=0)
+        state = TraceState(self.engine["max_total_tokens"], self.requests)
+        for event in self.events:
+            if limit is not None and (event.step > limit or (event.step == limit and event.mode == ev.BETWEEN)):
+                break
+            state.apply(event)
+        return state
+
+    def states(self) -> Iterator[tuple[TraceEvent, TraceState]]:
+        """Every event with the state after it: one state that goes on changing, so take from it what you need."""
+        state = TraceState(self.engine["max_total_tokens"], self.requests)
+        for event in self.events:
+            state.apply(event)
+            yield event, state
+
+    def checked_step(self, number: int, lowest: int = 1) -> int:
+        """`number` counted from the beginning. ValueError when there is no such step."""
+        wanted = number + self.num_steps + 1 if number < 0 else number
+        if not lowest <= wanted <= self.num_steps:
+            raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
+        return wanted
+
+    # --- for a recorder or a file to fill it ---------------------------------------------------------------------
+
+    def add_request(self, req: Req, completion: int, time: float) -> None:
+        """Add a request of the engine that the trace has not had before."""
+        name = f"request {req.request_id}" + (f" ({completion + 1})" if completion else "")
+        before = self.requests[-1] if self.requests else None
+        if before is not None and before.request_id == req.request_id:
+            prompt = before.prompt  # completions of one request share it
+        else:
+            prompt = req.token_ids[: req.prompt_len].tolist()
+        key = None if req.extra_key is None else repr(req.extra_key)
+        limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
+        self.requests.append(TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached))
+
+    def add_event(self, event: TraceEvent) -> None:
+        self._events.append(event)
+        self.num_steps += event.is_step
+
+    def _tokens(self) -> Iterator[int]:
+        for request in self.requests:
+            yield from request.prompt
+            yield from request.outputs
+        for event in self.events:
+            yield from (entry.token for entry in event.batch if entry.token is not None)
+            for what, *rest in event.tree:
+                if what in ("add", "grow"):
+                    yield from rest[2] if what == "add" else rest[1]

@@ -1,0 +1,298 @@
+"""Which file imports which: no circles, nothing upwards, nothing heavy before it is used.
+
+The table below is the order of the rooms, and the place to look at before one of them imports another.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.imports import Imports, circles, loaded_by, read_imports
+
+ROOT = Path(__file__).parent.parent.parent
+
+# A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
+# those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
+ROOMS = (
+    ("errors device registry signals", "what needs nothing else of the package"),
+    ("kernels", "a model's arithmetic"),
+    ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
+    ("cache", "slots, rows and the radix tree"),
+    ("model", "from token ids to logits"),
+    ("ops", "operators with Ascend's interfaces"),
+    ("sampling batch", "from logits to tokens; the requests of one pass"),
+    ("scheduling", "which requests are in the next pass"),
+    (
+        "engine step_guard stats",
+        "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
+    ),
+    ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
+    ("viz", "pictures: they draw what they are given"),
+    ("trace", "watches an engine; pictures of a run"),
+    ("llm", "a model and its engine in one object"),
+    ("async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
+    ("nanoinfer", "the public names"),
+    ("commands bench", "what the commands do"),
+    ("cli __main__", "the command line"),
+)
+# What `import nanoinfer` must not load: it loads when it is used. (torch itself loads tqdm.)
+LATER = (
+    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "tqdm", "matplotlib", "PIL", "IPython"),
+    *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
+    *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.bench", "nanoinfer.commands"),
+)
+
+
+# --- the rules: what breaks them, a line each -----------------------------------------------------------------------
+
+
+def circles_of_files(imports: Imports) -> list[str]:
+    return circles(imports.graph())
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def circles_of_rooms(imports: Imports) -> list[str]:
+    rooms: dict[str, set[str]] = {}
+    for importer, imported in imports.graph().items():
+        rooms.setdefault(room_of(importer), set()).update({room_of(each) for each in imported} - {room_of(importer)})
+    return circles(rooms)
+
+
+def arrows_upwards(imports: Imports) -> list[str]:
+    level = {room: i for i, (rooms, _) in enumerate(ROOMS) for room in rooms.split()}
+    found = []
+    for arrow in imports.arrows:
+        importer, imported = room_of(arrow.importer), room_of(arrow.imported)
+        if arrow.imported in imports.modules and level.get(imported, 0) > level.get(importer, len(ROOMS)):
+            found.append(f"{arrow}, which is above it")
+    return found
+
+
+def rooms_and_table_apart(imports: Imports) -> list[str]:
+    rooms, table = {room_of(module) for module in imports.modules}, " ".join(rooms for rooms, _ in ROOMS).split()
+    return [
+        *(f"{room}: is not in the table ROOMS" for room in sorted(rooms - set(table))),
+        *(f"{room}: in the table ROOMS, but there is no such room" for room in table if room not in rooms),
+    ]
+
+
+def config_on_models(imports: Imports) -> list[str]:
+    reached = imports.reached_from("nanoinfer.config")
+    unwanted = [module for module in reached if {"attention", "kernels"} & set(module.split("."))]
+    return [f"nanoinfer.config needs {module}" for module in sorted(unwanted)]
+
+
+def imports_of_tests(imports: Imports) -> list[str]:
+    return [str(arrow) for arrow in imports.arrows if arrow.imported.split(".")[0] == "tests"]
+
+
+def facades_of_others(imports: Imports) -> list[str]:
+    """A folder's `__init__` shows files of its folder, and files of the folder do not ask it for them."""
+    found = []
+    for arrow in imports.arrows:
+        inside = arrow.imported.startswith(arrow.importer + ".")
+        if (
+            arrow.importer in imports.packages
+            and "." in arrow.importer
+            and arrow.imported in imports.modules
+            and not inside
+        ):
+            found.append(f"{arrow}, which is not in its folder")
+    for arrow in imports.facades:
+        if arrow.importer.startswith(arrow.imported + ".") and "." in arrow.imported:
+            found.append(f"{arrow}, the __init__ of its own folder")
+    return found
+
+
+def loaded_too_early(loaded: Iterable[str]) -> list[str]:
+    return sorted(module for module in loaded if any(f"{module}.".startswith(f"{later}.") for later in LATER))
+
+
+# --- the package keeps them -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package() -> Imports:
+    return read_imports(ROOT, "nanoinfer")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        circles_of_files,
+        circles_of_rooms,
+        rooms_and_table_apart,
+        arrows_upwards,
+        config_on_models,
+        imports_of_tests,
+        facades_of_others,
+    ],
+)
+def test_the_package_keeps_the_rule(package: Imports, rule: Callable[[Imports], list[str]]) -> None:
+    broken = rule(package)
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("rule", [circles_of_files, imports_of_tests])
+def test_the_tools_of_the_notebooks_keep_the_rule(rule: Callable[[Imports], list[str]]) -> None:
+    broken = rule(read_imports(ROOT, "nanoinfer", "notebooks"))
+    assert not broken, "\n".join(broken)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    early = loaded_too_early(loaded_by("nanoinfer", ROOT, after="torch"))
+    assert not early, f"import nanoinfer loads {', '.join(early)}"
+
+
+# --- and the rules find what breaks them ----------------------------------------------------------------------------
+
+
+def made_up(root: Path, files: Mapping[str, str]) -> Imports:
+    """A package of these files (text by path), with an empty `__init__` in each folder that has none."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for path in [*root.rglob("*.py")]:
+        for folder in (folder for folder in path.parents if folder.is_relative_to(root) and folder != root):
+            (folder / "__init__.py").touch()
+    return read_imports(root, *sorted(path.name for path in root.iterdir() if path.is_dir() and path.name != "tests"))
+
+
+POOL = "class Pool: ..."
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "found"),
+    [
+        (
+            circles_of_files,
+            {
+                "nanoinfer/cache/pool.py": "from nanoinfer.cache.tree import Tree\nclass Pool: ...",
+                "nanoinfer/cache/tree.py": "def f():\n    import nanoinfer.cache.pool\nclass Tree: ...",
+            },
+            ["nanoinfer.cache.pool → nanoinfer.cache.tree → nanoinfer.cache.pool"],
+        ),
+        (
+            circles_of_files,
+            {
+                "nanoinfer/trace/trace.py": "from typing import TYPE_CHECKING\n"
+                "if TYPE_CHECKING:\n    from nanoinfer.trace.player import Player",
+                "nanoinfer/trace/player.py": "from .trace import Trace",
+            },
+            ["nanoinfer.trace.player → nanoinfer.trace.trace → nanoinfer.trace.player"],
+        ),
+        (  # through names that an __init__ passes on, however often
+            circles_of_files,
+            {
+                "nanoinfer/cache/pool.py": "import importlib\nimportlib.import_module('nanoinfer.batch')\nclass Pool: ...",
+                "nanoinfer/cache/__init__.py": "from nanoinfer.cache.pool import Pool",
+                "nanoinfer/__init__.py": "from nanoinfer.cache import Pool as ThePool",
+                "nanoinfer/batch.py": "from nanoinfer import ThePool",
+            },
+            ["nanoinfer.cache.pool → nanoinfer.batch → nanoinfer.cache.pool"],
+        ),
+        (
+            circles_of_rooms,
+            {
+                "nanoinfer/cache/pool.py": POOL,
+                "nanoinfer/cache/tree.py": "from nanoinfer.model import llama",
+                "nanoinfer/model/llama.py": "",
+                "nanoinfer/model/runner.py": "from nanoinfer.cache.pool import Pool",
+            },
+            ["cache → model → cache"],
+        ),
+        (
+            arrows_upwards,
+            {"nanoinfer/viz/slots.py": "\nimport nanoinfer.trace.events", "nanoinfer/trace/events.py": ""},
+            ["nanoinfer.viz.slots:2 imports nanoinfer.trace.events, which is above it"],
+        ),
+        (
+            arrows_upwards,
+            {
+                "nanoinfer/__init__.py": "from nanoinfer.llm import LLM",
+                "nanoinfer/llm.py": "class LLM: ...",
+                "nanoinfer/batch.py": "def f():\n    from nanoinfer import LLM",
+            },
+            ["nanoinfer.batch:2 imports nanoinfer.llm, which is above it"],
+        ),
+        (
+            config_on_models,
+            {
+                "nanoinfer/config.py": "import nanoinfer.registry",
+                "nanoinfer/registry.py": "from nanoinfer.model.attention import base",
+                "nanoinfer/model/attention/base.py": "",
+            },
+            ["nanoinfer.config needs nanoinfer.model.attention.base"],
+        ),
+        (
+            imports_of_tests,
+            {"notebooks/build.py": "from tests.sync import sync", "tests/sync.py": "def sync(): ..."},
+            ["notebooks.build:1 imports tests.sync"],
+        ),
+        (
+            facades_of_others,
+            {
+                "nanoinfer/viz/__init__.py": "from nanoinfer.trace.recorder import record",
+                "nanoinfer/trace/recorder.py": "def record(): ...",
+            },
+            ["nanoinfer.viz:1 imports nanoinfer.trace.recorder, which is not in its folder"],
+        ),
+        (
+            facades_of_others,
+            {
+                "nanoinfer/trace/__init__.py": "from nanoinfer.trace.trace import Trace",
+                "nanoinfer/trace/trace.py": "class Trace: ...",
+                "nanoinfer/trace/final.py": "from nanoinfer.trace import Trace",
+            },
+            ["nanoinfer.trace.final:1 imports nanoinfer.trace, the __init__ of its own folder"],
+        ),
+    ],
+)
+def test_a_rule_finds_what_breaks_it(
+    rule: Callable[[Imports], list[str]], files: dict[str, str], found: list[str], tmp_path: Path
+) -> None:
+    assert rule(made_up(tmp_path, files)) == found
+
+
+def test_a_room_without_a_place_in_the_table_is_found(tmp_path: Path) -> None:
+    imports = made_up(tmp_path, {"nanoinfer/garage/car.py": "", "nanoinfer/cli.py": ""})
+    found = rooms_and_table_apart(imports)
+    assert "garage: is not in the table ROOMS" in found
+    assert "cache: in the table ROOMS, but there is no such room" in found
+    assert not [line for line in found if line.startswith("cli:")]
+
+
+def test_imports_downwards_and_side_by_side_break_no_rule(tmp_path: Path) -> None:
+    files = {
+        "nanoinfer/__init__.py": "from nanoinfer.engine import Engine\nimport nanoinfer.device",
+        "nanoinfer/device.py": "import os, torch",
+        "nanoinfer/stats.py": "class Meter: ...",
+        "nanoinfer/engine.py": "from nanoinfer.stats import Meter\nfrom .cache import Pool\nclass Engine: ...",
+        "nanoinfer/cache/__init__.py": "from .pool import Pool",
+        "nanoinfer/cache/pool.py": POOL,
+        "nanoinfer/cache/tree.py": "from .pool import Pool\nfrom . import pool",
+    }
+    imports = made_up(tmp_path, files)
+    assert [str(arrow) for arrow in imports.arrows if arrow.importer == "nanoinfer.engine"] == [
+        "nanoinfer.engine:1 imports nanoinfer.stats",
+        "nanoinfer.engine:2 imports nanoinfer.cache.pool",
+    ]
+    for rule in (circles_of_files, circles_of_rooms, arrows_upwards, imports_of_tests, facades_of_others):
+        assert not rule(imports)
+
+
+def test_what_a_package_loads_too_early_is_found(tmp_path: Path) -> None:
+    files = {
+        "nanoinfer/__init__.py": "import nanoinfer.llm",
+        "nanoinfer/llm.py": "import tqdm.auto\nfrom nanoinfer.kernels import cpp\ndef f():\n    import transformers",
+        "nanoinfer/kernels/cpp.py": "",
+        "tqdm/auto.py": "",
+        "transformers/auto.py": "",
+    }
+    made_up(tmp_path, files)
+    assert loaded_too_early(loaded_by("nanoinfer", tmp_path)) == ["nanoinfer.kernels.cpp", "tqdm", "tqdm.auto"]
