@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import find
-from notebooks.tools.student import NotebookError, exercise_ids, student_notebook, tags
+from notebooks.tools.files import ROOT, read, set_source, source_of, sources, tags, write
+from notebooks.tools.student import NotebookError, exercise_ids, student_notebook
 from notebooks.tools.tidy import clear_outputs, tidy
-from tests.notebook_sync import ROOT, read, set_source, source_of, sources, write
 
 SCHEMA_VERSION = 3
 CONFIG = '''"""nbgrader's settings for this course."""

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of, notebook_of
-from tests.notebook_sync import set_source, source_of
+from notebooks.tools.files import set_source, source_of, tags
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _NEARLY = re.compile(r"#\s*(begin|end)\s+solution", re.IGNORECASE)
@@ -15,11 +15,6 @@ _CALL = re.compile(r"""^\s*check\(\s*["'](\d+\.\d+)["']""", re.MULTILINE)
 
 class NotebookError(ValueError):
     """A notebook that cannot be built: names the notebook and the cell."""
-
-
-def tags(cell: dict[str, Any]) -> list[str]:
-    """A cell's tags."""
-    return [str(tag) for tag in cell.get("metadata", {}).get("tags") or []]
 
 
 def exercise_ids(cell: dict[str, Any], kind: str) -> list[str]:

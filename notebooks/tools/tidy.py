@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.notebook_sync import ROOT, set_source, source_of
+from notebooks.tools.files import ROOT, set_source, source_of
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},

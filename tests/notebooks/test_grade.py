@@ -13,11 +13,11 @@ import pytest
 
 from nanoinfer.teaching import checks
 from notebooks.grade import main, notes, points
+from notebooks.tools.files import ROOT
 from notebooks.tools.needed import needed
 from notebooks.tools.steps import plan
 from notebooks.tools.student import student_notebook
 from notebooks.tools.submission import Graded, grade
-from tests.notebook_sync import ROOT
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
 
 TITLES = ["90.1", "90.2", "90.3"]

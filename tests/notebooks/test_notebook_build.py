@@ -8,10 +8,10 @@ import pytest
 
 from nanoinfer.teaching import checks
 from notebooks.build import build, check, main, selected
-from notebooks.tools.student import NotebookError, student_notebook, tags
+from notebooks.tools.files import ROOT, read, source_of, tags
+from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import output_problems, tidy, tidy_outputs
 from tests.nbval_run import nbval
-from tests.notebook_sync import ROOT, read, source_of
 from tests.sample_series import PACKAGE, SOLUTIONS, code, markdown, notebook, save, save_checks, series
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import notebook_sync
-from tests.notebook_sync import CORE, NOT_TAUGHT, ROOT, coverage, main, read, source_of, sources, sync
-from tests.package_cells import CellError, package_cell
+from notebooks import sync as notebook_sync
+from notebooks.tools.files import CORE, NOT_TAUGHT, ROOT, coverage, main, read, source_of, sources, sync
+from notebooks.tools.package_cells import CellError, package_cell
 from tests.sample_series import code, markdown, notebook, save
 
 PACKAGE = '''"""A made-up module."""

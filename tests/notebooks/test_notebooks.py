@@ -14,11 +14,11 @@ import pytest
 
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import built_path, check
-from notebooks.tools.student import checked_ids, number_of, tags
+from notebooks.tools.files import ROOT, read, source_of, sources, tags
+from notebooks.tools.student import checked_ids, number_of
 from notebooks.tools.submission import Graded, grade
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy
 from tests.nbval_run import CELL_SECONDS, NOTEBOOK_SECONDS, nbval
-from tests.notebook_sync import ROOT, read, source_of, sources
 
 SOURCES = sources(ROOT)
 BUILT = [built_path(source) for source in SOURCES]

@@ -2,24 +2,37 @@
 
 import ast
 import re
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = re.compile(r"# in (\S+\.py)\s*")
 _NEARLY = re.compile(r"^\s*#\s*in:?\s+`?nanoinfer/\S+\.py`?:?\s*$", re.IGNORECASE | re.MULTILINE)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class CellError(ValueError):
-    """A package cell that names what its file has not, or holds what no package cell may hold."""
+    """A package cell that names what its file does not have, or holds what no package cell may hold.
+
+    `missing`: the top-level name that the file does not define, where that is the reason.
+    """
+
+    def __init__(self, message: str, missing: str | None = None):
+        super().__init__(message)
+        self.missing = missing
 
 
 @dataclass
 class Cell:
-    """What one package cell is to be: `text`, and what it shows as "RadixCache" or "RadixCache.match_prefix"."""
+    """What one package cell should be: its `text`, what it shows as "RadixCache" or "RadixCache.match_prefix", and the
+    classes of which it shows every method (`whole`)."""
 
     path: str
     text: str
     shown: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
 
 
 def marked_path(source: str) -> str | None:
@@ -28,11 +41,12 @@ def marked_path(source: str) -> str | None:
     return match[1] if match else None
 
 
-def package_cell(source: str, root: Path) -> Cell | None:
+def package_cell(source: str, root: Path, whole: AbstractSet[str] = frozenset()) -> Cell | None:
     """The cell that `source` asks for by its first line and by the names it defines; None for other cells.
 
-    Raises CellError when the file or a definition is not there, the cell cannot be parsed, or the mark is not its first
-    line (or not quite the mark): nobody would notice that such a cell drifts.
+    Classes named in `whole` are shown with all their methods, whichever ones `source` names.
+    Raises CellError when the file or a definition is missing, the cell cannot be parsed, or the mark is not its first
+    line (or is misspelt): such a cell would drift unnoticed.
     """
     path = marked_path(source)
     if stray := _NEARLY.search(source if path is None else source.partition("\n")[2]):
@@ -41,24 +55,26 @@ def package_cell(source: str, root: Path) -> Cell | None:
         )
     if path is None:
         return None
-    if not (root / path).is_file():
-        raise CellError(f"{path}: there is no such file")
-    module = Module((root / path).read_text(encoding="utf-8"), path)
     try:
         wanted = ast.parse(source)
     except SyntaxError as error:
         raise CellError(f"{path}: line {error.lineno} of the cell: {error.msg}") from None
     if not wanted.body:
         raise CellError(f"{path}: the cell names no definition (write `def name(): ...` or `class Name: ...`)")
+    if not (root / path).is_file():
+        raise CellError(f"{path}: there is no such file", missing=defined_name(wanted.body[0]))
+    module = Module((root / path).read_text(encoding="utf-8"), path)
     cell = Cell(path, f"# in {path}\n")
     previous: tuple[ast.stmt, ast.stmt] | None = None
     for statement in wanted.body:
-        text, first, last, shown = module.wanted(statement)
+        text, first, last, shown = module.wanted(statement, whole)
         if previous is not None:
             cell.text += "\n" * module.gap(previous[1], first)
         previous = first, last
         cell.text += text + "\n"
         cell.shown |= shown
+        if isinstance(statement, ast.ClassDef) and module.methods(statement.name) <= shown:
+            cell.whole.add(statement.name)
     cell.text = cell.text.rstrip("\n")
     return cell
 
@@ -69,64 +85,76 @@ class Module:
     def __init__(self, text: str, path: str):
         self.path, self.lines, self.tree = path, text.split("\n"), ast.parse(text)
 
-    def wanted(self, statement: ast.stmt) -> tuple[str, ast.stmt, ast.stmt, set[str]]:
+    def wanted(self, statement: ast.stmt, whole: AbstractSet[str]) -> tuple[str, ast.stmt, ast.stmt, set[str]]:
         """What one statement of a cell stands for: text, first and last statement of the file in it, names shown."""
+        shown = set[str]()
         match statement:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if (owner := _extended(statement)) is not None:
-                found = self._only(self._members(self._class(owner), statement.name), f"{owner}.{statement.name}")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if (owner := extended(statement)) is not None:
+                name = f"{owner}.{statement.name}"
+                cls = self._class(owner)
+                found = self._only([s for s in _functions(cls.body) if s.name == statement.name], name)
                 text = "\n".join(line[4:] if line.startswith("    ") else line for line in self._region(found))
-                return f"@extend({owner})\n{text}", found, found, {f"{owner}.{statement.name}"}
+                return f"@extend({owner})\n{text}", found, found, {name}
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                found = self._only(self._functions(statement.name), statement.name)
-                return "\n".join(self._region(found)), found, found, {statement.name}
+                found = self._only([s for s in _functions(self.tree.body) if s.name == statement.name], statement.name)
+                shown = {statement.name}
             case ast.ClassDef():
                 cls = self._class(statement.name)
-                text, shown = self._class_text(cls, statement)
+                text, shown = self._class_text(cls, statement, all_of_it=statement.name in whole)
                 return text, cls, cls, shown
             case ast.Assign() | ast.AnnAssign() if names := _targets(statement):
                 found = self._only([s for s in self.tree.body if names & _targets(s)], ", ".join(sorted(names)))
-                return "\n".join(self._region(found)), found, found, set()
-            case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
-                is_text = isinstance(statement, ast.Expr)
-                same = [s for s in self.tree.body if (_is_text(s) if is_text else ast.dump(s) == ast.dump(statement))]
-                found = self._only(same, "docstring" if is_text else f"`{ast.unparse(statement)}`")
-                return "\n".join(self._region(found)), found, found, set()
-        raise CellError(f"{self.path}: `{ast.unparse(statement).splitlines()[0]}` is none of its definitions")
+            case ast.Expr(ast.Call(func=function)):  # SCHEDULE_POLICIES.update({...})
+                calls = [s for s in self.tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+                same = [s for s in calls if ast.dump(s.value.func) == ast.dump(function)]  # type: ignore[attr-defined]
+                found = self._only(same, f"`{ast.unparse(function)}(...)`")
+            case ast.Import() | ast.ImportFrom():
+                same_imports = [s for s in self.tree.body if ast.dump(s) == ast.dump(statement)]
+                found = self._only(same_imports, f"`{ast.unparse(statement)}`")
+            case ast.Expr(ast.Constant(str())):
+                found = self._only([s for s in self.tree.body if _is_text(s)], "docstring")
+            case _:
+                raise CellError(f"{self.path}: `{ast.unparse(statement).splitlines()[0]}` is none of its definitions")
+        return "\n".join(self._region(found)), found, found, shown
 
     def gap(self, before: ast.stmt, after: ast.stmt) -> int:
-        """Empty lines between two definitions of a cell: as in the file for neighbours, else as it is usual."""
+        """Empty lines between two definitions of a cell: as in the file for neighbours, else the usual number."""
         body = self.tree.body
         if before in body and after in body and body.index(before) + 1 == body.index(after):
             between = self.lines[_end(before) : self._start(after) - 1]
             return sum(not line.strip() for line in between)
-        plain = not any(isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for s in (before, after))
-        return 0 if plain else 2
+        return 2 if any(isinstance(statement, _Definition) for statement in (before, after)) else 0
 
     def public(self) -> set[str]:
         """Public functions, classes and methods, as "RadixCache" and "RadixCache.match_prefix"."""
         names = set()
         for statement in self.tree.body:
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                inner = statement.body if isinstance(statement, ast.ClassDef) else []
-                methods = [s.name for s in inner if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)]
-                names |= {statement.name} | {f"{statement.name}.{method}" for method in methods}
+            if isinstance(statement, _Definition):
+                names |= {statement.name}
+                if isinstance(statement, ast.ClassDef):
+                    names |= self.methods(statement.name)
         return {name for name in names if not any(part.startswith("_") for part in name.split("."))}
 
-    def _class(self, name: str) -> ast.ClassDef:
-        classes = [s for s in self.tree.body if isinstance(s, ast.ClassDef) and s.name == name]
-        if not classes:
-            raise CellError(f"{self.path}: has no class {name}")
-        return classes[0]
+    def methods(self, name: str) -> set[str]:
+        """The methods of the class `name`, as "RadixCache.match_prefix", private ones included."""
+        return {f"{name}.{method.name}" for method in _functions(self._class(name).body)}
 
-    def _class_text(self, cls: ast.ClassDef, wanted: ast.ClassDef) -> tuple[str, set[str]]:
-        """The whole class where the cell says `class Name: ...` or names all methods; else header, docstring, fields
-        and the methods named, in the file's order."""
-        members = {s.name for s in cls.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
-        named = {s.name for s in wanted.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
-        if _is_ellipsis(wanted.body):
+    def _class(self, name: str) -> ast.ClassDef:
+        for statement in self.tree.body:
+            if isinstance(statement, ast.ClassDef) and statement.name == name:
+                return statement
+        raise CellError(f"{self.path}: has no class {name}", missing=name)
+
+    def _class_text(self, cls: ast.ClassDef, wanted: ast.ClassDef, *, all_of_it: bool) -> tuple[str, set[str]]:
+        """The whole class where the cell says `class Name: ...`, names all methods or is to show all of it; else header,
+        docstring, fields and the methods named, in the file's order."""
+        members = {s.name for s in _functions(cls.body)}
+        named = {s.name for s in _functions(wanted.body)}
+        if all_of_it or _is_ellipsis(wanted.body):
             named = members
         if named - members:
-            raise CellError(f"{self.path}: class {cls.name} has no {', '.join(sorted(named - members))}")
+            gone, there = ", ".join(sorted(named - members)), ", ".join(sorted(members)) or "no methods"
+            raise CellError(f"{self.path}: class {cls.name} has no {gone}: take it out of the cell (it has {there})")
         shown = {cls.name} | {f"{cls.name}.{name}" for name in named}
         if named == members:
             return "\n".join(self._region(cls)), shown
@@ -137,7 +165,7 @@ class Module:
         for statement in cls.body:
             gap = self.lines[end : self._start(statement) - 1]
             end = _end(statement)
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name not in named:
+            if isinstance(statement, _Function) and statement.name not in named:
                 continue
             while first and gap and not gap[0].strip():
                 gap = gap[1:]
@@ -148,16 +176,10 @@ class Module:
             raise CellError(f"{self.path}: class {cls.name} would be empty: name one of its methods in the cell")
         return "\n".join(lines), shown
 
-    def _functions(self, name: str) -> list[ast.stmt]:
-        return [s for s in self.tree.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) and s.name == name]
-
-    def _members(self, cls: ast.ClassDef, name: str) -> list[ast.stmt]:
-        return [s for s in cls.body if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef) and s.name == name]
-
-    def _only(self, found: list[ast.stmt], name: str) -> ast.stmt:
+    def _only(self, found: Sequence[ast.stmt], name: str) -> ast.stmt:
         if len(found) != 1:
             problem = "more than once: show it inside its class" if found else "nowhere"
-            raise CellError(f"{self.path}: {name} is there {problem}")
+            raise CellError(f"{self.path}: {name} is there {problem}", missing=None if found else name)
         return found[0]
 
     def _start(self, statement: ast.stmt) -> int:
@@ -173,18 +195,31 @@ class Module:
         return self.lines[self._start(statement) - 1 : _end(statement)]
 
 
-def _end(statement: ast.stmt) -> int:
-    assert statement.end_lineno is not None
-    return statement.end_lineno
-
-
-def _extended(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
+def extended(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     """`RadixCache` for a function under `@extend(RadixCache)`."""
     for decorator in function.decorator_list:
         match decorator:
             case ast.Call(func=ast.Name(id="extend"), args=[ast.Name(id=owner)]):
                 return owner
     return None
+
+
+def defined_name(statement: ast.stmt) -> str | None:
+    """The top-level name of a file that a statement of a cell asks for: `RadixCache` for its methods, too."""
+    if isinstance(statement, ast.ClassDef):
+        return statement.name
+    if isinstance(statement, _Function):
+        return extended(statement) or statement.name
+    return min(_targets(statement), default=None)
+
+
+def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [statement for statement in body if isinstance(statement, _Function)]
+
+
+def _end(statement: ast.stmt) -> int:
+    assert statement.end_lineno is not None
+    return statement.end_lineno
 
 
 def _targets(statement: ast.stmt) -> set[str]:
