@@ -78,11 +78,11 @@ def test_every_stub_fails(path: Path, runs: Runs) -> None:
     result = runs["graded quickly", path].result()
     assert result.notes == []
     assert set(result.outcomes.values()) == {"not written"}, result
-    told = {}
+    raised = {}
     for cell in read(path)["cells"]:
         if cell["cell_type"] == "code" and (ids := checked_ids(source_of(cell))):
-            told |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
-    assert told == {id: ["NotWritten"] for id in result.outcomes}, "and the notebook as committed says so"
+            raised |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
+    assert raised == {id: ["NotWritten"] for id in result.outcomes}, "and the notebook as committed says so"
 
 
 @every(SOURCES)
