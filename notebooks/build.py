@@ -197,9 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--text", action="store_true", help="run nothing: refresh the text, keep the outputs (seconds)")
     what.add_argument("--check", action="store_true", help="change nothing; fail when a notebook is out of date")
-    parser.add_argument(
-        "--timeout", type=int, default=CELL_SECONDS, metavar="S", help="seconds for a cell (%(default)s)"
-    )
+    parser.add_argument("--timeout", type=int, default=CELL_SECONDS, metavar="S", help="seconds per cell (%(default)s)")
     options = parser.parse_args(arguments)
     try:
         chosen = selected(options.names)

@@ -28,11 +28,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise NoNotebook(path, f"is no notebook ({type(error).__name__}: {error})") from None
+        raise NoNotebook(path, f"is not a notebook ({type(error).__name__}: {error})") from None
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         old = isinstance(notebook, dict) and "worksheets" in notebook
         why = "format 3: open and save it in Jupyter" if old else "it has no list of cells"
-        raise NoNotebook(path, f"is no notebook of format 4 ({why})")
+        raise NoNotebook(path, f"is not a notebook of format 4 ({why})")
     return notebook
 
 

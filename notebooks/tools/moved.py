@@ -15,7 +15,7 @@ def files_defining(name: str, package: str, root: Path) -> list[str]:
 
 
 def import_problems(source: str, package: str, root: Path) -> list[str]:
-    """What a cell imports from `package` that is not there, and where it is; a message each. Nothing is imported."""
+    """What a cell imports from `package` that is not there, and where it is; one message for each. Nothing is imported."""
     try:
         statements = list(ast.walk(ast.parse(source)))
     except SyntaxError:  # not Python alone: `%timeit`, `!ls`

@@ -387,7 +387,7 @@ class TestCommand:
         out = capsys.readouterr().out
         assert out.splitlines()[1].split(maxsplit=1) == [
             "=cmd()???[2J.ipynb",
-            "cannot be read: is no notebook of format 4 (format 3: open and save it in Jupyter)",
+            "cannot be read: is not a notebook of format 4 (format 3: open and save it in Jupyter)",
         ]
         with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
             (row,) = csv.DictReader(file)

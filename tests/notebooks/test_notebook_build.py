@@ -88,7 +88,7 @@ class TestStudentNotebook:
     def test_a_mark_that_would_not_be_found_is_refused(self, sloppy: str) -> None:
         content = series({"90.1": f"{SOLUTIONS['90.1']}\n    {sloppy}\n    secret = 3"})
         assert problems(content) == (
-            f"90_sample, cell 3: `{sloppy}` is no line ### BEGIN SOLUTION or ### END SOLUTION: "
+            f"90_sample, cell 3: `{sloppy}` is not a line ### BEGIN SOLUTION or ### END SOLUTION: "
             "students would see what it marks"
         )
 
@@ -102,7 +102,7 @@ class TestStudentNotebook:
         assert "cell 10: exercise-90.9 has no checker (checks of notebook 90: 90.1, 90.2, 90.3)" in found
         assert "cell 10: exercise 90.9 has no check cell" in found
         assert "cell 11: check-4.1 is not of notebook 90" in found
-        assert "cell 12: tag exercise-90.1 on a cell that is no code" in found
+        assert "cell 12: tag exercise-90.1 on a cell that is not code" in found
 
     def test_an_exercise_that_the_notebook_leaves_out_is_named(self) -> None:
         content = series()
@@ -115,7 +115,7 @@ class TestStudentNotebook:
         content["cells"].append(code(SOLUTIONS["90.1"], "exercise-90.4", "exercise-90.5"))
         found = problems(content)
         assert "cell 3: check 90.1 comes before its exercise" in found
-        assert "cell 9: holds several exercises (90.4, 90.5): one a cell" in found
+        assert "cell 9: holds several exercises (90.4, 90.5): must be one per cell" in found
 
     def test_the_name_has_a_number(self) -> None:
         assert "begins with its number" in problems(series(), "sample")

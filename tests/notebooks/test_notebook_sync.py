@@ -237,7 +237,7 @@ class TestSync:
     def test_what_is_no_notebook_is_an_error(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (root / "bad.ipynb").write_text("{}")
         assert main([str(root / "bad.ipynb")]) == 1
-        assert "bad.ipynb: is no notebook" in capsys.readouterr().err
+        assert "bad.ipynb: is not a notebook" in capsys.readouterr().err
 
     def test_generated_notebooks_are_no_sources(self, root: Path) -> None:
         folder = root / "notebooks"
