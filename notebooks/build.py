@@ -69,9 +69,12 @@ def _student(source: Path, root: Path) -> dict[str, Any]:
     """The notebook built from `source`, whose package cells are refreshed on the way, without new outputs."""
     old_text, name = source.read_text(encoding="utf-8"), source.stem
     notebook = read(source)
-    if broken := sync(notebook, name, root).broken:
-        raise NotebookError("\n".join(broken))
+    broken = sync(notebook, name, root).broken
     tidy(notebook)
+    if broken:
+        if as_text(notebook) != old_text:
+            write(source, notebook)
+        raise NotebookError("\n".join(broken))
     if built_path(source, root) != source:
         clear_outputs(notebook)
         if as_text(notebook) != old_text:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from notebooks.tools.files import ROOT, add_tag, read, set_source, source_of, sources, tags, write
-from notebooks.tools.moved import files_defining, import_problems
+from notebooks.tools.moved import files_defining, files_with_method, follow_imports
 from notebooks.tools.package_cells import Cell, CellError, Module, marked_path, package_cell
 
 # What the notebooks show between them.
@@ -68,8 +68,8 @@ class Synced:
 def sync(notebook: dict[str, Any], name: str, root: Path) -> Synced:
     """Refresh the package cells of `notebook`, in place, and say what differed.
 
-    A cell whose definitions have all moved to one other file gets that file's mark. A cell that asks for something the
-    package does not have stays as it is, and so does one whose imports fail.
+    A cell whose definitions have all moved to one other file gets that file's mark, and imports follow what they import.
+    A cell that asks for something the package does not have stays as it is.
     """
     result = Synced()
     for number, cell in enumerate(notebook["cells"], 1):
@@ -83,19 +83,27 @@ def sync(notebook: dict[str, Any], name: str, root: Path) -> Synced:
             result.broken.append(f"{here}: {error}")
             continue
         if wanted is None:
-            result.broken += [f"{here}: {problem}" for problem in import_problems(source, "nanoinfer", root)]
+            text, problems = follow_imports(source, "nanoinfer", root)
+            result.broken += [f"{here}: {problem}" for problem in problems]
+            if text != source:
+                result.refreshed.append(
+                    f"{here}: imports from where definitions were\n" + _diff(source, text, here, "now")
+                )
+                set_source(cell, text)
             continue
         for shown in sorted(wanted.whole):
             add_tag(cell, f"whole-{shown}")
         result.shown |= {f"{wanted.path}:{definition}" for definition in wanted.shown}
         if wanted.text != source:
-            diff = difflib.unified_diff(
-                source.splitlines(), wanted.text.splitlines(), here, wanted.path, n=2, lineterm=""
-            )
             what = ", ".join(sorted(wanted.shown)) or "text"
-            result.refreshed.append(f"{here}: {what} differs from {wanted.path}\n" + "\n".join(diff))
+            diff = _diff(source, wanted.text, here, wanted.path)
+            result.refreshed.append(f"{here}: {what} differs from {wanted.path}\n{diff}")
             set_source(cell, wanted.text)
     return result
+
+
+def _diff(old: str, new: str, old_name: str, new_name: str) -> str:
+    return "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), old_name, new_name, n=2, lineterm=""))
 
 
 def _wanted(source: str, root: Path, whole: set[str]) -> Cell | None:
@@ -108,6 +116,12 @@ def _wanted(source: str, root: Path, whole: set[str]) -> Cell | None:
         if path is None or error.missing is None:
             raise
         package = path.partition("/")[0]
+        cls, _, method = error.missing.partition(".")
+        if method:
+            files = files_with_method(method, package, root)
+            other = f", and {' and '.join(files)} a method {method}" if files else ""
+            there = ", ".join(name.partition(".")[2] for name in sorted(Module.of(path, root).methods(cls)))
+            raise CellError(f"{error}: take it out, or show another in its place ({cls} has {there}{other})") from None
         elsewhere = [file for file in files_defining(error.missing, package, root) if file != path]
         moved = []
         for file in elsewhere:
@@ -128,7 +142,7 @@ def _wanted(source: str, root: Path, whole: set[str]) -> Cell | None:
 
 def public_names(path: str, root: Path) -> set[str]:
     """Public functions, classes and methods of a file, as "RadixCache" and "RadixCache.match_prefix"."""
-    return Module((root / path).read_text(encoding="utf-8"), path).public()
+    return Module.of(path, root).public()
 
 
 def coverage(shown: set[str], core: Iterable[str], not_taught: dict[str, str], root: Path) -> list[str]:

@@ -14,25 +14,53 @@ def files_defining(name: str, package: str, root: Path) -> list[str]:
     return [str(file.relative_to(root)) for file in files if define.search(file.read_text(encoding="utf-8"))]
 
 
-def import_problems(source: str, package: str, root: Path) -> list[str]:
-    """What a cell imports from `package` that is not there, and where it is; one message for each. Nothing is imported."""
+def files_with_method(name: str, package: str, root: Path) -> list[str]:
+    """The files of `package` in which a class has a method `name`."""
+    define = re.compile(rf"^ +(?:async )?def {re.escape(name)}\b", re.M)
+    files = sorted((root / package).rglob("*.py"))
+    return [str(file.relative_to(root)) for file in files if define.search(file.read_text(encoding="utf-8"))]
+
+
+def follow_imports(source: str, package: str, root: Path) -> tuple[str, list[str]]:
+    """A cell's text with what it imports from `package` taken from where it is now, and a message for each import that
+    fails and has no such place, or several. Nothing is imported."""
     try:
         statements = list(ast.walk(ast.parse(source)))
     except SyntaxError:  # not Python alone: `%timeit`, `!ls`
-        return []
-    problems = []
+        return source, []
+    lines, problems = source.split("\n"), []
     for statement in statements:
         match statement:
             case ast.Import(names=aliases):
                 modules = [alias.name for alias in aliases if alias.name.partition(".")[0] == package]
                 problems += [f"there is no module {module}" for module in modules if _file(module, root) is None]
             case ast.ImportFrom(module=str(module), names=aliases, level=0) if module.partition(".")[0] == package:
-                for alias in aliases:
-                    if not _binds(module, alias.name, root):
-                        there = files_defining(alias.name, package, root)
-                        hint = f"it is in {', '.join(there)}" if there else f"no file of {package}/ defines it"
-                        problems.append(f"`from {module} import {alias.name}` fails: {hint}")
-    return problems
+                gone = [alias for alias in aliases if not _binds(module, alias.name, root)]
+                there = {alias.name: files_defining(alias.name, package, root) for alias in gone}
+                if (
+                    gone
+                    and statement.lineno == statement.end_lineno
+                    and all(len(files) == 1 for files in there.values())
+                ):
+                    places = {alias: _module(there[alias.name][0]) if alias in gone else module for alias in aliases}
+                    lines[statement.lineno - 1] = _import_lines(places, " " * statement.col_offset)
+                    continue
+                for name, files in there.items():
+                    hint = f"it is in {' and '.join(files)}" if files else f"no file of {package}/ defines it"
+                    problems.append(f"`from {module} import {name}` fails: {hint}")
+    return "\n".join(lines), problems
+
+
+def _import_lines(places: dict[ast.alias, str], indent: str) -> str:
+    """`from module import names`, one line per module, for names and the modules they are in."""
+    names: dict[str, list[str]] = {}
+    for alias, module in places.items():
+        names.setdefault(module, []).append(ast.unparse(alias))
+    return "\n".join(f"{indent}from {module} import {', '.join(names[module])}" for module in sorted(names))
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _file(module: str, root: Path) -> Path | None:

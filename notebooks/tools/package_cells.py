@@ -63,7 +63,7 @@ def package_cell(source: str, root: Path, whole: AbstractSet[str] = frozenset())
         raise CellError(f"{path}: the cell names no definition (write `def name(): ...` or `class Name: ...`)")
     if not (root / path).is_file():
         raise CellError(f"{path}: there is no such file", missing=defined_name(wanted.body[0]))
-    module = Module((root / path).read_text(encoding="utf-8"), path)
+    module = Module.of(path, root)
     cell = Cell(path, f"# in {path}\n")
     previous: tuple[ast.stmt, ast.stmt] | None = None
     for statement in wanted.body:
@@ -84,6 +84,11 @@ class Module:
 
     def __init__(self, text: str, path: str):
         self.path, self.lines, self.tree = path, text.split("\n"), ast.parse(text)
+
+    @classmethod
+    def of(cls, path: str, root: Path) -> "Module":
+        """The file `path` of the project `root`."""
+        return cls((root / path).read_text(encoding="utf-8"), path)
 
     def wanted(self, statement: ast.stmt, whole: AbstractSet[str]) -> tuple[str, ast.stmt, ast.stmt, set[str]]:
         """What one statement of a cell stands for: text, first and last statement of the file in it, names shown."""

@@ -307,23 +307,58 @@ class TestWhatMoves:
         assert sync(content, "a", root).broken == [], "and loses it again"
         assert source_of(content["cells"][0]).endswith("return 2")
 
-    def test_imports_of_other_cells_are_looked_up_without_importing(self, root: Path) -> None:
+    def test_a_method_that_is_gone_is_answered_with_those_there_are(self, root: Path) -> None:
+        (problem,) = sync(notebook(code("# in pack/box.py\n@extend(Bare)\ndef add(): ...")), "a", root).broken
+        assert problem == (
+            "a, cell 1: pack/box.py: Bare.add is there nowhere: take it out, or show another in its place "
+            "(Bare has first, second, and pack/box.py a method add)"
+        )
+
+    @pytest.fixture
+    def _package(self, root: Path) -> None:
+        """Something to import; importing it would raise."""
         package = root / "nanoinfer" / "cache"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("from nanoinfer.cache.tree import Tree\n")
         (package / "tree.py").write_text("raise SystemExit\nclass Tree: ...\nLIMIT: int = 3\n")
+        (package / "leaf.py").write_text("class Leaf: ...\ndef both(): ...\n")
+        (package / "other.py").write_text("def both(): ...\n")
+
+    @pytest.mark.usefixtures("_package")
+    def test_imports_follow_what_they_import(self, root: Path) -> None:
         right = """import math
 from nanoinfer.cache import Tree, tree
 from nanoinfer.cache.tree import LIMIT
 import nanoinfer.cache.tree"""
-        wrong = """from nanoinfer.pools import Tree
-from nanoinfer.cache.tree import Leaf
+        moved = """from nanoinfer.pools import Tree as Radix
+if True:
+    from nanoinfer.cache.tree import Leaf, LIMIT  # why
+x = 1"""
+        content = notebook(code(right), code(moved), code("%timeit 1"))
+        result = sync(content, "a", root)
+        assert result.broken == []
+        (message,) = result.refreshed
+        assert message.startswith("a, cell 2: imports from where definitions were\n")
+        assert source_of(content["cells"][0]) == right
+        assert (
+            source_of(content["cells"][1])
+            == """from nanoinfer.cache.tree import Tree as Radix
+if True:
+    from nanoinfer.cache.leaf import Leaf
+    from nanoinfer.cache.tree import LIMIT
+x = 1"""
+        )
+
+    @pytest.mark.usefixtures("_package")
+    def test_imports_of_what_is_gone_or_in_two_places(self, root: Path) -> None:
+        wrong = """from nanoinfer.cache.tree import Twig
+from nanoinfer.cache.tree import both
 import nanoinfer.gone"""
-        result = sync(notebook(code(right), code(wrong), code("%timeit 1")), "a", root)
-        assert result.broken == [
-            "a, cell 2: `from nanoinfer.pools import Tree` fails: it is in nanoinfer/cache/tree.py",
-            "a, cell 2: `from nanoinfer.cache.tree import Leaf` fails: no file of nanoinfer/ defines it",
-            "a, cell 2: there is no module nanoinfer.gone",
+        assert sync(notebook(code(wrong)), "a", root).broken == [
+            "a, cell 1: `from nanoinfer.cache.tree import Twig` fails: no file of nanoinfer/ defines it",
+            "a, cell 1: `from nanoinfer.cache.tree import both` fails: it is in nanoinfer/cache/leaf.py and "
+            "nanoinfer/cache/other.py",
+            "a, cell 1: there is no module nanoinfer.gone",
         ]
 
 
