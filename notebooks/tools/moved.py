@@ -37,11 +37,8 @@ def follow_imports(source: str, package: str, root: Path) -> tuple[str, list[str
             case ast.ImportFrom(module=str(module), names=aliases, level=0) if module.partition(".")[0] == package:
                 gone = [alias for alias in aliases if not _binds(module, alias.name, root)]
                 there = {alias.name: files_defining(alias.name, package, root) for alias in gone}
-                if (
-                    gone
-                    and statement.lineno == statement.end_lineno
-                    and all(len(files) == 1 for files in there.values())
-                ):
+                one_place = bool(gone) and all(len(files) == 1 for files in there.values())
+                if one_place and _is_alone(statement, lines):
                     places = {alias: _module(there[alias.name][0]) if alias in gone else module for alias in aliases}
                     lines[statement.lineno - 1] = _import_lines(places, " " * statement.col_offset)
                     continue
@@ -49,6 +46,12 @@ def follow_imports(source: str, package: str, root: Path) -> tuple[str, list[str
                     hint = f"it is in {' and '.join(files)}" if files else f"no file of {package}/ defines it"
                     problems.append(f"`from {module} import {name}` fails: {hint}")
     return "\n".join(lines), problems
+
+
+def _is_alone(statement: ast.stmt, lines: list[str]) -> bool:
+    """Whether a statement is one line that holds nothing else, so that other lines can take its place."""
+    line = lines[statement.lineno - 1]
+    return statement.lineno == statement.end_lineno and not set(line) & set("#;")
 
 
 def _import_lines(places: dict[ast.alias, str], indent: str) -> str:

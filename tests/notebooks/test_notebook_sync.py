@@ -332,7 +332,7 @@ from nanoinfer.cache.tree import LIMIT
 import nanoinfer.cache.tree"""
         moved = """from nanoinfer.pools import Tree as Radix
 if True:
-    from nanoinfer.cache.tree import Leaf, LIMIT  # why
+    from nanoinfer.cache.tree import Leaf, LIMIT
 x = 1"""
         content = notebook(code(right), code(moved), code("%timeit 1"))
         result = sync(content, "a", root)
@@ -353,12 +353,14 @@ x = 1"""
     def test_imports_of_what_is_gone_or_in_two_places(self, root: Path) -> None:
         wrong = """from nanoinfer.cache.tree import Twig
 from nanoinfer.cache.tree import both
-import nanoinfer.gone"""
+import nanoinfer.gone
+import math; from nanoinfer.cache.leaf import Tree"""
         assert sync(notebook(code(wrong)), "a", root).broken == [
             "a, cell 1: `from nanoinfer.cache.tree import Twig` fails: no file of nanoinfer/ defines it",
             "a, cell 1: `from nanoinfer.cache.tree import both` fails: it is in nanoinfer/cache/leaf.py and "
             "nanoinfer/cache/other.py",
             "a, cell 1: there is no module nanoinfer.gone",
+            "a, cell 1: `from nanoinfer.cache.leaf import Tree` fails: it is in nanoinfer/cache/tree.py",
         ]
 
 
