@@ -51,7 +51,11 @@ def follow_imports(source: str, package: str, root: Path) -> tuple[str, list[str
 def _is_alone(statement: ast.stmt, lines: list[str]) -> bool:
     """Whether a statement is one line that holds nothing else, so that other lines can take its place."""
     line = lines[statement.lineno - 1]
-    return statement.lineno == statement.end_lineno and not set(line) & set("#;")
+    return (
+        statement.lineno == statement.end_lineno
+        and not line[: statement.col_offset].strip()
+        and not set(line) & set("#;")
+    )
 
 
 def _import_lines(places: dict[ast.alias, str], indent: str) -> str:
