@@ -14,7 +14,7 @@ fields). `python -m notebooks.build --text` does the same and carries it on into
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,16 @@ from notebooks.tools.files import ROOT, add_tag, read, set_source, source_of, so
 from notebooks.tools.moved import files_defining, files_with_method, follow_imports
 from notebooks.tools.package_cells import Cell, CellError, Module, marked_path, package_cell
 
-# What the notebooks show between them.
+# What the notebooks show between them: files, and folders with all their files.
 CORE = [
     "nanoinfer/batch.py",
-    "nanoinfer/cache/cache_manager.py",
-    "nanoinfer/cache/eviction.py",
-    "nanoinfer/cache/free_runs.py",
-    "nanoinfer/cache/indices.py",
-    "nanoinfer/cache/memory_pool.py",
-    "nanoinfer/cache/radix_cache.py",
-    "nanoinfer/cache/slot_allocator.py",
-    "nanoinfer/cache/tree_node.py",
+    "nanoinfer/cache",
     "nanoinfer/model/attention/base.py",
     "nanoinfer/model/attention/torch_native.py",
     "nanoinfer/model/input_metadata.py",
     "nanoinfer/model/layers/radix_attention.py",
     "nanoinfer/model/model_runner.py",
-    "nanoinfer/scheduling/policy.py",
-    "nanoinfer/scheduling/prefill_budget.py",
-    "nanoinfer/scheduling/prefix_sharing.py",
-    "nanoinfer/scheduling/retraction.py",
-    "nanoinfer/scheduling/scheduler.py",
-    "nanoinfer/scheduling/waiting_queue.py",
+    "nanoinfer/scheduling",
     "nanoinfer/sessions.py",
 ]
 
@@ -140,19 +128,26 @@ def _wanted(source: str, root: Path, whole: set[str]) -> Cell | None:
         raise CellError(f"{error}; {hint}") from None
 
 
+def files_of(path: str, root: Path) -> list[str]:
+    """`path` itself, or the files of a folder; none where it is not there."""
+    place = root / path
+    files = sorted(place.glob("*.py")) if place.is_dir() else [place] if place.is_file() else []
+    return [str(file.relative_to(root)) for file in files]
+
+
 def public_names(path: str, root: Path) -> set[str]:
     """Public functions, classes and methods of a file, as "RadixCache" and "RadixCache.match_prefix"."""
     return Module.of(path, root).public()
 
 
-def coverage(shown: set[str], core: Iterable[str], not_taught: dict[str, str], root: Path) -> list[str]:
+def coverage(shown: set[str], core: Sequence[str], not_taught: dict[str, str], root: Path) -> list[str]:
     """What is neither shown nor excused, and excuses that are none: one message each, which says what to do."""
-    files = {path: (root / path).is_file() for path in core}
-    public = {f"{path}:{name}" for path, there in files.items() if there for name in public_names(path, root)}
+    files = [file for path in core for file in files_of(path, root)]
+    public = {f"{path}:{name}" for path in files for name in public_names(path, root)}
     excused = set(not_taught)
     unshown = {name for name in public - shown if not _parents(name) & excused}
     return (
-        [f"{path}: no such file, but CORE in notebooks/sync.py names it" for path, there in files.items() if not there]
+        [f"{path}: no such file, but CORE in notebooks/sync.py names it" for path in core if not (root / path).exists()]
         + [f"{name}: {_how_to_show(name)}" for name in sorted(unshown)]
         + [f"{name}: NOT_TAUGHT excuses it, but a notebook shows it" for name in sorted(excused & shown)]
         + [

@@ -386,6 +386,11 @@ class TestCoverage:
         assert {line.split(":")[1] for line in problems} == {"half", "Bare", "Bare.first", "Bare.second"}
         assert coverage(set(), ["pack/box.py"], {"pack/box.py": "why"}, root) == []
 
+    def test_a_folder_stands_for_its_files(self, root: Path) -> None:
+        (root / "pack" / "more.py").write_text("def third() -> None: ...\n")
+        problems = coverage(set(), ["pack"], {"pack/box.py": "why"}, root)
+        assert [line.split(": ")[0] for line in problems] == ["pack/more.py:third"]
+
     def test_a_core_file_that_is_gone(self, root: Path) -> None:
         (problem,) = coverage(set(), ["pack/gone.py"], {}, root)
         assert problem == "pack/gone.py: no such file, but CORE in notebooks/sync.py names it"
