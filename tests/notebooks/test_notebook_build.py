@@ -368,27 +368,23 @@ class TestText:
         assert read(target)["cells"][3]["execution_count"] is None
 
     def test_the_command_that_a_failure_names_mends_it(self, tmp_path: Path) -> None:
-        """In a copy of this project with notebook 05 alone."""
-        nothing = shutil.ignore_patterns("__pycache__", "*.ipynb")
+        """In a copy of this project, with one notebook."""
         for folder in ("nanoinfer", "notebooks"):
-            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=nothing)
-        for name in ("solutions/05_input_metadata.ipynb", "05_input_metadata.ipynb"):
-            shutil.copy(ROOT / "notebooks" / name, tmp_path / "notebooks" / name)
-        target, file = (
-            tmp_path / "notebooks" / "05_input_metadata.ipynb",
-            tmp_path / "nanoinfer/model/input_metadata.py",
-        )
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
+        content = notebook(code("# in nanoinfer/model/input_metadata.py\nclass ForwardMode: ..."), code("print(3)"))
+        content["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["3\n"]}]
+        path, file = save(tmp_path / "notebooks", "00_modes.ipynb", content), "nanoinfer/model/input_metadata.py"
 
         def command(line: str) -> "subprocess.CompletedProcess[str]":
             arguments = [sys.executable, *line.split()[1:]]
             environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
             return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
-        command("python -m notebooks.build --text")
-        before = [cell.get("outputs") for cell in read(target)["cells"]]
-        text = file.read_text()
-        file.write_text(text.replace('class ForwardMode(Enum):\n    """', 'class ForwardMode(Enum):\n    """Changed. '))
-        assert file.read_text() != text
+        assert command("python -m notebooks.build --text").returncode == 0
+        text = (tmp_path / file).read_text()
+        changed = text.replace('class ForwardMode(Enum):\n    """', 'class ForwardMode(Enum):\n    """Changed. ')
+        assert changed != text
+        (tmp_path / file).write_text(changed)
         failed = command("python -m notebooks.sync")
         assert failed.returncode == 1
         assert "ForwardMode" in failed.stderr
@@ -396,5 +392,5 @@ class TestText:
         assert done.returncode == 0, done.stderr
         assert command("python -m notebooks.sync").returncode == 0
         assert command("python -m notebooks.build --check").returncode == 0
-        assert "Changed. " in target.read_text()
-        assert [cell.get("outputs") for cell in read(target)["cells"]] == before
+        assert "Changed. " in source_of(read(path)["cells"][0])
+        assert read(path)["cells"][1]["outputs"] == content["cells"][1]["outputs"]
