@@ -87,7 +87,8 @@ def test_every_stub_fails(path: Path, runs: Runs) -> None:
 
 @every(SOURCES)
 def test_a_notebook_is_what_its_source_gives(path: Path) -> None:
-    assert check(path) == []
+    problems = check(path)
+    assert not problems, "\n".join(problems)
 
 
 @every(SOURCES)
