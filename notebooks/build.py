@@ -3,6 +3,9 @@
 A notebook with exercises is written in `solutions/`; one without is its own source. A build refreshes the package cells,
 clears the solutions into the student's notebook, runs that in a fresh kernel and keeps the outputs, in a form in which a
 second build changes nothing but the outputs of cells tagged `nbval-ignore-output`.
+
+`--text` runs nothing and takes seconds: it refreshes the package cells in the source and in the student's notebook, and
+keeps their outputs. It is enough after a change to the package that changes no output, such as a docstring or a new method.
 """
 
 import argparse
@@ -14,9 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notebooks.tools.student import NotebookError, student_notebook, tags
+from notebooks.sync import REFRESH, sync
+from notebooks.tools.files import ROOT, as_text, read, source_of, sources, tags, write
+from notebooks.tools.outputs import keep_outputs, same_code
+from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy, tidy_outputs
-from tests.notebook_sync import ROOT, as_text, read, source_of, sources, sync, write
 
 CELL_SECONDS = 120  # for one cell; a whole notebook should take less than 60
 
@@ -26,35 +31,56 @@ def built_path(source: Path, root: Path = ROOT) -> Path:
     return root / "notebooks" / source.name if source.parent.name == "solutions" else source
 
 
-def build(source: Path, root: Path = ROOT, *, run: bool = True, timeout: int = CELL_SECONDS) -> Path:
+def build(source: Path, root: Path = ROOT, *, timeout: int = CELL_SECONDS) -> Path:
     """Build one notebook from `source`; refreshes the package cells of `source`, too. Returns the path that was written.
 
-    With `run=False` cells whose text is as it was keep their outputs. Raises NotebookError, with nothing written but
-    refreshed package cells, when the notebook is inconsistent, a cell fails or an output must not be committed.
+    Raises NotebookError, with nothing written but refreshed package cells, when the notebook is inconsistent, a cell
+    fails or an output must not be committed.
     """
-    name = source.stem
-    old_text = source.read_text(encoding="utf-8")
-    target = built_path(source, root)
-    notebook = read(source)
-    problems = [problem for problem in sync(notebook, name, root)[0] if "\n" not in problem]
-    if problems:
+    name, target = source.stem, built_path(source, root)
+    notebook = _student(source, root)
+    clear_outputs(notebook)
+    notebook = execute(notebook, name, target.parent, root, timeout)
+    tidy_outputs(notebook)
+    if problems := output_problems(notebook, name):
         raise NotebookError("\n".join(problems))
+    write(target, notebook)
+    return target
+
+
+def refresh_text(source: Path, root: Path = ROOT) -> tuple[Path, bool, list[str]]:
+    """Bring the text of one notebook up to date in `source` and in what is built from it, running nothing.
+
+    Outputs stay where they are, those of package cells that changed included. Returns the path that was built, whether
+    anything was written, and a message per cell that has to be run: one that is new, or has another text than when its
+    output was made. Raises NotebookError, with at most package cells refreshed, when the notebook is inconsistent.
+    """
+    target = built_path(source, root)
+    before = [path.read_bytes() if path.is_file() else b"" for path in (source, target)]
+    notebook = _student(source, root)
+    stale = keep_outputs(notebook, read(target) if target.is_file() else {"cells": []})
+    write(target, notebook)
+    changed = before != [path.read_bytes() for path in (source, target)]
+    run = f"run it: python -m notebooks.build {source.stem}"
+    return target, changed, [f"{target.name}, cell {number}: {reason}; {run}" for number, reason in stale]
+
+
+def _student(source: Path, root: Path) -> dict[str, Any]:
+    """The notebook built from `source`, whose package cells are refreshed on the way, without new outputs."""
+    old_text, name = source.read_text(encoding="utf-8"), source.stem
+    notebook = read(source)
+    broken = sync(notebook, name, root).broken
     tidy(notebook)
-    if target != source:
+    if broken:
+        if as_text(notebook) != old_text:
+            write(source, notebook)
+        raise NotebookError("\n".join(broken))
+    if built_path(source, root) != source:
         clear_outputs(notebook)
         if as_text(notebook) != old_text:
             write(source, notebook)
         notebook = student_notebook(notebook, name)
-    if run:
-        clear_outputs(notebook)
-        notebook = execute(notebook, name, target.parent, root, timeout)
-        tidy_outputs(notebook)
-        if problems := output_problems(notebook, name):
-            raise NotebookError("\n".join(problems))
-    elif target.is_file():
-        _keep_outputs(notebook, read(target))
-    write(target, notebook)
-    return target
+    return notebook
 
 
 def expected(source: Path, root: Path = ROOT) -> list[tuple[str, str, list[str]]]:
@@ -73,18 +99,23 @@ def cells_of(notebook: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
 
 
 def check(source: Path, root: Path = ROOT) -> list[str]:
-    """What is out of date in the notebook built from `source`; nothing is run."""
-    target = built_path(source, root)
+    """What is out of date in the notebook built from `source`, and the command that mends it; nothing is run."""
+    target, again = built_path(source, root), f"python -m notebooks.build {source.stem}"
     if not target.is_file():
-        return [f"{target.name}: has not been built from {source.parent.name}/{source.name}"]
+        return [f"{target.name}: has not been built from {source.parent.name}/{source.name}: {again}"]
     there, wanted = cells_of(read(target)), expected(source, root)
     if len(there) != len(wanted):
-        return [f"{target.name}: has {len(there)} cells instead of {len(wanted)}: build it again"]
+        return [f"{target.name}: has {len(there)} cells instead of {len(wanted)}: {again}"]
     return [
-        f"{target.name}, cell {i}: is not what its source gives: build it again"
+        f"{target.name}, cell {i}: is not what its source gives: {REFRESH if _prints_the_same(mine, theirs) else again}"
         for i, (mine, theirs) in enumerate(zip(there, wanted, strict=True), 1)
         if mine != theirs
     ]
+
+
+def _prints_the_same(first: tuple[str, str, list[str]], second: tuple[str, str, list[str]]) -> bool:
+    """Whether two cells, as `cells_of` gives them, have the same outputs, whatever else differs."""
+    return first[0] == second[0] and (first[0] != "code" or same_code(first[1], second[1]))
 
 
 def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeout: int) -> dict[str, Any]:
@@ -110,8 +141,8 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
 
     client.on_cell_start = note
     try:
-        with tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as own:
-            client.execute(env=kernel_environment(root, own))
+        with tempfile.TemporaryDirectory(prefix="kernel-", ignore_cleanup_errors=True) as settings:
+            client.execute(env=kernel_environment(root, settings))
     except CellExecutionError as error:
         raise NotebookError(
             f"{name}, cell {running}: raises {error.ename}: {error.evalue}\n{error.traceback}"
@@ -134,10 +165,10 @@ def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
     Without ipywidgets, importing transformers warns that progress bars will be plain text: that is not for the reader.
     """
     path = os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH")) if part)
-    own = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
+    environment = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
     if folder is not None:
-        own |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_PATH"), folder)
-    return {**os.environ, **own}
+        environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_PATH"), folder)
+    return {**os.environ, **environment}
 
 
 def selected(names: list[str], root: Path = ROOT) -> list[Path]:
@@ -163,22 +194,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _keep_outputs(notebook: dict[str, Any], old: dict[str, Any]) -> None:
-    outputs = {source_of(cell): cell for cell in old["cells"] if cell["cell_type"] == "code"}
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            before = outputs.get(source_of(cell), {"outputs": [], "execution_count": None})
-            cell.update(outputs=before["outputs"], execution_count=before["execution_count"])
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.build", description=__doc__.split("\n", 1)[0])
     parser.add_argument("names", nargs="*", help="04, 04_memory_pools, demos/few_shot; without any: all")
-    parser.add_argument("--no-run", action="store_true", help="make the files, run nothing")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when a notebook is out of date")
-    parser.add_argument(
-        "--timeout", type=int, default=CELL_SECONDS, metavar="S", help="seconds for a cell (%(default)s)"
-    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--text", action="store_true", help="run nothing: refresh the text, keep the outputs (seconds)")
+    what.add_argument("--check", action="store_true", help="change nothing; fail when a notebook is out of date")
+    parser.add_argument("--timeout", type=int, default=CELL_SECONDS, metavar="S", help="seconds per cell (%(default)s)")
     options = parser.parse_args(arguments)
     try:
         chosen = selected(options.names)
@@ -186,18 +208,21 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     failed = False
     for source in chosen:
-        begin = time.monotonic()
+        begin, problems = time.monotonic(), list[str]()
         try:
             if options.check:
                 problems = check(source)
-                print("\n".join(problems), file=sys.stderr, end="\n" * bool(problems))
-                failed |= bool(problems)
+            elif options.text:
+                target, changed, problems = refresh_text(source)
+                print(f"{target.relative_to(ROOT)}: {'refreshed' if changed else 'up to date'}")
             else:
-                target = build(source, run=not options.no_run, timeout=options.timeout)
+                target = build(source, timeout=options.timeout)
                 print(f"{target.relative_to(ROOT)}: {time.monotonic() - begin:.0f} s")
         except (NotebookError, ValueError) as error:
-            print(error, file=sys.stderr)
-            failed = True
+            problems = [str(error)]
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        failed |= bool(problems)
     return int(failed)
 
 

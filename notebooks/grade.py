@@ -1,17 +1,17 @@
 """Grade a folder of notebooks: `python -m notebooks.grade submissions/*.ipynb`.
 
 Each submission runs in a process of its own, cell by cell, with a time limit for each cell and for all, and (on Linux)
-one for memory. What a cell raises is its own matter; a cell that never ends, fills the memory or kills its process costs
-itself only: the rest is run again without it. Where a check cell stands (or stood), this program's own checker is asked,
-and its answer is the mark: what the submission's outputs say, and what it calls `check`, does not count.
+one for memory. An exception ends the cell that raised it and no other. A cell that never ends, fills the memory or kills
+its process costs only itself: the rest runs again without it. Where a check cell is (or was), this checkout's checker is
+asked, and its answer is the mark. The submission's outputs do not count, and neither does what it calls `check`.
 
 What is guarded against: a `check`, `expect` or any other name redefined in the notebook; functions, classes and modules of
 nanoinfer, and the functions of torch, numpy and builtins, replaced or patched (they are put back before each check); tags
 that were changed or lost; forged messages, unless the submission looks for the secret they carry.
 
-What is not: this is no sandbox. A submission runs with your rights, can read and write your files and the network, and
-code that sets out to deceive a checker inside its own process can do so; a process that leaves its session outlives the
-grading. Run strangers' notebooks in a container.
+What is not guarded against: this is no sandbox. A submission runs with your rights, can read and write your files and the
+network, and code that sets out to deceive a checker inside its process can do so; a process that leaves its session
+outlives the grading. Run strangers' notebooks in a container.
 
 Needs a POSIX system (signals, process groups).
 """
@@ -35,12 +35,12 @@ def points(graded: Graded, exercise: Exercise) -> int:
 
 
 def notes(graded: Graded) -> str:
-    """What a teacher wants to know beside the marks, in one line."""
+    """What a teacher wants to know besides the marks, in one line."""
     ids: dict[str, list[str]] = {}
     for id, outcome in graded.outcomes.items():
         if outcome != "passed":
             ids.setdefault(outcome, []).append(id)
-    return "; ".join([*graded.notes, *(f"{', '.join(own)} {outcome}" for outcome, own in ids.items())])
+    return "; ".join([*graded.notes, *(f"{', '.join(failed)} {outcome}" for outcome, failed in ids.items())])
 
 
 def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False, names: bool = False) -> str:
@@ -71,7 +71,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Graded]) -> None:
-    """One line a submission and exercise: file, notebook, exercise, points, of, outcome, hint; and one for its notes.
+    """One line per submission and exercise: file, notebook, exercise, points, of, outcome, hint; and one for its notes.
     Texts that a spreadsheet would take for a formula begin with an apostrophe."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -97,10 +97,12 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="notebook.ipynb")
-    parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds for a cell (%(default)s)")
-    parser.add_argument("--total", type=float, default=600, metavar="S", help="seconds for a submission (%(default)s)")
-    parser.add_argument("--memory", type=float, default=4, metavar="GIB", help="for a process, on Linux (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="at a time (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds per cell (%(default)s)")
+    parser.add_argument("--total", type=float, default=600, metavar="S", help="seconds per submission (%(default)s)")
+    parser.add_argument("--memory", type=float, default=4, metavar="GIB", help="per process, on Linux (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="submissions at a time (%(default)s)"
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the marks to FILE")
     parser.add_argument("--verbose", action="store_true", help="show each hint, and what cells raise")
     parser.add_argument("--names", action="store_true", help="say what the exercises are")

@@ -1,9 +1,9 @@
 """The exercises as an nbgrader course: `python -m notebooks.to_nbgrader OUTDIR`.
 
 Makes `OUTDIR/source/NAME/NAME.ipynb` for every notebook in `solutions/`, with nbgrader's metadata (schema version 3), and
-`OUTDIR/nbgrader_config.py` where there is none. From there on it is nbgrader's: `generate_assignment`, `autograde`,
+`OUTDIR/nbgrader_config.py` where there is none. From there on nbgrader takes over: `generate_assignment`, `autograde`,
 `generate_feedback`. An exercise's cell is its solution cell; its check is a locked cell with the exercise's points, which
-imports `check` again, whatever the notebook has made of that name.
+imports `check` again, whatever that name means in the notebook by then.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import find
-from notebooks.tools.student import NotebookError, exercise_ids, student_notebook, tags
+from notebooks.tools.files import ROOT, read, set_source, source_of, sources, tags, write
+from notebooks.tools.student import NotebookError, exercise_ids, student_notebook
 from notebooks.tools.tidy import clear_outputs, tidy
-from tests.notebook_sync import ROOT, read, set_source, source_of, sources, write
 
 SCHEMA_VERSION = 3
 CONFIG = '''"""nbgrader's settings for this course."""
@@ -23,7 +23,7 @@ CONFIG = '''"""nbgrader's settings for this course."""
 c = get_config()  # noqa: F821
 
 c.CourseDirectory.course_id = "nanoinfer"
-c.ExecutePreprocessor.timeout = 120  # seconds for a cell
+c.ExecutePreprocessor.timeout = 120  # seconds per cell
 '''
 
 
@@ -42,7 +42,7 @@ def nbgrader_notebook(solution: dict[str, Any], name: str) -> dict[str, Any]:
             cell["metadata"]["nbgrader"] = _metadata(f"exercise-{_dashed(id)}", solution=True)
         checked = exercise_ids(cell, "check")
         if len(checked) > 1:
-            raise NotebookError(f"{name}: one cell checks {', '.join(checked)}; nbgrader gives points to one a cell")
+            raise NotebookError(f"{name}: one cell checks {', '.join(checked)}; nbgrader gives points to one per cell")
         for id in checked:
             cell["metadata"]["nbgrader"] = _metadata(f"check-{_dashed(id)}", points=find(id).points)
             cell["metadata"]["tags"] = [tag for tag in tags(cell) if tag != "raises-exception"]

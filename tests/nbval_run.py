@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from notebooks.build import kernel_environment
-from tests.notebook_sync import ROOT
+from notebooks.tools.files import ROOT
 
 CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.notebook_sync import write
+from notebooks.tools.files import write
 
 CHECKS = '''"""Checks of the made-up notebook 90."""
 

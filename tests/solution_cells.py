@@ -14,7 +14,7 @@ import torch
 from nanoinfer.cache import radix_cache
 from nanoinfer.cache.indices import as_int_array
 from nanoinfer.teaching import Hint, check
-from tests.notebook_sync import read, source_of
+from notebooks.tools.files import read, source_of
 
 SOLUTIONS = Path(__file__).parent.parent / "notebooks" / "solutions"
 

@@ -1,1 +1,1 @@
-"""What `notebooks.build`, `notebooks.grade` and `notebooks.to_nbgrader` are made of."""
+"""The parts of `notebooks.build`, `notebooks.sync`, `notebooks.grade` and `notebooks.to_nbgrader`."""

@@ -1,8 +1,8 @@
-"""The process that runs one submission: cells and checks, in order. Started by `notebooks.tools.submission`, which see.
+"""The process that runs one submission: cells and checks, in order. `notebooks.tools.submission` starts it.
 
 Input, on stdin: one JSON object with `secret`, `result_fd`, `notebook`, `timeout`, `memory` (bytes), `checks` (more folders
-with nbNN.py) and `steps`; when stdin ends, the grader has gone, and so has this process. Output, on `result_fd`: one JSON
-object a line. What the submission prints goes nowhere.
+with nbNN.py) and `steps`; when stdin ends, the grader is gone, and this process ends too. Output, on `result_fd`: one JSON
+object per line. What the submission prints is discarded.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-TEXT = 2000  # characters of a hint or an exception that are told
+TEXT = 2000  # characters of a hint or an exception that are reported
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -23,13 +23,13 @@ class OutOfTime(KeyboardInterrupt):
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_grader, args=[os.dup(0), os.killpg, signal.SIGKILL], daemon=True).start()
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
     resource.setrlimit(resource.RLIMIT_DATA, (job["memory"], job["memory"]))
     results = os.fdopen(job["result_fd"], "w", buffering=1)
     process, getpid = os.getpid(), os.getpid
 
-    def tell(**message: Any) -> None:
+    def report(**message: Any) -> None:
         if getpid() != process:
             os._exit(0)  # a child that the submission has forked
         results.write("\n" + json.dumps({**message, "secret": job["secret"]}) + "\n")
@@ -74,9 +74,9 @@ def main() -> None:
         return {"outcome": "passed", "text": proved if isinstance(proved, str) else ""}
 
     set_timer, set_handler, alarm = signal.setitimer, signal.signal, signal.SIGALRM
-    tell(event="ready")
+    report(event="ready")
     for number, step in job["steps"]:
-        tell(event="start", step=number)
+        report(event="start", step=number)
         set_handler(alarm, too_late)
         outcome: dict[str, str] = {}
         try:
@@ -101,16 +101,16 @@ def main() -> None:
             armed = False
             outcome = {"outcome": "out of memory"}
         set_timer(signal.ITIMER_REAL, 0)
-        tell(event="end", step=number, **outcome)
+        report(event="end", step=number, **outcome)
         if outcome.get("outcome") == "out of memory":
             os._exit(1)  # what fills the memory may live on: begin again without this cell
-    tell(event="done")
+    report(event="done")
     results.close()
     os._exit(0)  # whatever threads the submission has left
 
 
 def _end_with_grader(stdin: int, killpg: Any, kill: int) -> None:
-    """Wait until the grader closes its end of `stdin` (or is no more); then end this process and all it has started."""
+    """Wait until the grader closes its end of `stdin` (or dies); then end this process and all that it started."""
     while os.read(stdin, 1024):
         pass
     killpg(0, kill)

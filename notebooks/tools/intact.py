@@ -1,4 +1,4 @@
-"""Put back what a submission has changed in the modules that its checks rest on."""
+"""Undo what a submission has changed in the modules that its checks rely on."""
 
 import builtins
 import contextlib
@@ -29,12 +29,12 @@ class Intact:
     """A copy of what modules, their classes and their functions hold; `restore` puts it back.
 
     Objects stay the same objects, so that a submission's own references to nanoinfer's classes remain valid. Attributes
-    that came in later stay where they add something (a module's submodules, a method that a class had not); they go
+    that came in later stay where they add something (a module's submodules, a method that a class did not have); they go
     where they would cover something (another name in a module, a special method).
     """
 
     def __init__(self, functions: Iterable[Callable[..., Any]] = ()):
-        """Copy now. `functions`: more of them, which stand in no module's dictionary."""
+        """Copy now. `functions`: more of them, which are in no module's dictionary."""
         self._modules = {name: module for name, module in sys.modules.items() if _is_ours(name)}
         held = [*self._modules.values(), builtins, *(importlib.import_module(name) for name in _OTHERS)]
         self._first = [(names, dict(names)) for names in (vars(builtins), globals())]

@@ -22,7 +22,7 @@ def needed(sources: Sequence[str], wanted: set[int]) -> set[int]:
 
 
 def _names(source: str) -> tuple[set[str], set[str]] | None:
-    """What a cell gives a value or a member to, and what it uses; None when that cannot be told."""
+    """What a cell gives a value or a member to, and what it uses; None when that cannot be known."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of, notebook_of
-from tests.notebook_sync import set_source, source_of
+from notebooks.tools.files import set_source, source_of, tags
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _NEARLY = re.compile(r"#\s*(begin|end)\s+solution", re.IGNORECASE)
@@ -15,11 +15,6 @@ _CALL = re.compile(r"""^\s*check\(\s*["'](\d+\.\d+)["']""", re.MULTILINE)
 
 class NotebookError(ValueError):
     """A notebook that cannot be built: names the notebook and the cell."""
-
-
-def tags(cell: dict[str, Any]) -> list[str]:
-    """A cell's tags."""
-    return [str(tag) for tag in cell.get("metadata", {}).get("tags") or []]
 
 
 def exercise_ids(cell: dict[str, Any], kind: str) -> list[str]:
@@ -80,7 +75,7 @@ def _problems(notebook: dict[str, Any], name: str) -> list[str]:
     for position, cell in enumerate(notebook["cells"], 1):
         here = f"{name}, cell {position}"
         if cell["cell_type"] != "code":
-            problems += [f"{here}: tag {tag} on a cell that is no code" for tag in tags(cell) if _TAG.fullmatch(tag)]
+            problems += [f"{here}: tag {tag} on a cell that is not code" for tag in tags(cell) if _TAG.fullmatch(tag)]
             continue
         source = source_of(cell)
         problems += _block_problems(source, exercise_ids(cell, "exercise"), here)
@@ -112,9 +107,9 @@ def _block_problems(source: str, ids: list[str], here: str) -> list[str]:
     lines = [line.strip() for line in source.split("\n")]
     marks = [line for line in lines if line in (BEGIN, END)]
     if stray := next((line for line in lines if line not in marks and _NEARLY.search(line)), None):
-        return [f"{here}: `{stray}` is no line {BEGIN} or {END}: students would see what it marks"]
+        return [f"{here}: `{stray}` is not a line {BEGIN} or {END}: students would see what it marks"]
     if len(ids) > 1:
-        return [f"{here}: holds several exercises ({', '.join(ids)}): one a cell"]
+        return [f"{here}: holds several exercises ({', '.join(ids)}): must be one per cell"]
     if marks and not ids:
         return [f"{here}: a solution block, but no tag exercise-N.M"]
     if ids and not marks:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.teaching.exercises import exercises_of
+from notebooks.tools.files import ROOT, NoNotebook, read
 from notebooks.tools.steps import Step, plan
-from tests.notebook_sync import ROOT, NoNotebook, read
 
 GRACE = 3.0  # seconds that a step has, after its time, to stop by itself
 START_SECONDS = 120.0  # for a process to import everything, on a machine that is busy
@@ -218,7 +218,7 @@ def printable(text: str) -> str:
 def worker_environment(folder: str) -> dict[str, str]:
     """One thread, no network, nothing of the user's IPython, and nanoinfer from this checkout; modules never from
     `folder`, where the submission works."""
-    own = {
+    settings = {
         "PYTHONPATH": str(ROOT),
         "PYTHONSAFEPATH": "1",
         "IPYTHONDIR": folder,
@@ -226,4 +226,4 @@ def worker_environment(folder: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
     }
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**os.environ, **own, **threads, "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **settings, **threads, "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"}

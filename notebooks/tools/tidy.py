@@ -1,4 +1,4 @@
-"""What a committed notebook looks like: nothing in it that changes from run to run or tells of the machine it ran on."""
+"""What a committed notebook looks like: nothing in it changes from run to run or reveals the machine it ran on."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.notebook_sync import ROOT, set_source, source_of
+from notebooks.tools.files import ROOT, set_source, source_of
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -71,7 +71,7 @@ def tidy_outputs(notebook: dict[str, Any]) -> None:
 
 
 def output_problems(notebook: dict[str, Any], name: str) -> list[str]:
-    """What must not be committed: absolute paths, memory addresses, widgets, text on stderr; a message each."""
+    """What must not be committed: absolute paths, memory addresses, widgets, text on stderr; one message for each."""
     problems = []
     for position, cell in enumerate(notebook["cells"], 1):
         here = f"{name}, cell {position}"

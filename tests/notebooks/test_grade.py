@@ -13,11 +13,11 @@ import pytest
 
 from nanoinfer.teaching import checks
 from notebooks.grade import main, notes, points
+from notebooks.tools.files import ROOT
 from notebooks.tools.needed import needed
 from notebooks.tools.steps import plan
 from notebooks.tools.student import student_notebook
 from notebooks.tools.submission import Graded, grade
-from tests.notebook_sync import ROOT
 from tests.sample_series import SOLUTIONS, code, notebook, save, save_checks, series
 
 TITLES = ["90.1", "90.2", "90.3"]
@@ -387,7 +387,7 @@ class TestCommand:
         out = capsys.readouterr().out
         assert out.splitlines()[1].split(maxsplit=1) == [
             "=cmd()???[2J.ipynb",
-            "cannot be read: is no notebook of format 4 (format 3: open and save it in Jupyter)",
+            "cannot be read: is not a notebook of format 4 (format 3: open and save it in Jupyter)",
         ]
         with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
             (row,) = csv.DictReader(file)

@@ -18,8 +18,8 @@ from nanoinfer.teaching import checks
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import kernel_environment
 from notebooks.to_nbgrader import export, main, nbgrader_notebook
+from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import NotebookError, number_of
-from tests.notebook_sync import ROOT, read, source_of, sources
 from tests.sample_series import code, save, save_checks, series
 
 SOLUTIONS = [path for path in sources(ROOT) if path.parent.name == "solutions"]

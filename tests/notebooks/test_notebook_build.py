@@ -1,5 +1,9 @@
 """From a notebook with solutions to the student's notebook, run and tidy."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,12 +11,24 @@ from typing import Any
 import pytest
 
 from nanoinfer.teaching import checks
-from notebooks.build import build, check, main, selected
-from notebooks.tools.student import NotebookError, student_notebook, tags
+from notebooks.build import build, check, main, refresh_text, selected
+from notebooks.tools.files import ROOT, read, source_of, tags, write
+from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import output_problems, tidy, tidy_outputs
 from tests.nbval_run import nbval
-from tests.notebook_sync import ROOT, read, source_of
 from tests.sample_series import PACKAGE, SOLUTIONS, code, markdown, notebook, save, save_checks, series
+
+BOX = '''"""A made-up module."""
+
+LIMIT = 3
+
+
+class Box:
+    """A box."""
+
+    def size(self) -> int:
+        return LIMIT
+'''
 
 
 @pytest.fixture(autouse=True)
@@ -52,13 +68,13 @@ class TestStudentNotebook:
         assert source_of(content["cells"][2]) == solution, "the solution is left alone"
         assert tags(content["cells"][3]) == ["check-90.1"]
 
-    def test_what_does_not_fit_together_is_told_with_its_cell(self) -> None:
+    def test_what_does_not_fit_together_is_named_with_its_cell(self) -> None:
         block = SOLUTIONS["90.1"]
         content = series({"90.1": "def lowest(): ...", "90.2": SOLUTIONS["90.2"].replace("### END SOLUTION", "")})
         content["cells"].append(code(block))
         content["cells"][3]["metadata"] = {}
-        told = problems(content).splitlines()
-        assert told == [
+        found = problems(content).splitlines()
+        assert found == [
             "90_sample, cell 3: exercise 90.1 has no solution block (### BEGIN SOLUTION ... ### END SOLUTION)",
             "90_sample, cell 4: checks 90.1, but its tags check- say nothing",
             "90_sample, cell 5: ### BEGIN SOLUTION and ### END SOLUTION do not match",
@@ -69,10 +85,10 @@ class TestStudentNotebook:
     @pytest.mark.parametrize(
         "sloppy", ["### Begin Solution", "###BEGIN SOLUTION", "### BEGIN SOLUTION:", "x = 1 # BEGIN SOLUTION"]
     )
-    def test_a_mark_that_would_not_be_found_is_told(self, sloppy: str) -> None:
+    def test_a_mark_that_would_not_be_found_is_refused(self, sloppy: str) -> None:
         content = series({"90.1": f"{SOLUTIONS['90.1']}\n    {sloppy}\n    secret = 3"})
         assert problems(content) == (
-            f"90_sample, cell 3: `{sloppy}` is no line ### BEGIN SOLUTION or ### END SOLUTION: "
+            f"90_sample, cell 3: `{sloppy}` is not a line ### BEGIN SOLUTION or ### END SOLUTION: "
             "students would see what it marks"
         )
 
@@ -81,14 +97,14 @@ class TestStudentNotebook:
         content["cells"] += [code(SOLUTIONS["90.1"], "exercise-90.1"), code(SOLUTIONS["90.1"], "exercise-90.9")]
         content["cells"] += [code('check("4.1", globals())', "check-4.1"), markdown("?")]
         content["cells"][-1]["metadata"]["tags"] = ["exercise-90.1"]
-        told = problems(content)
-        assert "cell 9: exercise-90.1 is there already, in cell 3" in told
-        assert "cell 10: exercise-90.9 has no checker (checks of notebook 90: 90.1, 90.2, 90.3)" in told
-        assert "cell 10: exercise 90.9 has no check cell" in told
-        assert "cell 11: check-4.1 is not of notebook 90" in told
-        assert "cell 12: tag exercise-90.1 on a cell that is no code" in told
+        found = problems(content)
+        assert "cell 9: exercise-90.1 is there already, in cell 3" in found
+        assert "cell 10: exercise-90.9 has no checker (checks of notebook 90: 90.1, 90.2, 90.3)" in found
+        assert "cell 10: exercise 90.9 has no check cell" in found
+        assert "cell 11: check-4.1 is not of notebook 90" in found
+        assert "cell 12: tag exercise-90.1 on a cell that is not code" in found
 
-    def test_an_exercise_that_the_notebook_leaves_out_is_told(self) -> None:
+    def test_an_exercise_that_the_notebook_leaves_out_is_named(self) -> None:
         content = series()
         del content["cells"][6:8]
         assert problems(content) == "90_sample: no cell has the tag exercise-90.3"
@@ -97,9 +113,9 @@ class TestStudentNotebook:
         content = series()
         content["cells"].insert(2, content["cells"].pop(3))
         content["cells"].append(code(SOLUTIONS["90.1"], "exercise-90.4", "exercise-90.5"))
-        told = problems(content)
-        assert "cell 3: check 90.1 comes before its exercise" in told
-        assert "cell 9: holds several exercises (90.4, 90.5): one a cell" in told
+        found = problems(content)
+        assert "cell 3: check 90.1 comes before its exercise" in found
+        assert "cell 9: holds several exercises (90.4, 90.5): must be one per cell" in found
 
     def test_the_name_has_a_number(self) -> None:
         assert "begins with its number" in problems(series(), "sample")
@@ -174,7 +190,7 @@ class TestBuild:
     """`python -m notebooks.build`."""
 
     @pytest.fixture
-    def _users_own_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _the_users_configuration(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of IPython, with a startup file that changes what cells say; of Jupyter, with another kernel `python3`."""
         startup = tmp_path / "ipython" / "profile_default" / "startup" / "mine.py"
         startup.parent.mkdir(parents=True)
@@ -187,7 +203,7 @@ class TestBuild:
         monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
         monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
 
-    @pytest.mark.usefixtures("_users_own_configuration")
+    @pytest.mark.usefixtures("_the_users_configuration")
     def test_a_build_from_source_to_committed_form(self, root: Path, checks_folder: Path) -> None:
         nbformat = pytest.importorskip("nbformat")
         pytest.importorskip("ipykernel")
@@ -210,8 +226,8 @@ class TestBuild:
         ]
         assert outputs[3] == [["a\n", "notebooks\n"], {"text/plain": ["2"]}]
         assert outputs[6] == [["90.1: not written yet.\n"]]
-        (told,) = made["cells"][5]["outputs"]
-        assert told["traceback"] == ["NotWritten: 90.1 The lowest first: not written yet."]
+        (hint,) = made["cells"][5]["outputs"]
+        assert hint["traceback"] == ["NotWritten: 90.1 The lowest first: not written yet."]
         assert [cell["execution_count"] for cell in made["cells"] if cell["cell_type"] == "code"] == list(range(1, 11))
         assert "return self._rows.available_size()" in source_of(made["cells"][2])
         assert "return self._rows.available_size()" in source_of(read(source)["cells"][2]), (
@@ -221,7 +237,7 @@ class TestBuild:
 
         first, written = target.read_text(), source.read_text()
         assert check(source, root) == []
-        build(source, root, run=False)
+        assert refresh_text(source, root) == (target, False, [])
         assert (target.read_text(), source.read_text()) == (first, written), "nothing changed, so nothing changes"
 
         again = nbval(target)
@@ -233,7 +249,7 @@ class TestBuild:
 
     def test_a_notebook_without_exercises_is_its_own_source(self, root: Path) -> None:
         path = save(root / "notebooks" / "demos", "chat.ipynb", notebook(code(PACKAGE)))
-        assert build(path, root, run=False) == path
+        assert refresh_text(path, root) == (path, True, [])
         assert "def alloc(self, need_size" in source_of(read(path)["cells"][0])
 
     def test_a_failing_cell_is_named_and_nothing_is_written(self, root: Path) -> None:
@@ -247,16 +263,20 @@ class TestBuild:
             build(path, root, timeout=1)
         assert path.read_text() == before.replace("1 / 0", "while True: pass")
 
-    def test_check_tells_what_is_out_of_date(self, root: Path) -> None:
+    def test_check_says_what_is_out_of_date_and_how_to_mend_it(self, root: Path) -> None:
         source = save(root / "notebooks" / "solutions", "90_sample.ipynb", series())
-        assert check(source, root) == ["90_sample.ipynb: has not been built from solutions/90_sample.ipynb"]
-        target = build(source, root, run=False)
+        again = "python -m notebooks.build 90_sample"
+        assert check(source, root) == [f"90_sample.ipynb: has not been built from solutions/90_sample.ipynb: {again}"]
+        target, _, _ = refresh_text(source, root)
         assert check(source, root) == []
         text = target.read_text()
         target.write_text(text.replace("Which goes first?", "Which goes last?"))
-        assert check(source, root) == ["90_sample.ipynb, cell 1: is not what its source gives: build it again"]
+        seconds = "python -m notebooks.build --text"
+        assert check(source, root) == [f"90_sample.ipynb, cell 1: is not what its source gives: {seconds}"]
+        target.write_text(text.replace("def twice(number)", "def twice(n)"))
+        assert check(source, root) == [f"90_sample.ipynb, cell 5: is not what its source gives: {again}"]
         save(root / "notebooks", "90_sample.ipynb", notebook())
-        assert check(source, root) == ["90_sample.ipynb: has 0 cells instead of 8: build it again"]
+        assert check(source, root) == [f"90_sample.ipynb: has 0 cells instead of 8: {again}"]
 
     def test_notebooks_are_chosen_by_number_name_or_path(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         first = save(root / "notebooks", "00_start.ipynb", notebook())
@@ -270,3 +290,107 @@ class TestBuild:
         with pytest.raises(SystemExit):
             main(["nonsense"])
         assert "there is no notebook 'nonsense'" in capsys.readouterr().err
+
+
+class TestText:
+    """`python -m notebooks.build --text`: the text is the package's again, and every output stays."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        """A project with a package that can be changed, and notebook 90 as an earlier run left it."""
+        (tmp_path / "nanoinfer").symlink_to(ROOT / "nanoinfer")
+        (tmp_path / "pack").mkdir()
+        (tmp_path / "pack" / "box.py").write_text(BOX)
+        content = series()
+        content["cells"].insert(2, code("# in pack/box.py\nclass Box: ..."))
+        content["cells"].insert(3, code("print(Box().size())"))
+        source = save(tmp_path / "notebooks" / "solutions", "90_sample.ipynb", content)
+        target, _, _ = refresh_text(source, tmp_path)
+        made = read(target)
+        for count, cell in enumerate((cell for cell in made["cells"] if cell["cell_type"] == "code"), 1):
+            cell["execution_count"] = count
+        made["cells"][3]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["3\n"]}]
+        write(target, made)
+        return tmp_path
+
+    @staticmethod
+    def paths(root: Path) -> tuple[Path, Path]:
+        return root / "notebooks" / "solutions" / "90_sample.ipynb", root / "notebooks" / "90_sample.ipynb"
+
+    def test_a_changed_docstring_and_a_new_method_reach_both_notebooks_and_outputs_stay(self, root: Path) -> None:
+        source, target = self.paths(root)
+        before = read(target)
+        method = "    def lid(self) -> bool:\n        return True\n"
+        (root / "pack" / "box.py").write_text(BOX.replace("A box.", "A box with a lid.") + f"\n{method}")
+        (problem,) = check(source, root)
+        assert problem.endswith("cell 3: is not what its source gives: python -m notebooks.build --text")
+        assert refresh_text(source, root) == (target, True, [])
+        assert check(source, root) == []
+        after = read(target)
+        for made in (after, read(source)):
+            assert "A box with a lid." in source_of(made["cells"][2])
+            assert "def lid" in source_of(made["cells"][2])
+        for cell, old in zip(after["cells"], before["cells"], strict=True):
+            assert cell.get("outputs") == old.get("outputs")
+            assert cell.get("execution_count") == old.get("execution_count")
+
+    def test_imports_and_comments_may_change_above_an_output(self, root: Path) -> None:
+        source, target = self.paths(root)
+        content = read(source)
+        content["cells"][3]["source"] = "import math\n\n# how many\nprint(Box().size( ))"
+        write(source, content)
+        assert refresh_text(source, root) == (target, True, [])
+        assert read(target)["cells"][3]["outputs"][0]["text"] == ["3\n"]
+
+    def test_a_new_package_cell_moves_the_counts_of_those_behind_it(self, root: Path) -> None:
+        source, target = self.paths(root)
+        content = read(source)
+        content["cells"].insert(2, code("# in pack/box.py\nLIMIT = 0"))
+        write(source, content)
+        assert refresh_text(source, root) == (target, True, [])
+        made = [cell for cell in read(target)["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in made] == list(range(1, len(made) + 1))
+        assert [len(cell["outputs"]) for cell in made][:4] == [0, 0, 0, 1]
+
+    def test_a_cell_with_other_code_loses_its_output_and_is_named(self, root: Path) -> None:
+        source, target = self.paths(root)
+        content = read(source)
+        content["cells"][3]["source"] = "print(Box().size() + 1)"
+        content["cells"].append(code("print(1)"))
+        write(source, content)
+        _, _, stale = refresh_text(source, root)
+        run = "run it: python -m notebooks.build 90_sample"
+        assert stale == [
+            f"90_sample.ipynb, cell 4: its code has changed, so its output is gone; {run}",
+            f"90_sample.ipynb, cell 11: is new; {run}",
+        ]
+        assert read(target)["cells"][3]["outputs"] == []
+        assert read(target)["cells"][3]["execution_count"] is None
+
+    def test_the_command_that_a_failure_names_mends_it(self, tmp_path: Path) -> None:
+        """In a copy of this project, with one notebook."""
+        for folder in ("nanoinfer", "notebooks"):
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
+        content = notebook(code("# in nanoinfer/model/input_metadata.py\nclass ForwardMode: ..."), code("print(3)"))
+        content["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["3\n"]}]
+        path, file = save(tmp_path / "notebooks", "00_modes.ipynb", content), "nanoinfer/model/input_metadata.py"
+
+        def command(line: str) -> "subprocess.CompletedProcess[str]":
+            arguments = [sys.executable, *line.split()[1:]]
+            environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+            return subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+        assert command("python -m notebooks.build --text").returncode == 0
+        text = (tmp_path / file).read_text()
+        changed = text.replace('class ForwardMode(Enum):\n    """', 'class ForwardMode(Enum):\n    """Changed. ')
+        assert changed != text
+        (tmp_path / file).write_text(changed)
+        failed = command("python -m notebooks.sync")
+        assert failed.returncode == 1
+        assert "ForwardMode" in failed.stderr
+        done = command(failed.stderr.splitlines()[-1].rpartition(": ")[2])
+        assert done.returncode == 0, done.stderr
+        assert command("python -m notebooks.sync").returncode == 0
+        assert command("python -m notebooks.build --check").returncode == 0
+        assert "Changed. " in source_of(read(path)["cells"][0])
+        assert read(path)["cells"][1]["outputs"] == content["cells"][1]["outputs"]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import notebook_sync
-from tests.notebook_sync import CORE, NOT_TAUGHT, ROOT, coverage, main, read, source_of, sources, sync
-from tests.package_cells import CellError, package_cell
+from notebooks import sync as notebook_sync
+from notebooks.sync import CORE, NOT_TAUGHT, REFRESH, coverage, main, sync
+from notebooks.tools.files import ROOT, read, source_of, sources, tags
+from notebooks.tools.package_cells import CellError, package_cell
 from tests.sample_series import code, markdown, notebook, save
 
 PACKAGE = '''"""A made-up module."""
@@ -65,6 +66,11 @@ class Bare:
 
 
 def _private() -> None: ...
+
+
+REGISTRY.update(
+    {"half": half},  # by name
+)
 '''
 
 
@@ -103,6 +109,10 @@ class TestCells:
         assert text(root, "'x'") == '"""A made-up module."""'
         wanted = part("import math", "import dataclass")
         assert text(root, "import math\nfrom dataclasses import dataclass") == wanted
+
+    def test_a_call_is_found_by_what_it_calls(self, root: Path) -> None:
+        assert text(root, "REGISTRY.update(...)") == part("REGISTRY.update", "# by name\n)")
+        assert text(root, "LIMIT = 0\nREGISTRY.update({})").endswith("# counted from 1\n" + part("REGISTRY", "\n)"))
 
     def test_a_whole_class(self, root: Path) -> None:
         whole = part("@dataclass", "_hidden(self) -> None: ...")
@@ -156,7 +166,7 @@ class TestCells:
             "# in pack/box.py\ndef half(): ...\n# in nanoinfer/batch.py\nclass Batch: ...",
         ],
     )
-    def test_a_mark_that_is_not_the_first_line_is_told(self, root: Path, cell: str) -> None:
+    def test_a_mark_that_is_not_the_first_line_is_refused(self, root: Path, cell: str) -> None:
         with pytest.raises(CellError, match="has one such line, its first"):
             package_cell(cell, root)
 
@@ -177,12 +187,13 @@ class TestCells:
             ("# in pack/box.py\n@extend(Third)\ndef add(): ...", "has no class Third"),
             ("# in pack/box.py\nTHIRD = 3", "THIRD is there nowhere"),
             ("# in pack/box.py\nimport os", "`import os` is there nowhere"),
-            ("# in pack/box.py\nprint(half(3))", r"`print\(half\(3\)\)` is none of its definitions"),
+            ("# in pack/box.py\nprint(half(3))", r"`print\(\.\.\.\)` is there nowhere"),
+            ("# in pack/box.py\nwith half(3): ...", r"`with half\(3\):` is none of its definitions"),
             ("# in pack/box.py\ndef half(:", "line 2 of the cell"),
             ("# in pack/box.py\n", "names no definition"),
         ],
     )
-    def test_what_cannot_be_filled_in_is_told(self, root: Path, cell: str, message: str) -> None:
+    def test_what_cannot_be_filled_in_is_refused(self, root: Path, cell: str, message: str) -> None:
         with pytest.raises(CellError, match=message):
             package_cell(cell, root)
 
@@ -199,10 +210,11 @@ class TestSync:
         path = save(root / "notebooks" / "solutions", "04_box.ipynb", content)
         before = path.read_text()
         assert main([]) == 1
-        told = capsys.readouterr().err
-        assert "notebooks/solutions/04_box.ipynb, cell 2: half differs from pack/box.py" in told
-        assert "-def half(number): ..." in told
-        assert "+    return number // 2  # rounded down" in told
+        printed = capsys.readouterr().err
+        assert "notebooks/solutions/04_box.ipynb, cell 2: half differs from pack/box.py" in printed
+        assert "-def half(number): ..." in printed
+        assert "+    return number // 2  # rounded down" in printed
+        assert printed.endswith("python -m notebooks.build --text\n"), "the command that mends it comes last"
         assert path.read_text() == before
         assert main(["--write"]) == 0
         assert main([]) == 0
@@ -222,10 +234,10 @@ class TestSync:
         assert sources[0] == "# in pack/box.py\ndef third(): ..."
         assert "rounded down" in sources[1]
 
-    def test_what_is_no_notebook_is_told(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_is_no_notebook_is_an_error(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (root / "bad.ipynb").write_text("{}")
         assert main([str(root / "bad.ipynb")]) == 1
-        assert "bad.ipynb: is no notebook" in capsys.readouterr().err
+        assert "bad.ipynb: is not a notebook" in capsys.readouterr().err
 
     def test_generated_notebooks_are_no_sources(self, root: Path) -> None:
         folder = root / "notebooks"
@@ -243,14 +255,145 @@ class TestSync:
         nbformat.validate(json.loads(path.read_text()))
 
 
+class TestWhatMoves:
+    """The package changes under the notebooks: what follows by itself, and what is said where a person has to act."""
+
+    def test_a_cell_follows_its_definitions_into_another_file(self, root: Path) -> None:
+        (root / "pack" / "half.py").write_text(part("# Above the function", "# rounded down"))
+        (root / "pack" / "box.py").write_text(PACKAGE.replace(part("# Above the function", "# rounded down"), ""))
+        content = notebook(
+            code("# in pack/box.py\ndef half(): ..."), code("# in pack/gone.py\n@extend(Box)\ndef add(): ...")
+        )
+        result = sync(content, "a", root)
+        assert result.broken == []
+        assert [source_of(cell).splitlines()[0] for cell in content["cells"]] == [
+            "# in pack/half.py",
+            "# in pack/box.py",
+        ]
+        assert result.shown == {"pack/half.py:half", "pack/box.py:Box.add"}
+
+    def test_a_cell_of_which_a_part_has_moved_is_to_be_divided(self, root: Path) -> None:
+        (root / "pack" / "more.py").write_text("Third = 3\n")
+        content = notebook(code("# in pack/box.py\ndef half(): ...\nThird = 3"))
+        (problem,) = sync(content, "a", root).broken
+        assert problem.startswith("a, cell 1: pack/box.py: Third is there nowhere; it is in pack/more.py")
+        assert "a cell of its own" in problem
+
+    def test_two_files_with_the_name_leave_the_choice_to_the_writer(self, root: Path) -> None:
+        for name in ("one", "two"):
+            (root / "pack" / f"{name}.py").write_text("def third() -> None: ...\n")
+        (problem,) = sync(notebook(code("# in pack/box.py\ndef third(): ...")), "a", root).broken
+        assert "it is in pack/one.py and pack/two.py: mark the cell with the one you mean" in problem
+
+    def test_a_name_that_is_gone(self, root: Path) -> None:
+        (problem,) = sync(notebook(code("# in pack/box.py\ndef third(): ...")), "a", root).broken
+        assert problem.endswith("no file of pack/ defines third: rename it in the cell, or take it out")
+
+    def test_a_class_shown_whole_gains_a_method(self, root: Path) -> None:
+        content = notebook(
+            code("# in pack/box.py\nclass Bare: ..."), code("# in pack/box.py\nclass Box:\n    def add(): ...")
+        )
+        sync(content, "a", root)
+        assert [tags(cell) for cell in content["cells"]] == [["whole-Bare"], []]
+        third = "    def third(self) -> int:\n        return 3\n"
+        changed = PACKAGE.replace("        return 2\n", f"        return 2\n\n{third}")
+        changed = changed.replace("    def _hidden", f"{third}\n    def _hidden")
+        (root / "pack" / "box.py").write_text(changed)
+        result = sync(content, "a", root)
+        assert "pack/box.py:Bare.third" in result.shown
+        assert "pack/box.py:Box.third" not in result.shown
+        assert source_of(content["cells"][0]).endswith("return 3")
+        (root / "pack" / "box.py").write_text(PACKAGE)
+        assert sync(content, "a", root).broken == [], "and loses it again"
+        assert source_of(content["cells"][0]).endswith("return 2")
+
+    def test_a_method_that_is_gone_is_answered_with_those_there_are(self, root: Path) -> None:
+        (problem,) = sync(notebook(code("# in pack/box.py\n@extend(Bare)\ndef add(): ...")), "a", root).broken
+        assert problem == (
+            "a, cell 1: pack/box.py: Bare.add is there nowhere: take it out, or show another in its place "
+            "(Bare has first, second, and pack/box.py a method add)"
+        )
+
+    @pytest.fixture
+    def _package(self, root: Path) -> None:
+        """Something to import; importing it would raise."""
+        package = root / "nanoinfer" / "cache"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("from nanoinfer.cache.tree import Tree\n")
+        (package / "tree.py").write_text("raise SystemExit\nclass Tree: ...\nLIMIT: int = 3\n")
+        (package / "leaf.py").write_text("class Leaf: ...\ndef both(): ...\n")
+        (package / "other.py").write_text("def both(): ...\n")
+
+    @pytest.mark.usefixtures("_package")
+    def test_imports_follow_what_they_import(self, root: Path) -> None:
+        right = """import math
+from nanoinfer.cache import Tree, tree
+from nanoinfer.cache.tree import LIMIT
+import nanoinfer.cache.tree"""
+        moved = """from nanoinfer.pools import Tree as Radix
+if True:
+    from nanoinfer.cache.tree import Leaf, LIMIT
+x = 1"""
+        content = notebook(code(right), code(moved), code("%timeit 1"))
+        result = sync(content, "a", root)
+        assert result.broken == []
+        (message,) = result.refreshed
+        assert message.startswith("a, cell 2: imports from where definitions were\n")
+        assert source_of(content["cells"][0]) == right
+        assert (
+            source_of(content["cells"][1])
+            == """from nanoinfer.cache.tree import Tree as Radix
+if True:
+    from nanoinfer.cache.leaf import Leaf
+    from nanoinfer.cache.tree import LIMIT
+x = 1"""
+        )
+
+    @pytest.mark.usefixtures("_package")
+    def test_imports_of_what_is_gone_or_in_two_places(self, root: Path) -> None:
+        wrong = """from nanoinfer.cache.tree import Twig
+from nanoinfer.cache.tree import both
+import nanoinfer.gone
+import math; from nanoinfer.cache.leaf import Tree"""
+        assert sync(notebook(code(wrong)), "a", root).broken == [
+            "a, cell 1: `from nanoinfer.cache.tree import Twig` fails: no file of nanoinfer/ defines it",
+            "a, cell 1: `from nanoinfer.cache.tree import both` fails: it is in nanoinfer/cache/leaf.py and "
+            "nanoinfer/cache/other.py",
+            "a, cell 1: there is no module nanoinfer.gone",
+            "a, cell 1: `from nanoinfer.cache.leaf import Tree` fails: it is in nanoinfer/cache/tree.py",
+        ]
+
+
 class TestCoverage:
     """Everything public is shown, or it is said why not."""
 
     def test_what_is_neither_shown_nor_excused(self, root: Path) -> None:
         cells = [code("# in pack/box.py\nclass Box:\n    def add(): ..."), code("# in pack/box.py\nclass Bare: ...")]
-        _, shown = sync(notebook(*cells), "a", root)
-        told = coverage(shown, ["pack/box.py"], {"pack/box.py:half": "it is easy"}, root)
-        assert [line.split(": ")[0] for line in told] == ["pack/box.py:Box.empty", "pack/box.py:Box.size"]
+        shown = sync(notebook(*cells), "a", root).shown
+        problems = coverage(shown, ["pack/box.py"], {"pack/box.py:half": "it is easy"}, root)
+        assert [line.split(": ")[0] for line in problems] == ["pack/box.py:Box.empty", "pack/box.py:Box.size"]
+
+    def test_both_ways_out_are_named(self, root: Path) -> None:
+        problems = coverage({"pack/box.py:Box"}, ["pack/box.py"], {}, root)
+        (method,) = [line for line in problems if line.startswith("pack/box.py:Box.size: ")]
+        for words in ("`# in pack/box.py`", "`@extend(Box)`", "`def size(): ...`", REFRESH, "NOT_TAUGHT"):
+            assert words in method
+        assert any("`def half(): ...`" in line for line in problems)
+        assert any("`class Bare: ...`" in line for line in problems)
+
+    def test_an_excuse_covers_a_class_with_its_methods_or_a_file(self, root: Path) -> None:
+        problems = coverage(set(), ["pack/box.py"], {"pack/box.py:Box": "why"}, root)
+        assert {line.split(":")[1] for line in problems} == {"half", "Bare", "Bare.first", "Bare.second"}
+        assert coverage(set(), ["pack/box.py"], {"pack/box.py": "why"}, root) == []
+
+    def test_a_folder_stands_for_its_files(self, root: Path) -> None:
+        (root / "pack" / "more.py").write_text("def third() -> None: ...\n")
+        problems = coverage(set(), ["pack"], {"pack/box.py": "why"}, root)
+        assert [line.split(": ")[0] for line in problems] == ["pack/more.py:third"]
+
+    def test_a_core_file_that_is_gone(self, root: Path) -> None:
+        (problem,) = coverage(set(), ["pack/gone.py"], {}, root)
+        assert problem == "pack/gone.py: no such file, but CORE in notebooks/sync.py names it"
 
     def test_excuses_must_be_needed_exist_and_give_a_reason(self, root: Path) -> None:
         shown = {f"pack/box.py:{name}" for name in ("Box", "Box.add", "Box.size", "Box.empty", "half", "Bare")}
@@ -265,11 +408,12 @@ class TestCoverage:
 
 @pytest.mark.parametrize("path", sources(ROOT), ids=lambda path: path.stem)
 def test_the_package_cells_of_the_notebooks_are_the_packages_text(path: Path) -> None:
-    problems, _ = sync(read(path), path.stem, ROOT)
-    assert not problems, "\n\n".join(problems)
+    result = sync(read(path), path.stem, ROOT)
+    how = [f"To refresh these cells, in seconds and without running any: {REFRESH}"] if result.refreshed else []
+    assert not result.broken + result.refreshed, "\n\n".join(result.broken + result.refreshed + how)
 
 
 def test_between_them_the_notebooks_show_every_public_definition_of_the_core() -> None:
-    shown = {name for path in sources(ROOT) for name in sync(read(path), path.stem, ROOT)[1]}
+    shown = {name for path in sources(ROOT) for name in sync(read(path), path.stem, ROOT).shown}
     problems = coverage(shown, CORE, NOT_TAUGHT, ROOT)
     assert not problems, "\n".join(problems)

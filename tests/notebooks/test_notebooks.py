@@ -14,11 +14,11 @@ import pytest
 
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import built_path, check
-from notebooks.tools.student import checked_ids, number_of, tags
+from notebooks.tools.files import ROOT, read, source_of, sources, tags
+from notebooks.tools.student import checked_ids, number_of
 from notebooks.tools.submission import Graded, grade
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy
 from tests.nbval_run import CELL_SECONDS, NOTEBOOK_SECONDS, nbval
-from tests.notebook_sync import ROOT, read, source_of, sources
 
 SOURCES = sources(ROOT)
 BUILT = [built_path(source) for source in SOURCES]
@@ -78,16 +78,17 @@ def test_every_stub_fails(path: Path, runs: Runs) -> None:
     result = runs["graded quickly", path].result()
     assert result.notes == []
     assert set(result.outcomes.values()) == {"not written"}, result
-    told = {}
+    raised = {}
     for cell in read(path)["cells"]:
         if cell["cell_type"] == "code" and (ids := checked_ids(source_of(cell))):
-            told |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
-    assert told == {id: ["NotWritten"] for id in result.outcomes}, "and the notebook as committed says so"
+            raised |= {id: [output.get("ename") for output in cell["outputs"]] for id in ids}
+    assert raised == {id: ["NotWritten"] for id in result.outcomes}, "and the notebook as committed says so"
 
 
 @every(SOURCES)
 def test_a_notebook_is_what_its_source_gives(path: Path) -> None:
-    assert check(path) == []
+    problems = check(path)
+    assert not problems, "\n".join(problems)
 
 
 @every(SOURCES)

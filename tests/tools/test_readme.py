@@ -1,21 +1,72 @@
-"""README's Python code runs."""
+"""The Python code in the READMEs runs, their links lead somewhere, and the animation can be drawn again."""
 
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from PIL import ImageColor
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent.parent / "README.md").read_text(), re.DOTALL)
+from nanoinfer.trace import Trace
+from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
+
+ROOT = Path(__file__).parent.parent.parent
+READMES = ("README.md", "nanoinfer/README.md", "notebooks/README.md", "data/README.md", "data/bench/README.md")
+TESTED = ("README.md", "nanoinfer/README.md")
+BLOCKS = [
+    pytest.param(code, id=f"{name}, block {number}")
+    for name in TESTED
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL), 1)
+]
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
+@pytest.mark.parametrize("code", BLOCKS)
 def test_a_code_block_runs_as_it_stands(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
-    exec(compile(BLOCKS[number], f"README.md, Python block {number}", "exec"), {"__name__": "__main__"})
+    exec(compile(code, "a README's Python block", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out, "a block shows something"
 
 
 def test_the_blocks_are_found() -> None:
-    assert len(BLOCKS) >= 2
+    assert len(BLOCKS) >= 5
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_lead_to_files_and_headings(name: str) -> None:
+    text = (ROOT / name).read_text()
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        there = (ROOT / name).parent / path if path else ROOT / name
+        assert there.exists(), link
+        headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [
+            re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
+        ]
+
+
+def test_files_that_the_guide_to_the_package_names_exist() -> None:
+    package = ROOT / "nanoinfer"
+    names = set(re.findall(r"(?<![\w./])((?:\w+/)*\w+(?:\.py|/))(?![\w*])", (package / "README.md").read_text()))
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not (package / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_animation_of_the_example_can_be_drawn_again() -> None:
+    spec = spec_from_file_location("make_animation", ROOT / "data" / "trace" / "make_animation.py")
+    assert spec is not None
+    assert spec.loader is not None
+    animation = module_from_spec(spec)
+    spec.loader.exec_module(animation)
+    trace = Trace.load(ROOT / "data" / "trace" / "example.json")
+    event, state = next((event, state) for event, state in trace.states() if event.step == 20)
+    image = animation.frame(trace, event, state, most_nodes=9)
+    colours = {colour for _, colour in image.getcolors(1 << 24)}
+    drawn = {"tree": ROLES["tree_locked"], "request 2": owner_style("request 2", 2), "DECODE": PHASE_STYLES["decode"]}
+    assert [name for name, style in drawn.items() if ImageColor.getrgb(style.face) not in colours] == []
