@@ -87,7 +87,7 @@ def test_statuses_of_phase_two() -> None:
     _, _, executor = aclnn_advance_step_get_workspace_size(**arguments)
     small = torch.empty(4, dtype=torch.uint8)
     before = lists(arguments)
-    for call, code, told in (
+    for call, code, message in (
         ((None, 0, None), 161001, "executor"),
         ((None, 0, "plan"), 161002, "executor"),
         ((None, -1, executor), 161002, "workspace_size=-1"),
@@ -96,7 +96,7 @@ def test_statuses_of_phase_two() -> None:
     ):
         status = aclnn_advance_step(*call)  # type: ignore[arg-type]
         assert int(status) == code
-        assert told in status.message
+        assert message in status.message
     assert lists(arguments) == before
     arguments["seq_lens"][0] = -1  # between the phases the caller has spoilt a tensor
     assert aclnn_advance_step(None, 0, executor) == 161002
