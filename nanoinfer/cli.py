@@ -20,7 +20,11 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
     "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
     "max_total_tokens": {"type": int, "help": "slots for K/V (default: by memory)"},
-    "max_running_requests": {"type": int, "default": 32, "help": "requests that hold K/V at the same time (default: 32)"},
+    "max_running_requests": {
+        "type": int,
+        "default": 32,
+        "help": "requests that hold K/V at the same time (default: 32)",
+    },
     "max_context_len": {"type": int, "help": "prompt plus output tokens of a request (default: the model's limit)"},
     "page_size": {"type": int, "default": 1, "help": "slots per page of K/V (default: 1)"},
     "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
@@ -81,7 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure workloads, in comparison with other engines and other settings")
     add_bench_commands(bench, lambda parser: _add_options(parser, "engine", ENGINE_OPTIONS))
 
-    add_trace_arguments(commands.add_parser("trace", help="show what the engine does step by step, as text or as a page"))
+    add_trace_arguments(
+        commands.add_parser("trace", help="show what the engine does step by step, as text or as a page")
+    )
 
     info = commands.add_parser("info", help="show a model's configuration and the memory that serving it takes")
     info.set_defaults(run=_info)

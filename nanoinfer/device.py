@@ -32,9 +32,7 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device={device!r}: must be auto, cpu, cuda or npu, or one of several with :index"
-        ) from error
+        raise ValueError(f"device={device!r}: must be auto, cpu, cuda or npu, or one of several with :index") from error
     usable = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "npu": _npu_available}
     if resolved.type not in usable:
         raise ValueError(f"device={device!r}: must be one of {', '.join(['auto', *usable])}")

@@ -22,7 +22,7 @@ class ShapeMismatchError(ValueError):
 
 
 class UnknownArgumentError(TypeError, ValueError):
-    """A keyword that a function does not have: a TypeError, as in Python, and a ValueError, as for every wrong input here."""
+    """A keyword that a function does not have: a TypeError, as in Python, and a ValueError, as all wrong inputs here."""
 
 
 class QueueFullError(RuntimeError):

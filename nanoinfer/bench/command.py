@@ -50,7 +50,10 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--gap", type=float, help="staggered: mean seconds between arrivals (default: by the model's size)"
     )
     run.add_argument(
-        "--timeout", type=float, default=600, help="seconds without an answer after which an engine fails (default: 600)"
+        "--timeout",
+        type=float,
+        default=600,
+        help="seconds without an answer after which an engine fails (default: 600)",
     )
     run.add_argument("--json", metavar="FILE", help="also write every run to FILE")
     run.add_argument("--profile", action="store_true", help="also show where the time of nanoinfer's steps goes")

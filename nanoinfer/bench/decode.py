@@ -18,7 +18,7 @@ SHORTEST_PROMPT = 8
 LEGEND = """\
 ratio: speed relative to the first row, median over rounds. forwards: decode passes (the prompt's pass gives the first
 token). moved: K/V copied to and from a pass's rectangle, per token; in a pool K/V stays in its slots. read: K/V that the
-attention backend reads, per token. padding: the part of it that is padding: plain torch reads a rectangle, C++ only slots."""
+attention backend reads, per token. padding: its share of what is read (plain torch reads a rectangle, C++ only slots)."""
 
 
 @dataclass

@@ -37,23 +37,23 @@ def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str,
     }
 
 
-def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+def first_difference(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
     """`(request, position)` of the first token that differs; None when all tokens are the same."""
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for i, (a, b) in enumerate(zip(ours, others, strict=True)):
         for j, (x, y) in enumerate(zip(a, b, strict=True)):
             if x != y:
                 return i, j
     return None
 
 
-def same_requests(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> int:
+def same_requests(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
     """The number of requests whose tokens are all the same."""
-    return sum(list(a) == list(b) for a, b in zip(ours, theirs, strict=True))
+    return sum(list(a) == list(b) for a, b in zip(ours, others, strict=True))
 
 
-def advantage(ours: float, theirs: float, measure: Measure) -> float:
+def advantage(ours: float, other: float, measure: Measure) -> float:
     """How many times better `ours` is: above 1 is better, whether more or less of the measure is better."""
-    return ours / theirs if measure.more_is_better else theirs / ours
+    return ours / other if measure.more_is_better else other / ours
 
 
 def against_best(

@@ -12,10 +12,10 @@ from nanoinfer.bench.workloads import WORKLOADS, Measure
 Results = Mapping[str, Any]
 LEGEND = """\
 Figures are medians over rounds. Each round runs a workload through all engines, one after the other, in shuffled order; the
-processes of the others are stopped meanwhile. A ratio is taken within a round; shown are its median (lowest..highest); above
-1 nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a request,
+processes of the others are stopped meanwhile. Ratios are taken within a round and shown as median (lowest..highest); above 1
+nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a request,
 percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V included. Cached:
-prompt tokens found in the prefix cache, if the engine reports them. Same tokens: requests whose output equals nanoinfer's."""
+prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose output equals nanoinfer's."""
 
 
 def format_results(results: Results, details: bool = True) -> str:
@@ -172,9 +172,9 @@ def _cell(model: Results, workload: str, engine: str, key: str) -> str:
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
 
 
-def _times(model: Results, workload: str, ours: str, theirs: str, measure: Measure) -> str:
+def _times(model: Results, workload: str, ours: str, other: str, measure: Measure) -> str:
     """How many times faster `ours` is, over the rounds that both have."""
-    first, second = (_by_round(model, workload, name, measure.key) for name in (ours, theirs))
+    first, second = (_by_round(model, workload, name, measure.key) for name in (ours, other))
     ratios = [advantage(first[number], second[number], measure) for number in first if number in second]
     return _ratio(ratios) if ratios else "–"
 

@@ -173,9 +173,9 @@ def _one_round(
     ours = next((spec.name for spec in _listed_first(order) if spec.name in tokens), None)
     for run in runs:
         if ours is not None and run["engine"] in tokens:
-            theirs = tokens[run["engine"]]
-            run["same_requests"] = [same_requests(tokens[ours], theirs), len(theirs)]
-            run["first_difference"] = first_difference(tokens[ours], theirs)
+            others = tokens[run["engine"]]
+            run["same_requests"] = [same_requests(tokens[ours], others), len(others)]
+            run["first_difference"] = first_difference(tokens[ours], others)
     return runs
 
 

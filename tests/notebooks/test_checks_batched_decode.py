@@ -71,7 +71,7 @@ MISTAKES = [
     ("3.3", ".clone()", ".contiguous()", "copies only what is not contiguous"),
     ("3.3", "rectangle[row, :length].clone()", "rectangle[row].clone()", "first 3 tokens"),
     ("3.3", "[rectangle[row, :length].clone() for row, length in enumerate(lens)]", "rectangle", "Return a list"),
-    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass over nobody"),
+    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass without requests"),
     ("3.4", "(finished if request.finished else running)", "running", "but has finished"),
     ("3.4", "        request.prefill()\n", "", "has not been prefilled"),
     ("3.4", "popleft()", "pop()", "waited longest"),

@@ -66,7 +66,10 @@ def test_a_failed_run_is_reported_and_the_next_one_served() -> None:
 
 
 def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
-    with fake(when=2, trouble="short") as worker, pytest.raises(EngineFailure, match=r"request 1: got 2 tokens, must be 3"):
+    with (
+        fake(when=2, trouble="short") as worker,
+        pytest.raises(EngineFailure, match=r"request 1: got 2 tokens, must be 3"),
+    ):
         worker.ask(job(([1], 3, 0.0), ([1, 2], 3, 0.0)))
 
 

@@ -259,7 +259,9 @@ def test_recorded_failures_name_no_folders_of_this_machine(
     (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
     assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not found; make it")
     assert f"{path}.fake: not found" in capsys.readouterr().err, "printed in full while it runs"
-    reported = _reported(EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
+    reported = _reported(
+        EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2')
+    )
     assert reported == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
 
 

@@ -133,7 +133,9 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(argv, capsys)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1

@@ -337,7 +337,9 @@ def test_values_that_do_not_fit() -> None:
     refuse(example(num_queries=5), "num_queries=5: must not exceed num_seqs=4")
     refuse(speculative_example(num_queries=1), "num_queries=1: must equal num_seqs=2 when spec_token is given")
     refuse(speculative_example(spec_token=None), "spec_token=None: spec_token and accepted_num must be given together")
-    refuse(speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num must be given together")
+    refuse(
+        speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num must be given together"
+    )
     refuse(speculative_example(accepted_num=[0, 3]), r"accepted_num: 3 in row 1: must be in 0\.\.2")
     refuse(speculative_example(accepted_num=[-1, 0]), r"accepted_num: -1 in row 0: must be in 0\.\.2")
     refuse(speculative_example(sampled_token_ids=[[1, 2, 3], [-1, 4, 5]]), "sampled_token_ids: -1 in row 1")

@@ -137,7 +137,9 @@ def test_demo_paged_fails_when_the_tokens_differ(
         (["demo", "paged", "--block-size", "-4"], "page_size=-4"),
     ],
 )
-def test_wrong_options_are_refused_in_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_in_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(argv)
     except SystemExit as stop:

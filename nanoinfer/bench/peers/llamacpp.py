@@ -135,8 +135,8 @@ class Peer:
         are computed already."""
         stored, done = self._stored[slot]
         common = 0
-        for ours, theirs in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
-            if ours != theirs:
+        for token, other in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
+            if token != other:
                 break
             common += 1
         return common, min(common, done)

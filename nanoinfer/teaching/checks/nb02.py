@@ -100,7 +100,9 @@ def _(given: Given) -> str | None:
             new_keys, torch.cat((keys, k[None])), f"{cached}, the new keys are the cached ones and then the new one."
         )
         expect_equal(
-            new_values, torch.cat((values, v[None])), f"{cached}, the new values are the cached ones and then the new one."
+            new_values,
+            torch.cat((values, v[None])),
+            f"{cached}, the new values are the cached ones and then the new one.",
         )
         expect_equal(list(out.shape), [head_dim], "The output is one vector of size D: a weighted sum of the values.")
         _typical_attention(out, q, new_keys, new_values, keys, values)

@@ -216,8 +216,8 @@ class _Run:
         left = [request for request in self.running if request.finished]
         expect(
             not left,
-            f"{left} finished in this step, but still in `running`: their rows are not free for other requests. (Change the "
-            "caller's list in place, and do not remove items from a list while a loop iterates over it.)",
+            f"{left} finished in this step, but still in `running`: their rows are not free for other requests. (Change "
+            "the caller's list in place, and do not remove items from a list while a loop iterates over it.)",
         )
         wrong = [request for request in finished if not request.finished]
         expect(not wrong, f"{wrong} returned as finished, but has tokens left to compute.")

@@ -63,8 +63,8 @@ def _(given: Given) -> str | None:
         if isinstance(got, torch.Tensor) and got.shape == want.shape and 1 < num_kv_heads < num_heads:
             expect(
                 not torch.equal(got, kv.repeat(1, group, 1)),
-                f"{case}: your heads are 0, 1, ..., Hk-1, 0, 1, ... Neighbours share: the first H / Hk query heads all read "
-                "K/V head 0",
+                f"{case}: your heads are 0, 1, ..., Hk-1, 0, 1, ... Neighbours share: the first H / Hk query heads all "
+                "read K/V head 0",
             )
         expect_equal(got, want, f"{case}: query head h reads K/V head h // (H / Hk)")
     return "four shapes, including one K/V head for all query heads"
@@ -90,7 +90,7 @@ def _(given: Given) -> str | None:
         mistakes: dict[str, dict[str, Any]] = {
             "scores are q · k times `scale`; without it the softmax is too sharp": {"scale": 1.0},
             "query heads read the wrong K/V head: it is h // (H / Hk), so neighbours share": {"tiled": True},
-            "each request sees the slots of all requests; those of request i are kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
+            "each request sees the slots of all requests: request i has kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
                 "rows": [everything] * len(rows)
             },
             "K/V is read from slots in a row: look each token's slot up in kv_indices": {
@@ -147,7 +147,9 @@ def _(given: Given) -> str | None:
         if torch.equal(got, want & (key != row + prefix)):
             raise Hint(f"{case}: a token sees itself, too")
         if window is not None and torch.equal(got, (key <= row + prefix) & (row + prefix - key <= window)):
-            raise Hint(f"{case}: a window of {window} is {window} tokens, the token itself included; yours has {window + 1}")
+            raise Hint(
+                f"{case}: a window of {window} is {window} tokens, the token itself included; yours has {window + 1}"
+            )
         if window is not None and torch.equal(got, key <= row + prefix):
             raise Hint(f"{case}: with a window, tokens too far back are hidden as well")
         expect_equal(got, want, f"{case}: query i is position prefix_len + i and sees keys up to itself")

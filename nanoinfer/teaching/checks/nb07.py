@@ -167,7 +167,9 @@ def _(given: Given) -> str | None:
     _expect_sizes(tree, 4, 4, "'AB' was protected already: a token counts once, however many requests have locked it")
     tree.dec_lock_ref(leaf)
     expect_equal(
-        _locks(tree), {"AB": 1, "ABCD": 0, "ABEFG": 0, "X": 0}, "one request has unlocked 'ABCD', another still locks 'AB'"
+        _locks(tree),
+        {"AB": 1, "ABCD": 0, "ABEFG": 0, "X": 0},
+        "one request has unlocked 'ABCD', another still locks 'AB'",
     )
     _expect_sizes(tree, 6, 2, "'CD' is unlocked now, 'AB' is still locked")
     tree.inc_lock_ref(tree.root)
@@ -180,7 +182,9 @@ def _(given: Given) -> str | None:
     )
     tree.dec_lock_ref(upper)
     _expect_sizes(tree, 2, 0, "nothing is locked any more")
-    expect_equal(RadixCache.evict(tree, SIZE), 2, "'AB' is a leaf now and can be evicted as well: offer it to the queue")
+    expect_equal(
+        RadixCache.evict(tree, SIZE), 2, "'AB' is a leaf now and can be evicted as well: offer it to the queue"
+    )
 
     tree, rng = _tree(given, "LockCache"), np.random.default_rng(9)
     held: list[TreeNode] = []
@@ -204,8 +208,8 @@ def _(given: Given) -> str | None:
     expect_equal(
         _shape(tree),
         {"AB", "X"},
-        "'AB' and its child 'CD' were used at the same time, before 'X'. 'AB' must not be evicted before its child: without "
-        "it 'CD' could never be matched again, and its slots would be lost",
+        "'AB' and its child 'CD' were used at the same time, before 'X'. 'AB' must not be evicted before its child: "
+        "without it 'CD' could never be matched again, and its slots would be lost",
     )
     tree = _tree(given, "EvictCache")
     _filled(tree, ["ABCD", "ABEF", "XYZ"])
@@ -231,7 +235,9 @@ def _(given: Given) -> str | None:
     node = _node(tree, "ABEF")
     tree.inc_lock_ref(node)
     expect_equal(
-        tree.evict(100), 3, "'ABEF' is locked, so only 'CD' and 'X' can be evicted; then stop, though 100 were requested"
+        tree.evict(100),
+        3,
+        "'ABEF' is locked, so only 'CD' and 'X' can be evicted; then stop, though 100 were requested",
     )
     expect_equal(_shape(tree), {"AB", "ABEF"}, "a running request reads 'ABEF': without it, it would read wrong K/V")
     _expect_owned(tree, "with a locked path", queue=False)
