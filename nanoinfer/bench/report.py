@@ -12,10 +12,11 @@ from nanoinfer.bench.workloads import WORKLOADS, Measure
 Results = Mapping[str, Any]
 LEGEND = """\
 Figures are medians over rounds. Each round runs a workload through all engines, one after the other, in shuffled order; the
-processes of the others are stopped meanwhile. Ratios are taken within a round and shown as median (lowest..highest); above 1
-nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a request,
-percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V included. Cached:
-prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose output equals nanoinfer's."""
+processes of the others are stopped meanwhile. Ratios are taken within a round and shown as median (lowest..highest);
+above 1 nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a
+request, percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V
+included. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose output
+equals nanoinfer's."""
 
 
 def format_results(results: Results, details: bool = True) -> str:
