@@ -61,8 +61,9 @@ def aclnn_advance_step_get_workspace_size(
 
     - 161001, a null pointer: a tensor is None.
     - 161002, an invalid parameter: an argument that is not a tensor, a dtype other than int64, an empty tensor, sizes that
-      are not integers or below 1, `num_queries > num_seqs`, negative lengths or block numbers.
-    - 561002, shapes that do not fit together, including a `block_tables` that is too narrow.
+      are not integers or below 1, negative lengths or block numbers.
+    - 561002, shapes that do not fit together, including `num_seqs <= num_queries` (CANN requires padding rows, the operator
+      here does not) and a `block_tables` that is too narrow.
     """
     arguments: dict[str, Any] = {
         "input_tokens": input_tokens,
@@ -80,6 +81,9 @@ def aclnn_advance_step_get_workspace_size(
     for name, size in (("num_seqs", num_seqs), ("num_queries", num_queries), ("block_size", block_size)):
         if not isinstance(size, int) or isinstance(size, bool):
             return _invalid(f"{name}={size!r}: must be an integer"), 0, None
+    if 1 <= num_seqs <= num_queries:
+        message = f"num_seqs={num_seqs}: must be greater than num_queries={num_queries}"
+        return AclnnStatus(ACLNN_ERR_INNER_TILING_ERROR, message), 0, None
     call = AdvanceStepCall(**arguments, num_seqs=num_seqs, num_queries=num_queries, block_size=block_size)
     try:
         call.plan()
