@@ -1,8 +1,8 @@
 """aclnnAdvanceStep, the two-phase C interface of CANN (seed 003), in Python.
 
-Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide; phase two computes.
-Phase two allocates nothing for the caller, so a serving loop runs phase one once and phase two at every step. Errors are
-status numbers, as in C; here a status also carries a message.
+Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide; phase two computes. A
+serving loop runs phase one once and phase two at every step. Errors are status numbers, as in C; here a status also
+carries a message.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from collections.abc import Container
 
 
 class Deadlines:
-    """Request ids by the time by which the requests must have ended. A look that finds none due costs one comparison.
+    """Request ids, ordered by the time by which the requests must end. `pop_due` costs one comparison if none is due.
 
     Requests that end in time stay here, and the caller ignores them when they come due. When they may be most of the
     entries, `tidy` removes them, so that memory follows the number of live requests.

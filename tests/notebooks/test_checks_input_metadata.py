@@ -1,4 +1,4 @@
-"""Checks of notebook 05: right answers pass, and each typical mistake is told what it is."""
+"""Checks of notebook 05: right answers pass, and each typical mistake gets its hint."""
 
 from pathlib import Path
 from typing import Any

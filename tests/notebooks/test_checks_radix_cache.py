@@ -1,4 +1,4 @@
-"""Checks of notebook 07: the notebook's solutions pass, and each typical mistake is told what it is."""
+"""Checks of notebook 07: the notebook's solutions pass, and each typical mistake gets its hint."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The check of notebook 00: the right answer passes, each typical mistake is told what it is."""
+"""The check of notebook 00: the right answer passes, each typical mistake gets its hint."""
 
 from collections.abc import Callable
 

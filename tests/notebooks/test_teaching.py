@@ -313,8 +313,8 @@ class TestAttempt:
             raise NotImplementedError("exercise 90.1")
         with attempt("90.2"):
             raise NotImplementedError("exercise 90.1")
-        told = "90.1: not written yet.\n90.2: needs exercise 90.1, which is not written yet.\n"
-        assert capsys.readouterr().out == told
+        expected = "90.1: not written yet.\n90.2: needs exercise 90.1, which is not written yet.\n"
+        assert capsys.readouterr().out == expected
 
     def test_everything_else_passes_through(self, capsys: pytest.CaptureFixture[str]) -> None:
         with attempt("90.1"):

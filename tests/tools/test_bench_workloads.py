@@ -1,4 +1,4 @@
-"""The benchmark's workloads: what is the same for everybody, what a seed changes, and what a short context does."""
+"""The benchmark's workloads: what is the same for all engines, what a seed changes, and what a short context does."""
 
 import pytest
 

@@ -34,7 +34,7 @@ class Gate:
         self.error_at = 0
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        assert self.turns.acquire(timeout=30), "nobody lets this pass through"
+        assert self.turns.acquire(timeout=30), "the test did not let this pass through"
         self.passes += 1
         if self.error is not None and self.passes == self.error_at:
             raise self.error
