@@ -1,4 +1,4 @@
-"""Write the synthetic corpus: `train.jsonl` and `valid.jsonl`, one document a line.
+"""Write the synthetic corpus: `train.jsonl` and `valid.jsonl`, one document per line.
 
 A line is `{"text": ...}` (a story, counting or arithmetic) or `{"messages": [...]}` (a conversation in the chat
 format). The grammars are in `corpus/`; the same seed writes the same bytes.
@@ -29,7 +29,7 @@ def write_document(rng: random.Random) -> tuple[str, dict[str, object]]:
 
 
 def write_split(path: Path, count: int, seed: str, exclude: set[str]) -> set[str]:
-    """Write `count` documents, leaving out those in `exclude`; returns what was written."""
+    """Write `count` documents, leaving out those in `exclude`; returns the distinct lines written."""
     rng, sizes, kinds, lines = random.Random(seed), Counter(), Counter(), set()
     with path.open("w", encoding="utf-8") as file, tqdm(total=count, desc=path.name, unit="doc") as bar:
         while bar.n < count:

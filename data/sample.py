@@ -51,7 +51,7 @@ class Sampler:
         return self.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)
 
     def continue_text(self, start: str, max_new_tokens: int = 300) -> str:
-        """`start` and what the model makes of it."""
+        """`start` and the model's continuation."""
         return start + self.extend(self.tokenizer(start).input_ids, max_new_tokens)
 
     def talk(self, questions: tuple[str, ...], max_new_tokens: int = 300) -> list[dict[str, str]]:

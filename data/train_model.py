@@ -1,9 +1,9 @@
-"""Train the story model: a small Llama of our own, on the CPU, with exact resume, saved as Hugging Face files.
+"""Train the story model: a small Llama, on the CPU, with exact resume, saved as Hugging Face files.
 
-Step `i` draws its batch from a generator seeded with `(seed, i)`, so that a resumed run sees the batches an
-uninterrupted one would have seen. Documents lie behind one another, each `<s> ... </s>`; a sequence starts at a
-document and runs over as many as fit. Most steps read short sequences; every `LONG_EVERY`-th reads long ones, so that
-every position up to the limit is trained.
+Step `i` draws its batch from a generator seeded with `(seed, i)`, so that a resumed run sees the same batches as an
+uninterrupted one. Documents are concatenated, each `<s> ... </s>`; a sequence starts at a document and covers as many
+as fit. Most steps read short sequences; every `LONG_EVERY`-th reads long ones, so that every position up to the limit
+is trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE_LIMIT = 12 * 2**20
 
 
 def encode(path: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, np.ndarray]:
-    """All documents of `path` behind one another.
+    """All documents of `path`, concatenated.
 
     Returns:
         ids [tokens], uint16, each document `<s> ... </s>`, and the index of every `<s>` [documents], int64.
@@ -90,7 +90,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
 
 @torch.no_grad()
 def evaluate(model: LlamaForCausalLM, ids: np.ndarray, length: int, limit: int | None = None) -> float:
-    """Mean loss (nats a token, float32) over `ids` cut into sequences of `length`; at most `limit` of them."""
+    """Mean loss (nats per token, float32) over `ids` split into sequences of `length`; at most `limit` of them."""
     model.eval()
     count = min(len(ids) // length, limit or len(ids))
     rows = torch.from_numpy(ids[: count * length].astype(np.int64)).view(count, length)
@@ -100,13 +100,13 @@ def evaluate(model: LlamaForCausalLM, ids: np.ndarray, length: int, limit: int |
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> int:
-    """Write model and tokenizer to a folder beside `out` and put it in the place of `out`.
+    """Write model and tokenizer to a folder beside `out`, then replace `out` with it.
 
     Returns:
         Size of the folder in bytes.
 
     Raises:
-        ValueError: it is larger than `SIZE_LIMIT`; `out` is left as it was.
+        ValueError: the folder is larger than `SIZE_LIMIT`; `out` is unchanged.
     """
     fresh, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
     for folder in (fresh, old):
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="compile the model (needs a C++ compiler; about 1.3x as fast)"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     train(parser.parse_args())
 
 

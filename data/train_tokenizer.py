@@ -1,8 +1,8 @@
 """Train the byte-level BPE tokenizer on the corpus and save it as Hugging Face files.
 
-Digits stand alone, so a number is read digit by digit. The chat template writes `<s>` once and then, for every
-message, its role token, its content and `</s>`, with no white space between: the ids of a longer conversation start
-with the ids of a shorter one, which is what makes a prefix cache hit.
+Every digit is a separate token, so a number is read digit by digit. The chat template writes `<s>` once and then, for
+every message, its role token, its content and `</s>`, with no white space between: the ids of a longer conversation
+start with the ids of a shorter one, so that the prefix cache matches them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def train(corpus: Path) -> PreTrainedTokenizerFast:
     """A tokenizer of exactly `VOCAB_SIZE` entries, `SPECIAL` first.
 
     Raises:
-        ValueError: the corpus is too poor for that many merges.
+        ValueError: the corpus has too little text for that many merges.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -71,10 +71,10 @@ def train(corpus: Path) -> PreTrainedTokenizerFast:
 
 
 def check(folder: Path) -> None:
-    """Load the files as a user would and prove the promises of this module.
+    """Load the files as a user would and check round trips and what this module says about the chat template.
 
     Raises:
-        ValueError: a promise does not hold.
+        ValueError: a check fails.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in ("Once upon a time", "  two  spaces\n\n\tand 1234 .", "Grüße, 你好 🦊", "it 's , ok !", "\x00\x7f"):
@@ -104,7 +104,7 @@ def main() -> None:
     text = next(texts(args.corpus))
     ids = tokenizer(text, add_special_tokens=False).input_ids
     print(
-        f"{args.out}: {len(tokenizer)} entries, {len(text.encode()) / len(ids):.2f} bytes a token on the first document"
+        f"{args.out}: {len(tokenizer)} entries, {len(text.encode()) / len(ids):.2f} bytes per token on the first document"
     )
 
 

@@ -1,11 +1,11 @@
-"""AsyncEngine: an engine in a thread of its own, and coroutines that submit, stream and cancel.
+"""AsyncEngine: an engine in a separate thread, and coroutines that submit, stream and cancel requests.
 
-Two worlds, and one rule for each way between them:
+Two sides, and one way from each to the other:
 
     coroutines (any number, any event loop)              the engine's thread
     ──────────────────────────────────────              ───────────────────────────────────────────
     `_post(command)`  ──── SimpleQueue ────►             runs commands between two steps, then steps
-    `AsyncStream._take`  ◄── call_soon_threadsafe ───    hands out what the step brought, loop by loop
+    `Delivery.queue`  ◄──── call_soon_threadsafe ────    sends the outputs of a step, one call per event loop
 
 Only the thread touches the engine, so the engine needs no locks. With nothing to do it sleeps in `SimpleQueue.get`.
 """
@@ -29,26 +29,26 @@ from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")
 Command = Callable[[], None]
-Item = StreamPiece | RequestOutput | EngineClosedError  # what a reader is sent; the last two end its stream
+Item = StreamPiece | RequestOutput | EngineClosedError  # what a stream receives; the last two end it
 logger = logging.getLogger(__name__)
 
 
 class Delivery:
-    """The engine thread's end of a stream: what it needs to serve a request, but not the AsyncStream that the caller
-    holds, so that one nobody holds any more can be noticed."""
+    """The engine thread's end of a stream: what it needs to serve a request. It holds no reference to the AsyncStream, so
+    that a stream without readers is garbage-collected and its request aborted."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.loop = loop
-        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # its loop's alone
+        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # used in its event loop only
         self.request_id: int | None = None
         self.pieces: PieceReader | None = None
 
 
 class AsyncStream:
-    """One request: an asynchronous iterator over its StreamPieces, as `AsyncEngine.add` returns it.
+    """The stream of one request, which `AsyncEngine.add` returns: an asynchronous iterator over its StreamPieces.
 
-    `request_id`. The request is aborted when the stream is closed, or garbage-collected, before its end. For one reader
-    at a time, in the event loop where it was made.
+    `request_id` identifies the request. It is aborted when the stream is closed, or garbage-collected, before its end. For
+    one reader at a time, in the event loop where the stream was made.
     """
 
     def __init__(self, engine: "AsyncEngine", delivery: Delivery, request_id: int):
@@ -59,8 +59,8 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """The next piece. StepFailedError when a step with the request in it has raised, EngineClosedError when the
-        engine's thread has come to an end that was not planned."""
+        """The next piece. StepFailedError when a step that computed the request has raised, EngineClosedError when the
+        engine's thread has ended unexpectedly."""
         if self._output is None:
             item = await self._delivery.queue.get()
             if isinstance(item, StreamPiece):
@@ -71,19 +71,19 @@ class AsyncStream:
         if self._output.error is not None:
             error = self._output.error
             raise StepFailedError(
-                f"request {self.request_id} ended with a step that failed: {type(error).__name__}: {error}"
+                f"request {self.request_id} ended because its step failed: {type(error).__name__}: {error}"
             ) from error
         raise StopAsyncIteration
 
     async def output(self) -> RequestOutput:
-        """Read to the end; the request's last output. Errors as `__anext__`."""
+        """Read to the end; returns the request's last output. Errors as `__anext__`."""
         async for _ in self:
             pass
         assert isinstance(self._output, RequestOutput)
         return self._output
 
     def close(self) -> None:
-        """Abort the request, unless it has ended. Its other pieces, the last one with the reason, can still be read."""
+        """Abort the request, unless it has ended. Its remaining pieces, the last one with the reason, can still be read."""
         if self._output is None:
             self._engine._drop(self._delivery, keep_reading=True)
 
@@ -93,21 +93,21 @@ class AsyncStream:
 
 
 class AsyncEngine:
-    """Serves one model to many coroutines at once, from a thread of its own: `async with AsyncEngine(llm) as engine: ...`.
+    """Serves one model to many coroutines at once, from a separate thread: `async with AsyncEngine(llm) as engine: ...`.
 
-    It takes the engine over: nobody else may step it or add to it until `shutdown`, and afterwards it takes no requests.
-    All methods may be called from any number of tasks and event loops at the same time. A task that is cancelled while
-    it waits for a request aborts that request. An exception in a step ends the requests of that step, whose readers get a
-    StepFailedError, and the engine goes on.
+    It takes over the engine: other code must not step it or add requests to it until `shutdown`, and afterwards it accepts
+    no requests. All methods may be called from any number of tasks and event loops at the same time. A task that is
+    cancelled while it waits for a request aborts that request. An exception in a step ends the requests of that step, whose
+    readers get a StepFailedError, and the engine goes on.
     """
 
     def __init__(self, llm: LLM | Engine):
         self._engine = llm.engine if isinstance(llm, LLM) else llm
         if self._engine.has_unfinished():
-            raise ValueError("llm: its engine has unfinished requests, whose outputs nobody would get")
+            raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._deliveries: dict[int, Delivery] = {}  # by request id; the thread's alone
-        self._closing = threading.Lock()  # between the last command and the thread's end
+        self._deliveries: dict[int, Delivery] = {}  # by request id; used in the thread only
+        self._closing = threading.Lock()  # held to post a command that is waited for, and to stop accepting commands
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="nanoinfer-engine", daemon=True)
         self._thread.start()
@@ -142,7 +142,7 @@ class AsyncEngine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> AsyncIterator[StreamPiece]:
-        """`async for piece in engine.stream(...)`: text as soon as it is certain. Submitted when it is first read.
+        """`async for piece in engine.stream(...)`: text as soon as it is certain. Submits the request at the first read.
 
         Leaving the loop early, closing the generator or cancelling its task aborts the request.
         """
@@ -161,7 +161,7 @@ class AsyncEngine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Complete one prompt. Errors as `Engine.add_request`; StepFailedError when a step with it has raised."""
+        """Complete one prompt. Errors as `Engine.add_request`; StepFailedError when a step that computed it has raised."""
         stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
         try:
             return await stream.output()
@@ -169,7 +169,7 @@ class AsyncEngine:
             stream.close()
 
     async def abort(self, request_id: int) -> None:
-        """End a request now; its stream ends with `finish_reason` abort. Does nothing when it is unknown or has ended."""
+        """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or has ended."""
         await self._call(lambda: self._abort(request_id))
 
     async def pause(self, request_id: int) -> None:
@@ -189,7 +189,7 @@ class AsyncEngine:
         await self._call(self._engine.check_integrity)
 
     async def shutdown(self) -> None:
-        """End every request (their streams say `abort`), give back all slots, and stop the thread. May be called again."""
+        """Abort every request, free all slots and stop the thread. May be called again."""
         self._post(self._close)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -204,7 +204,7 @@ class AsyncEngine:
     # --- from coroutines to the thread -------------------------------------------------------------------------------
 
     def _post(self, command: Command) -> bool:
-        """Have the thread run `command` between two steps. False when it has stopped. Never waits (`__del__` calls it)."""
+        """Have the thread run `command` between two steps. False if it has stopped. Never blocks (`__del__` calls it)."""
         if self._closed:
             return False
         self._commands.put(command)
@@ -218,7 +218,7 @@ class AsyncEngine:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except BaseException as error:  # to be raised where it was asked for, not in the thread
+                except BaseException as error:  # raised in the coroutine that called, not in the thread
                     future.set_exception(error)
 
         with self._closing:
@@ -227,11 +227,14 @@ class AsyncEngine:
         return await asyncio.wrap_future(future)
 
     def _drop(self, delivery: Delivery, keep_reading: bool = False) -> None:
-        """Nobody waits for this request any more: abort it. (If it was to be added at all, that was posted before this.)"""
+        """Abort the request of a stream that has no readers, or with `keep_reading` was closed by its reader.
+
+        The command that adds the request was posted before this one, so it has run when this one does.
+        """
 
         def command() -> None:
             if delivery.request_id in self._deliveries:
-                self._abort(delivery.request_id, tell=keep_reading)
+                self._abort(delivery.request_id, deliver=keep_reading)
 
         self._post(command)
 
@@ -244,16 +247,16 @@ class AsyncEngine:
                 self._run_commands()
                 if self._engine.has_unfinished() and not self._closed:
                     self._hand_out(self._step())
-        except BaseException as error:  # a bug; still, nobody may be left waiting for a thread that is gone
-            logger.exception("the engine's thread ends before its time")
+        except BaseException as error:  # a bug; even so, no coroutine may wait for a thread that has ended
+            logger.exception("the engine's thread ends unexpectedly")
             failure = error
         self._close()
         self._end_all(failure)
         while not self._commands.empty():
-            self._commands.get()()  # they find an engine that refuses them
+            self._commands.get()()  # each is refused: the engine is closed
 
     def _run_commands(self) -> None:
-        """Run what has been posted; with nothing else to do, wait until something is."""
+        """Run the posted commands; without unfinished requests, wait for the first one."""
         wait = not self._engine.has_unfinished()
         while not self._closed:
             try:
@@ -263,20 +266,20 @@ class AsyncEngine:
             wait = False
             try:
                 command()
-            except Exception:  # of one that nobody waits for
+            except Exception:  # in a command that no coroutine waits for
                 logger.exception("a command failed")
 
     def _step(self) -> list[RequestOutput]:
         try:
             return self._engine.step()
-        except BaseException as error:  # nobody above this thread could do anything with it
+        except BaseException as error:  # the thread has no caller that could handle it
             logger.exception("a step failed")
             if self._engine.scheduler.planned:
-                return []  # the next step tells of them
-            return self._engine.abort_all(error)  # nobody in particular was to blame: it would fail again and again
+                return []  # the next step returns their outputs
+            return self._engine.abort_all(error)  # no request can be blamed, and every further step would fail as well
 
     def _add(self, delivery: Delivery, request: Request) -> int:
-        if self._closed:  # posted before, run after the end: the engine itself may have failed to close
+        if self._closed:  # posted before the end, run after it: the engine itself may have failed to close
             raise EngineClosedError("this engine has been shut down")
         group = self._engine.prepare(request)
         self._engine.submit(group)
@@ -284,35 +287,35 @@ class AsyncEngine:
         self._deliveries[group.request_id] = delivery
         return group.request_id
 
-    def _abort(self, request_id: int | None, tell: bool = True) -> None:
+    def _abort(self, request_id: int | None, deliver: bool = True) -> None:
         if request_id is None:
             return
         output = self._engine.abort(request_id)
-        if output is not None and tell:
+        if output is not None and deliver:
             self._hand_out([output])
         self._deliveries.pop(request_id, None)
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
-        """Send each reader what is new, and the last output of requests that have ended: one call an event loop."""
-        mail: dict[asyncio.AbstractEventLoop, list[tuple[Delivery, Item]]] = {}
+        """Send each stream its new pieces, and the last output of a request that has ended: one call per event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Delivery, Item]]] = {}
         for output in outputs:
             delivery = self._deliveries.get(output.request_id)
             if delivery is None or delivery.pieces is None:
                 continue
-            items = mail.setdefault(delivery.loop, [])
+            items = by_loop.setdefault(delivery.loop, [])
             items += ((delivery, piece) for piece in delivery.pieces.read())
             if output.finished:
                 items.append((delivery, output))
                 del self._deliveries[output.request_id]
-        for loop, items in mail.items():
+        for loop, items in by_loop.items():
             if self._send(loop, items):
                 continue
             for delivery, _ in items:
                 if delivery.request_id in self._deliveries:
-                    self._abort(delivery.request_id, tell=False)
+                    self._abort(delivery.request_id, deliver=False)
 
     def _send(self, loop: asyncio.AbstractEventLoop, items: list[tuple[Delivery, Item]]) -> bool:
-        """False when that event loop has been closed: its readers have gone."""
+        """False if that event loop is closed, so that its streams have no readers."""
         try:
             loop.call_soon_threadsafe(_put, items)
         except RuntimeError:
@@ -321,10 +324,10 @@ class AsyncEngine:
 
     def _close(self) -> None:
         with self._closing:
-            self._closed = True  # no command comes after this
+            self._closed = True  # no command is posted after this
 
     def _end_all(self, failure: BaseException | None) -> None:
-        """End every request and tell its reader, whatever state the engine is in."""
+        """End every request and its stream, whatever state the engine is in."""
         try:
             if failure is not None:
                 self._hand_out(self._engine.abort_all(failure))
@@ -332,7 +335,7 @@ class AsyncEngine:
         except BaseException as error:
             logger.exception("the engine could not be shut down")
             failure = failure or error
-        for delivery in self._deliveries.values():  # the engine had nothing to say to them
+        for delivery in self._deliveries.values():  # requests for which the engine returned no output
             lost = EngineClosedError(f"request {delivery.request_id} was lost: the engine's thread ended ({failure!r})")
             lost.__cause__ = failure
             self._send(delivery.loop, [(delivery, lost)])

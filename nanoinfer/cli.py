@@ -1,4 +1,4 @@
-"""The command line: demo, generate, chat, bench, trace, info. Errors are one line on standard error, exit code 2."""
+"""The command line: demo, generate, chat, bench, trace, info. An error is one line on standard error, exit code 2."""
 
 import argparse
 import os
@@ -19,20 +19,24 @@ if TYPE_CHECKING:
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
     "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
-    "max_total_tokens": {"type": int, "help": "slots of K/V (default: by memory)"},
-    "max_running_requests": {"type": int, "default": 32, "help": "requests that hold K/V at a time (default: 32)"},
-    "max_context_len": {"type": int, "help": "prompt + output tokens of a request (default: the model's)"},
-    "page_size": {"type": int, "default": 1, "help": "tokens a page of K/V (default: 1)"},
+    "max_total_tokens": {"type": int, "help": "slots for K/V (default: by memory)"},
+    "max_running_requests": {
+        "type": int,
+        "default": 32,
+        "help": "requests that hold K/V at the same time (default: 32)",
+    },
+    "max_context_len": {"type": int, "help": "prompt plus output tokens of a request (default: the model's limit)"},
+    "page_size": {"type": int, "default": 1, "help": "slots per page of K/V (default: 1)"},
     "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
     "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
     "attention_backend": {
         "default": "auto",
-        "help": "cpp, torch_native or auto: the fastest that runs (default: auto)",
+        "help": "cpp, torch_native or auto: the fastest available (default: auto)",
     },
-    "kernels": {"default": "auto", "help": "cpp, onednn, torch or auto: the fastest that run (default: auto)"},
+    "kernels": {"default": "auto", "help": "cpp, onednn, torch or auto: the fastest available (default: auto)"},
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
-    "max_new_tokens": {"type": int, "default": 128, "help": "tokens to generate at most (default: 128)"},
+    "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
     "temperature": {"type": float, "default": 0.7, "help": "0 always takes the likeliest token (default: 0.7)"},
     "top_p": {"type": float, "default": 1.0, "help": "nucleus sampling (default: 1.0, off)"},
     "top_k": {"type": int, "default": -1, "help": "sample from the k likeliest (default: -1, off)"},
@@ -57,33 +61,35 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=OneLineErrorParser)
 
-    demo = commands.add_parser("demo", help="watch requests share a prefix: what was cached, extended, stored and won")
+    demo = commands.add_parser("demo", help="show requests that share a prefix: tokens cached and computed, time saved")
     demo.add_argument(
         "what", nargs="?", choices=["paged"], help="paged: block tables and slots, by forward_tensor and advance_step"
     )
-    demo.add_argument("--steps", type=int, help="of demo paged: decode steps (default: 8)")
-    demo.add_argument("--block-size", type=int, help="of demo paged: slots a block (default: 4)")
+    demo.add_argument("--steps", type=int, help="demo paged: decode steps (default: 8)")
+    demo.add_argument("--block-size", type=int, help="demo paged: slots per block (default: 4)")
     demo.set_defaults(run=_demo)
     _add_options(demo, "engine", ENGINE_OPTIONS, but=("disable_radix_cache",))
 
     generate = commands.add_parser("generate", help="complete one or more prompts")
-    generate.add_argument("prompt", nargs="+", help="text to go on from; - reads one from standard input")
+    generate.add_argument("prompt", nargs="+", help="text to continue; - reads it from standard input")
     generate.set_defaults(run=_generate)
     _add_options(generate, "sampling", SAMPLING_OPTIONS)
     _add_options(generate, "engine", ENGINE_OPTIONS)
 
-    chat = commands.add_parser("chat", help="talk with the model; shows how much of each turn was cached")
-    chat.add_argument("--system", help="a system message to begin with")
+    chat = commands.add_parser("chat", help="chat with the model; shows how much of each turn was cached")
+    chat.add_argument("--system", help="a system message that begins the conversation")
     chat.set_defaults(run=_chat)
     _add_options(chat, "sampling", SAMPLING_OPTIONS)
     _add_options(chat, "engine", ENGINE_OPTIONS)
 
-    bench = commands.add_parser("bench", help="measure workloads, beside other engines and other settings")
+    bench = commands.add_parser("bench", help="measure workloads, in comparison with other engines and other settings")
     add_bench_commands(bench, lambda parser: _add_options(parser, "engine", ENGINE_OPTIONS))
 
-    add_trace_arguments(commands.add_parser("trace", help="what the engine does step by step, as text and as a page"))
+    add_trace_arguments(
+        commands.add_parser("trace", help="show what the engine does step by step, as text or as a page")
+    )
 
-    info = commands.add_parser("info", help="what a model is and what serving it takes")
+    info = commands.add_parser("info", help="show a model's configuration and the memory that serving it takes")
     info.set_defaults(run=_info)
     _add_options(info, "engine", ENGINE_OPTIONS)
     return parser
@@ -97,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.set_verbosity_error()
     try:
         code = args.run(args)
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
@@ -146,7 +152,7 @@ def _demo(args: argparse.Namespace) -> int:
 
         return 0 if run_paged_demo(_load(args), **given) else 1
     if given:
-        raise ValueError("--steps, --block-size: are options of demo paged")
+        raise ValueError("--steps, --block-size: options of demo paged only")
     from nanoinfer.commands.demo import run_demo
 
     run_demo(_load(args))
@@ -233,7 +239,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _compact(value: object) -> str:
-    """A tuple of equal values as one value and how often."""
+    """A tuple of equal values as one value and their number."""
     if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:
         return f"{value[0]} in each of {len(value)} layers"
     return str(value)

@@ -1,4 +1,4 @@
-"""The only place that says "cpu", "cuda" or "npu"."""
+"""Devices and dtypes: the only module that distinguishes "cpu", "cuda" and "npu"."""
 
 import importlib
 import os
@@ -10,41 +10,39 @@ NO_CANN = "torch_npu is installed but cannot be loaded; is CANN installed, and i
 
 try:
     import torch
-except RuntimeError as error:  # torch loads installed device backends by itself, and gives up when one of them fails
+except RuntimeError as error:  # torch loads installed device backends by itself, and fails when one of them does
     if "torch_npu" not in str(error):
         raise
     raise ImportError(f"{NO_CANN} To work without it: TORCH_DEVICE_BACKEND_AUTOLOAD=0") from error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NPU_DISPATCH_KEY = "PrivateUse1"  # under which torch_npu's tensors find their operators
+NPU_DISPATCH_KEY = "PrivateUse1"  # the dispatch key of torch_npu's tensors
 
 
 def resolve_device(device: str | torch.device = "cpu") -> torch.device:
-    """A usable torch device. "auto" takes CUDA where there is one, else an Ascend NPU, else the CPU.
+    """A usable torch device. "auto" takes CUDA if available, else an Ascend NPU, else the CPU.
 
-    Raises ValueError naming the device when it is unknown or not usable here, and for an NPU what is missing: torch_npu,
-    the CANN libraries, or the device.
+    Raises ValueError naming the device when it is unknown or not usable here; for an NPU the message says what is missing:
+    torch_npu, the CANN libraries, or the device.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "npu" if _npu_available() else "cpu"
-    if str(device).startswith("npu") and not _npu_available():  # which also teaches torch the name
+    if str(device).startswith("npu") and not _npu_available():  # importing torch_npu also registers the name
         raise ValueError(f"device={device!r}: {npu_problem() or 'torch_npu finds no NPU'}")
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device={device!r}: must be auto, cpu, cuda or npu, with :index where there are several"
-        ) from error
+        raise ValueError(f"device={device!r}: must be auto, cpu, cuda or npu, or one of several with :index") from error
     usable = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "npu": _npu_available}
     if resolved.type not in usable:
         raise ValueError(f"device={device!r}: must be one of {', '.join(['auto', *usable])}")
     if not usable[resolved.type]() or (resolved.index or 0) >= _device_count(resolved.type):
-        raise ValueError(f"device={device!r}: this installation of torch finds no such device")
+        raise ValueError(f"device={device!r}: torch finds no such device here")
     return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A torch dtype from its name. ValueError naming the supported ones."""
+    """A torch dtype from its name, or `dtype` itself. ValueError that lists the supported ones."""
     resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved is None or resolved not in DTYPES.values():
         raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
@@ -52,8 +50,8 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def memory_for_kv(device: torch.device) -> int:
-    """Bytes that a K/V pool may take unless told otherwise: half of an accelerator's free memory, or a quarter of the
-    CPU's memory (of the container's limit, where there is one)."""
+    """Bytes that a K/V pool takes by default: half of an accelerator's free memory, or a quarter of the CPU's memory (of
+    the container's limit, where there is one)."""
     if device.type != "cpu":
         return getattr(torch, device.type).mem_get_info(device)[0] // 2
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -64,26 +62,26 @@ def memory_for_kv(device: torch.device) -> int:
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-    """Work inside runs on `stream` of an accelerator; None is the current one. A CPU has none and looks at nothing."""
+    """A context in which work runs on `stream` of an accelerator; None is the current one. Ignored on a CPU."""
     if stream is None or device.type == "cpu":
         return nullcontext()
     return getattr(torch, device.type).stream(stream)
 
 
 def import_torch_npu() -> Any:
-    """The torch_npu module. ImportError saying what is missing where it is not there, or CANN is not."""
+    """The torch_npu module. ImportError when torch_npu or CANN is missing; the message says which."""
     try:
         return importlib.import_module("torch_npu")
     except (ImportError, OSError, RuntimeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
             raise ImportError(
-                "torch_npu is not installed; an NPU needs it in the version of torch, and CANN"
+                "torch_npu is not installed; an NPU needs CANN and the torch_npu for this version of torch"
             ) from error
         raise ImportError(f"{NO_CANN} ({error})") from error
 
 
 def npu_problem() -> str | None:
-    """Why there is no NPU to use; None where there is one."""
+    """Why no NPU can be used; None when one can."""
     try:
         import_torch_npu()
     except ImportError as error:

@@ -1,12 +1,12 @@
-"""Named exceptions. What was wrong with an input is a ValueError; what is the engine's own state, a RuntimeError."""
+"""Named exceptions. A wrong input raises a ValueError; a state of the engine that forbids the call, a RuntimeError."""
 
 
 class UnsupportedModelError(ValueError):
-    """The checkpoint needs something this engine does not implement; the message names it and what is supported."""
+    """The checkpoint needs something that is not implemented; the message names it and what is supported."""
 
 
 class WeightMismatchError(ValueError):
-    """A checkpoint and the model disagree: a tensor is missing, surplus or has another shape. Each one is named."""
+    """A checkpoint does not fit the model: a tensor is missing, surplus or has another shape. The message names each."""
 
 
 class InvalidRequestError(ValueError):
@@ -14,19 +14,19 @@ class InvalidRequestError(ValueError):
 
 
 class KernelsUnavailableError(ValueError):
-    """The kernels that were asked for cannot run here: no compiler, a CPU or a dtype they are not for. The message says."""
+    """The requested kernels cannot run: no compiler, or an unsupported CPU or dtype. The message says which."""
 
 
 class ShapeMismatchError(ValueError):
-    """Tensors do not have the shapes that they must have together; the message names the one that does not fit."""
+    """The shapes of tensors do not fit together; the message names the tensor that does not fit."""
 
 
 class UnknownArgumentError(TypeError, ValueError):
-    """A keyword that a function does not have. Both what Python raises for it and, as all refusals here, a ValueError."""
+    """A keyword that a function does not have: a TypeError, as in Python, and a ValueError, as all wrong inputs here."""
 
 
 class QueueFullError(RuntimeError):
-    """A request was refused because `max_queue` others wait. Nothing was changed: it may be tried again later."""
+    """A request was refused because `max_queue` requests wait already. Nothing was changed; it may be sent again later."""
 
 
 class EngineClosedError(RuntimeError):
@@ -34,4 +34,4 @@ class EngineClosedError(RuntimeError):
 
 
 class StepFailedError(RuntimeError):
-    """The step that a request was in raised, and the request ended with it. `__cause__` is what was raised."""
+    """A step that computed the request raised, which ended the request. `__cause__` is the exception."""

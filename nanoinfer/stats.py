@@ -1,11 +1,11 @@
-"""What an engine tells about itself: EngineStats, and the line it logs for every step.
+"""EngineStats, the state of an engine in numbers, and the line that it logs for every step.
 
-The log: logger `nanoinfer.engine`, level INFO, one line a step, always these fields in this order:
+The log: logger `nanoinfer.engine`, level INFO, one line per step, always these fields in this order:
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
 
-`mode`, `reqs` and `tokens` say what the pass computed; `running` and `waiting` are requests after it, `free`,
-`evictable` and `protected` slots; `retracted` are requests that had to give way for this pass. Switch it on with
+`mode`, `reqs` and `tokens` describe the pass; `running` and `waiting` are requests after it, `free`, `evictable` and
+`protected` slots after it; `retracted` is the number of requests retracted to make room for it. Switch the log on with
 `logging.basicConfig(level=logging.INFO)`.
 """
 
@@ -19,22 +19,21 @@ RECENT_STEPS = 256
 
 @dataclass(frozen=True)
 class EngineStats(Mapping[str, Any]):
-    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same, and `dict(stats)` has them
-    all.
+    """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same; `dict(stats)` has all fields.
 
-    Requests (each of `n` completions counted): `waiting`, those retracted included; `running`, those whose prompt is
-    not yet computed to the end included; `paused`. Slots: `total_slots` = `free_slots` + `evictable_slots` (in the
-    tree, used by nobody) + `protected_slots` (in the tree, used by running requests) + `request_slots` (the running
-    requests' own).
+    Requests (each of `n` completions counts): `waiting`, including retracted ones; `running`, including those whose prompt
+    is computed in chunks and not yet complete; `paused`. Slots: `total_slots` = `free_slots` + `evictable_slots`
+    (in the tree, unused) + `protected_slots` (in the tree, used by running requests) + `request_slots` (held by running
+    requests, not in the tree).
 
-    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a
-    step that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens that left the tree to make
-    room. `prompt_tokens`, `cached_tokens`: of admitted requests, and how many of them were in the tree; `hit_rate` is
-    their ratio. `output_tokens`.
+    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a step
+    that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens evicted from the tree to make room.
+    `prompt_tokens`, `cached_tokens`: prompt tokens of admitted requests, and how many of them were in the tree; `hit_rate`
+    is cached over prompt tokens. `output_tokens`.
 
-    Now: `new_token_ratio`: the share of the tokens to come that admission sets aside (see retraction.py). Of the last
-    256 steps: `tokens_per_second`: output tokens by time spent in steps; `extend_step_seconds`, `decode_step_seconds`:
-    means; `longest_step_seconds`. 0 while there is nothing to tell.
+    Now: `new_token_ratio`: the share of the tokens to come that admission reserves slots for (see retraction.py). Over the
+    last 256 steps: `tokens_per_second`: output tokens per second spent in steps; `extend_step_seconds`,
+    `decode_step_seconds`: means; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
 
     waiting: int
@@ -92,14 +91,14 @@ class StepMeter:
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
-        """One step has been made."""
+        """Count one step: `extend`, or else decode; `seconds` it took."""
         self.extend_steps += extend
         self.decode_steps += not extend
         self.output_tokens += output_tokens
         self._recent.append((extend, output_tokens, seconds))
 
     def recent(self) -> RecentSteps:
-        """How fast it has been."""
+        """Speed over the last `RECENT_STEPS` steps."""
         extend = [seconds for is_extend, _, seconds in self._recent if is_extend]
         decode = [seconds for is_extend, _, seconds in self._recent if not is_extend]
         total = sum(extend) + sum(decode)

@@ -36,7 +36,7 @@ def draw_exchange(rng: random.Random) -> dialogues.Turns:
 
 
 def careless(rng: random.Random, text: str) -> str:
-    """`text` as a user in a hurry types it: now and then without capitals or the last mark."""
+    """`text` as a user in a hurry types it: sometimes without capitals or the final punctuation mark."""
     if rng.random() < 0.08:
         text = text.rstrip(".?!")
     return text.lower() if rng.random() < 0.06 and "name" not in text else text
@@ -50,8 +50,8 @@ def write(rng: random.Random) -> list[Message]:
     if greeted:
         turns += dialogues.greeting(rng)
     if rng.random() < 0.25:
-        told, recall = memory.user_fact(rng)
-        turns += told
+        facts, recall = memory.user_fact(rng)
+        turns += facts
     for _ in range(rng.choice((0, 1, 1)) if recall else rng.choice((1, 1, 2))):
         turns += draw_exchange(rng)
     turns += recall

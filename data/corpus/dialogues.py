@@ -12,7 +12,7 @@ Turns = list[tuple[str, str]]
 
 
 def greeting(rng: random.Random) -> Turns:
-    """Hello and a reply; where the reply asks for the user's mood, the turns that follow from it."""
+    """Hello and a reply; if the reply asks for the user's mood, also the turns that follow from it."""
     hello = rng.choice(("Hello", "Hello", "Hi", "Hey", "Hi there", "Hello there", "Good morning", "Good evening"))
     start = f"{hello}{rng.choice(('', '', '!', '.', ', Nano!'))}"
     reply = rng.choice(("Hello!", "Hi!", "Hello there!", hello.removesuffix(" there") + "!"))
@@ -37,7 +37,7 @@ def about_me(rng: random.Random) -> Turns:
         "Can you tell me who you are?",
         "Tell me about yourself.",
     )
-    mine = (
+    names = (
         "I am Nano, a tiny language model. I can tell stories and answer simple questions.",
         "My name is Nano. I am a very small language model.",
     )
@@ -53,13 +53,13 @@ def about_me(rng: random.Random) -> Turns:
     )
     old = (("How old are you?", "When were you born?"), ("I do not have an age. I am a computer program.",))
     helping = (("Can you help me?", "I need help.", "I have a question."), ("Of course! What do you want to know?",))
-    options = [(who, mine), (can, abilities), feel, human, old, helping]
+    options = [(who, names), (can, abilities), feel, human, old, helping]
     picked = rng.sample(options, rng.choice((1, 1, 2)))
     return [(rng.choice(questions), rng.choice(answers)) for questions, answers in picked]
 
 
 def colors(rng: random.Random) -> Turns:
-    """The color of one thing, then of another in short."""
+    """The color of one thing, then a short question about another."""
     first, second = rng.sample(sorted(words.THING_COLORS), 2)
     ask = rng.choice(
         ("What color is {}?", "What colour is {}?", "Which color does {} have?", "Tell me the color of {}.")
@@ -113,7 +113,7 @@ FACTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
         "{A} is an animal that lives in {home}. It is {color}, and it eats {eats}.",
     ),
 }
-"""What can be asked about an animal: in full, in short where "it" is clear, and the answer to both."""
+"""The questions about an animal: in full, in short where "it" is clear, and the answer to both."""
 
 
 def animal_fact(rng: random.Random, topic: str, kind: str, short: bool) -> tuple[str, str]:
@@ -179,7 +179,7 @@ def sums(rng: random.Random) -> Turns:
 
 
 def opposites(rng: random.Random) -> Turns:
-    """The opposite of a word, then of another in short."""
+    """The opposite of a word, then a short question about another."""
     (x, not_x), (y, not_y) = (pair[:: rng.choice((1, -1))] for pair in rng.sample(words.OPPOSITES, 2))
     ask = rng.choice(("What is the opposite of {}?", "Tell me the opposite of {}.", "What is the opposite of '{}'?"))
     turns = [(ask.format(x), f"The opposite of {x} is {not_x}.")]
@@ -201,16 +201,16 @@ def story(rng: random.Random) -> Turns:
         about += f" named {name}"
     ask = ("Tell me a story about {}.", "Can you tell me a story about {}?", "I want to hear a story about {}.")
     ask += ("Please tell me a story about {}.", "Write a short story about {}.", "A story about {}, please.")
-    told = stories.tell(rng, kind, name)
+    tale = stories.tell(rng, kind, name)
     request = rng.choice(ask).format(about)
     if rng.random() < 0.15:
-        told = stories.tell(rng)
+        tale = stories.tell(rng)
         request = rng.choice(
             ("Tell me a story.", "Please tell me a story.", "Can you tell me a story?", "Write a short story.")
         )
-    questions = told.questions[:1] if rng.random() < 0.5 else []
-    questions += rng.sample(told.questions[1:], min(rng.choice((0, 1, 2)), len(told.questions) - 1))
-    turns = [(request, told.text), *questions]
+    questions = tale.questions[:1] if rng.random() < 0.5 else []
+    questions += rng.sample(tale.questions[1:], min(rng.choice((0, 1, 2)), len(tale.questions) - 1))
+    turns = [(request, tale.text), *questions]
     if rng.random() < 0.12:
         kind = stories.draw_kind(rng)
         again = rng.choice(("Now tell me a story about {}.", "And now one about {}.", "Another one about {}, please."))

@@ -10,7 +10,7 @@ from .words import ANIMALS
 
 
 def user_fact(rng: random.Random) -> tuple[Turns, Turns]:
-    """Something the user tells, and the later question about it."""
+    """The turns in which the user states a fact, and the turns of the later question about it."""
     topic = rng.choice(("name", "name", "name", "color", "pet", "animal", "food", "age", "place"))
     name = words.draw_name(rng, words.GIRLS + words.BOYS)
     if topic == "name":
@@ -49,7 +49,7 @@ def user_fact(rng: random.Random) -> tuple[Turns, Turns]:
 
 
 def unknown_name(rng: random.Random) -> Turns:
-    """The user asks for a name that was never told, then tells it."""
+    """The user asks for a name that was never given, then gives it."""
     name = words.draw_name(rng, words.GIRLS + words.BOYS)
     ask = rng.choice(("What is my name?", "What's my name?", "Do you know my name?", "Who am I?"))
     tell = rng.choice(("My name is {}.", "I am {}.", "I'm {}.", "It is {}.", "{}.")).format(name)
@@ -117,7 +117,7 @@ def repeat(rng: random.Random) -> Turns:
 
 
 def unknown(rng: random.Random) -> Turns:
-    """Questions beyond a tiny model, which it should not answer with an invention."""
+    """Questions beyond a tiny model, which it should decline instead of inventing an answer."""
     country = rng.choice(
         ("France", "Spain", "Japan", "Brazil", "Egypt", "India", "Canada", "Germany", "Italy", "Kenya")
     )

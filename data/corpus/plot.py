@@ -3,8 +3,8 @@
 A plot is a list of paragraphs, a paragraph a list of slots, a slot a tuple of sentences of which one is drawn (""
 leaves the slot out). The fields: `{n}` hero, `{k}` its kind, `{he}` `{him}` `{his}` (capitalised: `{He}` `{His}`) its
 pronouns; `{m}` `{mk}` name and kind of the helper, `{a_m}` the helper at first sight ("a shy owl"); `{obj}` a thing;
-`{place}`; `{s1}` `{s2}` `{s3}` spots; `{food}` `{food2}`; `{when}`; and the fields that the plot's own `choices`
-define. `{a_x}` is `{x}` with its article. The helper gets no pronouns, so that `{he}` never has two readings.
+`{place}`; `{s1}` `{s2}` `{s3}` spots; `{food}` `{food2}`; `{when}`; and the fields that the plot's `choices` define.
+`{a_x}` is `{x}` with its article. The helper gets no pronouns, so that `{he}` never has two readings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Slot = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Plot:
-    """A skeleton: its paragraphs, its own word choices, its morals, and question/answer pairs its text supports."""
+    """A skeleton: its paragraphs, its morals, its additional word choices, and question/answer pairs its text supports."""
 
     paragraphs: list[list[Slot]]
     morals: Slot

@@ -1,4 +1,4 @@
-"""Plots in which somebody is helped: a lost thing, a skill to learn, a meal to share."""
+"""Plots in which the hero gets or gives help: a lost thing, a skill to learn, a meal to share."""
 
 from .plot import FRIENDS, MEET, THANKS, WHERE, WHO_HELPED, Plot
 from .words import SOFT_THINGS, THINGS

@@ -43,7 +43,7 @@ END = ("", "", "", " The end.")
 
 @dataclass(frozen=True)
 class Story:
-    """A told story: its text and the (question, answer) pairs it supports, the hero's name first."""
+    """A finished story: its text and the (question, answer) pairs it supports, the hero's name first."""
 
     text: str
     questions: list[tuple[str, str]]

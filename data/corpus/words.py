@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def listed(text: str, separator: str | None = None) -> tuple[str, ...]:
-    """The words of `text`; where a separator is given, the phrases between two of them."""
+    """The words of `text`; with a separator, the phrases between separators."""
     return tuple(text.split(separator))
 
 
@@ -17,7 +17,7 @@ def a(noun: str) -> str:
 
 
 def draw_name(rng: random.Random, names: tuple[str, ...]) -> str:
-    """One of `names`, or now and then an invented one, so that names are read and not only recognised."""
+    """One of `names`, or sometimes an invented one, so that the model learns to copy names it has not seen."""
     if rng.random() < 0.9:
         return rng.choice(names)
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))).capitalize()

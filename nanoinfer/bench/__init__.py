@@ -1,1 +1,1 @@
-"""Measurements, each a ratio against something else in the same run."""
+"""Measurements. Each result is a ratio to something else measured in the same run."""

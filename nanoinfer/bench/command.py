@@ -1,4 +1,4 @@
-"""`python -m nanoinfer bench`: its options, and what they start."""
+"""`python -m nanoinfer bench`: its options and its commands."""
 
 import argparse
 import json
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanoinfer.bench.session import Settings
 
-WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "staggered")  # read without torch
+WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "staggered")  # for help without torch
 
 
 def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """`bench run`, `bench decode` and `bench table`; `engine_options` adds `--model` and what LLM takes."""
+    """`bench run`, `bench decode` and `bench table`; `engine_options` adds `--model` and LLM's options."""
     commands = bench.add_subparsers(
         dest="what", required=True, metavar="what", parser_class=type(bench), help="default: run"
     )
-    run = commands.add_parser("run", help="all workloads, on nanoinfer and on the engines it is compared with")
+    run = commands.add_parser("run", help="run all workloads on nanoinfer and on the engines it is compared with")
     run.set_defaults(run=_run)
     run.add_argument(
         "--model",
@@ -25,48 +25,51 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         default=["story"],
         help="bundled name, checkpoint directories or Hub names (default: story)",
     )
-    run.add_argument("--dtype", nargs="+", metavar="DTYPE", help="float32, bfloat16 (default: each checkpoint's own)")
+    run.add_argument("--dtype", nargs="+", metavar="DTYPE", help="float32, bfloat16 (default: as in each checkpoint)")
     run.add_argument("--workloads", nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOAD_NAMES)} (default: all)")
     run.add_argument(
         "--rounds",
         type=int,
         default=3,
-        help="every figure is a median of so many (default: 3; 0 with --profile: only that)",
+        help="rounds; every figure is their median (default: 3; 0 with --profile: only profile)",
     )
-    run.add_argument("--threads", type=int, help="of every engine (default: the cores there are)")
+    run.add_argument("--threads", type=int, help="threads of every engine (default: the number of cores)")
     run.add_argument(
         "--compare",
         action="append",
         default=[],
         metavar="NAME[=PYTHON]",
-        help="another engine: transformers, vllm, openvino or llamacpp, in another environment where PYTHON says so; or "
-        "nanoinfer:option=value,... for another setting of ours. May be given several times",
+        help="another engine: transformers, vllm, openvino or llamacpp, run by PYTHON if given; or "
+        "nanoinfer:option=value,... for nanoinfer with other options. May be given several times",
     )
     run.add_argument(
-        "--once", action="append", default=[], metavar="NAME", help="this engine takes part in the first round only"
+        "--once", action="append", default=[], metavar="NAME", help="run this engine in the first round only"
     )
-    run.add_argument("--seed", type=int, default=0, help="decides the token ids (default: 0)")
+    run.add_argument("--seed", type=int, default=0, help="seed of the token ids (default: 0)")
     run.add_argument(
         "--gap", type=float, help="staggered: mean seconds between arrivals (default: by the model's size)"
     )
     run.add_argument(
-        "--timeout", type=float, default=600, help="seconds after which an engine has failed (default: 600)"
+        "--timeout",
+        type=float,
+        default=600,
+        help="seconds without an answer after which an engine fails (default: 600)",
     )
-    run.add_argument("--json", metavar="FILE", help="write every run there")
+    run.add_argument("--json", metavar="FILE", help="also write every run to FILE")
     run.add_argument("--profile", action="store_true", help="also show where the time of nanoinfer's steps goes")
 
-    decode = commands.add_parser("decode", help="session by session, as a padded batch, and from pools, side by side")
+    decode = commands.add_parser("decode", help="compare decoding session by session, as a padded batch and from pools")
     decode.set_defaults(run=_decode)
-    decode.add_argument("--requests", type=int, default=16, help="requests decoded at a time (default: 16)")
-    decode.add_argument("--new-tokens", type=int, default=64, help="tokens of each (default: 64)")
-    decode.add_argument("--rounds", type=int, default=5, help="times are medians of so many (default: 5)")
-    decode.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    decode.add_argument("--requests", type=int, default=16, help="requests decoded together (default: 16)")
+    decode.add_argument("--new-tokens", type=int, default=64, help="tokens per request (default: 64)")
+    decode.add_argument("--rounds", type=int, default=5, help="rounds; times are their medians (default: 5)")
+    decode.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     engine_options(decode)
 
-    table = commands.add_parser("table", help="the tables of a file that --json wrote")
+    table = commands.add_parser("table", help="print the tables of a file that bench run --json wrote")
     table.set_defaults(run=_table)
-    table.add_argument("file", help="written by bench run --json")
-    table.add_argument("--main-only", action="store_true", help="without the tables of all figures")
+    table.add_argument("file", help="a file written by bench run --json")
+    table.add_argument("--main-only", action="store_true", help="leave out the tables of all figures")
 
 
 def with_default_command(argv: Sequence[str]) -> list[str]:
@@ -118,7 +121,7 @@ def _run(args: argparse.Namespace) -> None:
     )
     paths = [resolve_model_path(model) for model in args.model]
     if args.json:
-        Path(args.json).touch()  # a place that cannot be written to is told before the work, not after
+        Path(args.json).touch()  # a file that cannot be written fails here, before the measurement
     results = new_results(settings)
     for path in paths:
         for dtype in args.dtype or [None]:
@@ -126,19 +129,19 @@ def _run(args: argparse.Namespace) -> None:
             if args.profile:
                 model["profile"] = _profile(model, path, settings)
             results["models"].append(model)
-            _write(args.json, results)  # what is measured is kept, whatever happens to the next model
+            _write(args.json, results)  # keeps these results if the next model fails
     print(format_results(results))
 
 
 def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict[str, Any]:
-    """The workloads once more, under the profiler, for nanoinfer in each of its settings: engine → workload → kinds."""
+    """Run the workloads again under the profiler, once per setting of nanoinfer: engine → workload → kinds of step."""
     from nanoinfer.bench.profiler import WARM_UP, profile_model
     from nanoinfer.bench.workloads import make_job, warm_up
 
     context_len, vocab_size = model["context_len"], model["vocab_size"]
     jobs = {WARM_UP: [warm_up(context_len, vocab_size)]}
     for workload in settings.workloads:
-        seed = settings.seed + settings.rounds  # prompts that no round has had
+        seed = settings.seed + settings.rounds  # prompts that no round has used
         jobs[workload.name] = [make_job(workload, seed, context_len, vocab_size, model["gap_s"])]
     return {
         engine.name: profile_model(str(path), model["dtype"], settings.threads, jobs, **engine.options)
@@ -169,7 +172,7 @@ def _table(args: argparse.Namespace) -> None:
     try:
         results = json.loads(Path(args.file).read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{args.file}: no JSON: {error}") from error
+        raise ValueError(f"{args.file}: not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ValueError(f"{args.file}: not written by bench run --json (format {FORMAT})")
     print(format_results(results, details=not args.main_only))

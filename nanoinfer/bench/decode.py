@@ -1,4 +1,4 @@
-"""Three ways to decode the same requests: session by session, one padded batch, and slots of a pool."""
+"""Three ways to decode the same requests: session by session, as a padded batch, and from the slots of a pool."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,23 +17,23 @@ from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 
 SHORTEST_PROMPT = 8
 LEGEND = """\
-ratio: to the first row's speed, median over rounds. forwards: decode passes (the first token comes from the prompt's).
-moved: K/V copied in and out of the pass's rectangle, a token; a pool's K/V stays where it is. read: K/V that the attention
-backend then reads, a token, of which so much is padding: plain torch works on a rectangle, C++ on a pool's slots."""
+ratio: speed relative to the first row, median over rounds. forwards: decode passes (the prompt's pass gives the first
+token). moved: K/V copied to and from a pass's rectangle, per token; in a pool K/V stays in its slots. read: K/V that the
+attention backend reads, per token. padding: its share of what is read (plain torch reads a rectangle, C++ only slots)."""
 
 
 @dataclass
 class DecodeResult:
-    """One way's figures, of decode passes only: medians over rounds where they are times; bytes are of K/V."""
+    """The figures of one way, decode passes only. Times are medians over rounds; bytes are of K/V."""
 
     way: str
     tokens_per_second: float
-    ratio: float  # of tokens_per_second, to the first way's
+    ratio: float  # tokens_per_second relative to the first way
     forwards: int
-    bytes_copied_per_token: float  # to move K/V to where a pass wants it, and back
+    bytes_copied_per_token: float  # to bring K/V into a pass's rectangle, and back
     bytes_read_per_token: float  # by attention, padding included
-    padding_share: float  # of what attention reads
-    tokens_equal: bool  # to the first way's
+    padding_share: float  # of bytes_read_per_token
+    tokens_equal: bool  # to the tokens of the first way
 
 
 @dataclass
@@ -49,15 +49,15 @@ class Run:
 def bench_decode(
     llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds: int = 5, use_tqdm: bool = True
 ) -> list[DecodeResult]:
-    """Decode `num_requests` requests of mixed lengths greedily, each way in turn, round by round; shows a progress bar
-    unless `use_tqdm=False`.
+    """Decode `num_requests` requests of mixed lengths greedily, once per way and round; shows a progress bar unless
+    `use_tqdm=False`.
 
     Only decode passes are timed; prompts are computed before. Flushes the engine's cache. ValueError naming an argument
     that is out of range, or when the engine has other requests.
     """
     rng = np.random.default_rng(0)
     if llm.engine.has_unfinished():
-        raise ValueError("llm: its engine has unfinished requests; they would be timed, too")
+        raise ValueError("llm: its engine has unfinished requests; they would be timed as well")
     context = llm.config.max_context_len
     if context < SHORTEST_PROMPT + 2:
         raise ValueError(f"max_context_len={context}: must be at least {SHORTEST_PROMPT + 2}")
@@ -77,7 +77,7 @@ def bench_decode(
     slots = sum(llm.engine.cache.whole_pages(len(prompt) + new_tokens - 1) for prompt in prompts)
     if slots > llm.config.max_total_tokens:
         raise ValueError(
-            f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests at a time need {slots}"
+            f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests together need {slots}"
         )
     ways: dict[str, Callable[[], Run]] = {
         "sessions, one by one": lambda: _run_sessions(llm, prompts, new_tokens, batched=False),
@@ -85,7 +85,7 @@ def bench_decode(
         "pooled": lambda: _run_pooled(llm, prompts, new_tokens),
     }
     runs: dict[str, list[Run]] = {way: [] for way in ways}
-    for batched in (False, True):  # memory and threads of a first pass are nobody's cost
+    for batched in (False, True):  # warm up: a first pass allocates memory and starts threads
         _run_sessions(llm, prompts[:1], 2, batched)
     _run_pooled(llm, prompts[:1], 2)
     with tqdm(total=rounds * len(ways), desc="bench decode", unit="run", disable=not use_tqdm) as bar:

@@ -1,4 +1,4 @@
-"""Engines under test, each in a process of its own that is stopped while another one is measured."""
+"""Engines under test, each in a separate process that is stopped while another engine is measured."""
 
 import json
 import os
@@ -25,7 +25,7 @@ LAST_LINES = 5
 class EngineSpec:
     """An engine to measure: `file` defines its Peer, `python` runs it, `options` are the Peer's keyword arguments.
 
-    `is_ours`: nanoinfer itself, in whatever setting, and not one that it is compared with.
+    `is_ours`: nanoinfer itself, whatever its options, not an engine that it is compared with.
     """
 
     name: str
@@ -36,16 +36,16 @@ class EngineSpec:
 
     @property
     def converts(self) -> bool:
-        """Does it read a file of its own, made of the checkpoint?"""
+        """Whether it reads a file converted from the checkpoint."""
         return self.file.stem in ("llamacpp", "openvino")
 
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
-        """What starts its worker."""
+        """The command that starts its worker."""
         arguments = json.dumps({"model": model, "dtype": dtype, "threads": threads, **self.options})
         return [self.python, str(PEERS / "worker.py"), str(self.file), arguments]
 
     def environment(self, threads: int) -> dict[str, str]:
-        """This process's, with the number of threads. Our packages are kept out of other Pythons, except nanoinfer."""
+        """This process's environment with the number of threads. Another Python sees none of its packages but nanoinfer."""
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         env["TOKENIZERS_PARALLELISM"] = "false"
         inherited = env.pop("PYTHONPATH", None)
@@ -59,7 +59,7 @@ class EngineSpec:
 def parse_engine(text: str) -> EngineSpec:
     """`vllm`, `vllm=PATH/TO/python`, `nanoinfer:option=value,option=value`, or `path/to/peer.py[=PYTHON]`.
 
-    ValueError naming what is wrong.
+    ValueError naming the part that is wrong.
     """
     if match := re.fullmatch(r"(\w+):(.+)", text):
         name, settings = match.groups()
@@ -88,7 +88,7 @@ def _peer_file(name: str, text: str) -> Path:
 
 
 def _value(text: str) -> Any:
-    """Numbers, true, false and null as JSON has them; anything else is a string."""
+    """Numbers, true, false and null as in JSON (True, False and None also as in Python); anything else is a string."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -100,10 +100,10 @@ class EngineFailure(Exception):
 
 
 class Worker:
-    """A worker process: `ask` wakes it, waits for its answer and stops it again (SIGSTOP), spinning threads and all.
+    """A worker process: `ask` wakes it, waits for its answer and stops it again (SIGSTOP), including spinning threads.
 
-    Raises EngineFailure, with the last lines of its standard error, when it does not load. As a context manager it ends
-    with the block.
+    Raises EngineFailure, with the last lines of its standard error, when it does not load. As a context manager it closes
+    at the end of the block.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
@@ -116,19 +116,19 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=env,
-            start_new_session=True,  # a group of its own: its children are stopped and ended with it
+            start_new_session=True,  # a new process group: its children are stopped and killed with it
             bufsize=0,
         )
         self.pid = self._process.pid
         try:
-            self.about = self._answer()  # which packages, how long it took to load; see peers/worker.py
+            self.about = self._answer()  # package versions, seconds to load; see peers/worker.py
         except BaseException:
             self.close()
             raise
         self._signal(signal.SIGSTOP)
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a job, return its result. EngineFailure when it failed; `alive` tells whether it can be asked again."""
+        """Send a job, return its result. EngineFailure when it failed; `alive`: whether the worker takes another job."""
         if not self.alive:
             raise EngineFailure("ended before this run")
         self._signal(signal.SIGCONT)
@@ -144,7 +144,7 @@ class Worker:
                 self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it and its children, whatever they are doing."""
+        """Kill the worker and its children."""
         if self.alive:
             self.alive = False
             self._signal(signal.SIGKILL)
@@ -183,7 +183,7 @@ class Worker:
         return line
 
     def _died(self, reason: str | None = None) -> None:
-        """End what is left of it and say why."""
+        """Kill what is left of the worker; raises EngineFailure with the reason."""
         self.alive = False
         self._signal(signal.SIGKILL)
         code = self._process.wait()
@@ -197,7 +197,7 @@ class Worker:
 
 
 def _write_all(stream: IO[bytes], data: bytes) -> None:
-    """Unbuffered pipes may take less than all at once."""
+    """Write all of `data`: an unbuffered pipe may take only a part at a time."""
     view = memoryview(data)
     while view:
         view = view[stream.write(view) :]

@@ -1,4 +1,4 @@
-"""What a measurement ran on: processor, memory and how fast it can be read; and what a checkpoint weighs."""
+"""What a measurement ran on: processor, memory and its read bandwidth; and the size of a checkpoint."""
 
 import json
 import os
@@ -18,7 +18,7 @@ READS = 9
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in GiB, operating system, Python."""
+    """Processor, number of cores this process may use, memory in GiB, operating system, Python."""
     affinity = getattr(os, "sched_getaffinity", None)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The name in /proc/cpuinfo, with the family and model numbers that tell generations apart where it does not."""
+    """The name in /proc/cpuinfo, with family and model numbers, which distinguish generations of the same name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -62,10 +62,10 @@ def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A Hugging Face checkpoint as far as a benchmark must know it, read from its headers.
+    """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers.
 
-    `decode_parameters`: those that one decode step of one request reads: all, but of an embedding table that is not the
-    head too, which is read one row a token.
+    `decode_parameters`: those that one decode step of one request reads: all of them, except an embedding table that is
+    not also the head, of which a token reads one row.
     """
 
     path: str
@@ -78,7 +78,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        """ValueError or OSError naming what is missing."""
+        """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
         config = json.loads((path / "config.json").read_text())
         sizes: dict[str, int] = {}
         kinds = set()
@@ -87,7 +87,7 @@ class Checkpoint:
                 sizes[name] = size
                 kinds.add(kind)
         if not sizes:
-            raise ValueError(f"{path}: no *.safetensors there")
+            raise ValueError(f"{path}: has no *.safetensors")
         table = sizes.get("model.embed_tokens.weight", 0)
         missing = [key for key in ("vocab_size", "max_position_embeddings") if key not in config]
         if missing:
@@ -116,7 +116,7 @@ class Checkpoint:
 
 
 def _name(path: Path) -> str:
-    """The folder's name; of a download from the Hub, whose folder is named by a hash, the repository's."""
+    """The folder's name; for a download from the Hub, whose folder is named by a hash, the repository's name."""
     path = path.absolute()
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")

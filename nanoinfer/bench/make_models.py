@@ -4,8 +4,8 @@
     python -m nanoinfer.bench.make_models gguf models/small-bfloat16                   (needs the package gguf)
     python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --optimum-cli PATH/TO/optimum-cli
 
-A checkpoint's folder name says what it is: SIZE-DTYPE. The converted one lies beside it, with `.gguf` or `.ov` added to
-its name. Also runs as a plain script where nanoinfer is not installed.
+A checkpoint's folder is named SIZE-DTYPE. The converted one is written beside it, with `.gguf` or `.ov` added to the
+name. Also runs as a plain script where nanoinfer is not installed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ VOCAB_SIZE, CONTEXT_LEN, ROPE_THETA = 32000, 4096, 10000.0
 
 
 def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
-    """Write config, weights and tokenizer. Every dtype of a size holds the same numbers, all of which bfloat16 can hold.
+    """Write config, weights and tokenizer. All dtypes of a size hold the same numbers, each representable in bfloat16.
 
     `changes`: other values for fields of the config. ValueError when the folder's name is not SIZE-DTYPE.
     """
@@ -50,7 +50,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
     size, _, dtype = folder.name.partition("-")
     if size not in SIZES or dtype not in DTYPES:
         raise ValueError(
-            f"{folder}: its name must be SIZE-DTYPE, of sizes {', '.join(SIZES)} and dtypes {', '.join(DTYPES)}"
+            f"{folder}: its name must be SIZE-DTYPE with a size of {', '.join(SIZES)} and a dtype of {', '.join(DTYPES)}"
         )
     fields = {
         "vocab_size": VOCAB_SIZE,
@@ -75,7 +75,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
                 weights.copy_(1 + 0.1 * noise)
             elif "embed_tokens" in name or "lm_head" in name:
                 weights.copy_(0.05 * noise)
-            else:  # keeps the size of what passes through, and so the logits apart
+            else:  # keeps the scale of activations, so that logits differ
                 weights.copy_(noise / weights.shape[1] ** 0.5)
     model = model.to(getattr(torch, dtype))
     model.config.dtype = model.dtype
@@ -84,7 +84,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
 
 
 def _make_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Byte-level BPE of exactly `vocab_size` tokens: three special ones, all bytes, and words made up of letters."""
+    """Byte-level BPE of exactly `vocab_size` tokens: three special tokens, all bytes, and words of 2 to 4 letters."""
     from itertools import product
 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -176,17 +176,17 @@ def make_gguf(checkpoint: Path) -> Path:
 
 def pairs_as_neighbours(weights: Any, heads: int) -> Any:
     """Reorder the rows of a query or key projection `[heads * D, hidden]`, head by head: rotary pairs are rows
-    (i, i + D/2) in Hugging Face's checkpoints and neighbours in GGUF."""
+    (i, i + D/2) in Hugging Face's checkpoints and adjacent rows in GGUF."""
     return weights.reshape(heads, 2, -1, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
 
 
 def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
-    """Every tensor of a checkpoint by name, in float32."""
+    """Every tensor of a checkpoint with its name, in float32."""
     from safetensors import safe_open
 
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no dictionary
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
                 yield name, tensors.get_tensor(name).float()
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make checkpoints to measure on, and convert them.")
     parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
     parser.add_argument(
-        "folder", nargs="+", type=Path, help="checkpoint folders, named SIZE-DTYPE if they are to be made"
+        "folder", nargs="+", type=Path, help="checkpoint folders; those to be made must be named SIZE-DTYPE"
     )
     parser.add_argument("--optimum-cli", default="optimum-cli", help="openvino: optimum-intel's program")
     args = parser.parse_args()

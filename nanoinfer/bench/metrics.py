@@ -1,4 +1,4 @@
-"""From what a worker answered to figures: one run's summary, and comparisons over rounds."""
+"""Figures from a worker's answers: the summary of one run, and comparisons over rounds."""
 
 import hashlib
 import json
@@ -12,11 +12,11 @@ from nanoinfer.bench.workloads import Measure, Request
 
 
 def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """One run in figures.
+    """The figures of one run.
 
     `ttft_s`: seconds from arrival to the first token, median over requests. `tpot_ms`: milliseconds between two tokens
     of a request, percentiles over all such gaps of all requests. `ms_per_token`: the mean gap of a request, median over
-    requests. The last two are None when nobody generates a second token.
+    requests. The last two are None when no request generates a second token.
     """
     times, wall = [np.array(values) for values in answer["times"]], answer["wall_s"]
     gaps = np.concatenate([np.diff(values) for values in times]) * 1000
@@ -37,38 +37,39 @@ def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str,
     }
 
 
-def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int] | None:
-    """`(request, position)` of the first token that is not the same; None when all are."""
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+def first_difference(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """`(request, position)` of the first token that differs; None when all tokens are the same."""
+    for i, (a, b) in enumerate(zip(ours, others, strict=True)):
         for j, (x, y) in enumerate(zip(a, b, strict=True)):
             if x != y:
                 return i, j
     return None
 
 
-def same_requests(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> int:
-    """Requests whose tokens are all the same."""
-    return sum(list(a) == list(b) for a, b in zip(ours, theirs, strict=True))
+def same_requests(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
+    """The number of requests whose tokens are all the same."""
+    return sum(list(a) == list(b) for a, b in zip(ours, others, strict=True))
 
 
-def advantage(ours: float, theirs: float, measure: Measure) -> float:
-    """How many times better `ours` is: above 1 is better, whichever way the measure points."""
-    return ours / theirs if measure.more_is_better else theirs / ours
+def advantage(ours: float, other: float, measure: Measure) -> float:
+    """How many times better `ours` is: above 1 is better, whether more or less of the measure is better."""
+    return ours / other if measure.more_is_better else other / ours
 
 
 def against_best(
     ours: Mapping[int, float], peers: Mapping[str, Mapping[int, float]], measure: Measure
 ) -> tuple[list[float], str] | None:
-    """Round by round, how many times better than the best peer of that round; and who was best most often.
+    """For every round, how many times better `ours` is than the best peer of that round; and which peer was best most
+    often.
 
-    All arguments by round. None when there is no round that both have.
+    Values are by round. None when no round has both `ours` and a peer.
     """
     ratios, winners = [], []
-    for number, own in sorted(ours.items()):
+    for number, value in sorted(ours.items()):
         rivals = {name: values[number] for name, values in peers.items() if number in values}
         if rivals:
-            winner = min(rivals, key=lambda name: advantage(own, rivals[name], measure))
-            ratios.append(advantage(own, rivals[winner], measure))
+            winner = min(rivals, key=lambda name: advantage(value, rivals[name], measure))
+            ratios.append(advantage(value, rivals[winner], measure))
             winners.append(winner)
     if not ratios:
         return None

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanoinfer.bench.markdown import table
 
-BOOKKEEPING = ("schedule", "process")  # what is called the scheduler's share
+BOOKKEEPING = ("schedule", "process")  # the parts that make up the scheduler's share
 # Parts in the order of a step; any others come last.
 ORDER = (
     "schedule",
@@ -27,7 +27,7 @@ ORDER = (
 
 
 def format_profile(profile: Mapping[str, Any]) -> str:
-    """One workload's profile: a row for each part, milliseconds a step and share of it for each kind of step."""
+    """One workload's profile: one row per part, with milliseconds per step and share for each kind of step."""
     kinds = {name: kind for name, kind in profile.items() if name != "idle"}
     parts = sorted({part for kind in kinds.values() for part in kind["parts"]}, key=_place)
     rows = []
@@ -37,7 +37,7 @@ def format_profile(profile: Mapping[str, Any]) -> str:
             seconds = kind["parts"].get(part, 0.0)
             row += [f"{seconds / kind['steps'] * 1000:.3f}", f"{seconds / kind['seconds']:.1%}"]
         rows.append(row)
-    head, total, scheduler = ["part"], ["a step"], []
+    head, total, scheduler = ["part"], ["whole step"], []
     for name, kind in kinds.items():
         head += [f"{name}, {kind['steps']} steps: ms", "share"]
         total += [f"{kind['seconds'] / kind['steps'] * 1000:.3f}", ""]
@@ -48,5 +48,5 @@ def format_profile(profile: Mapping[str, Any]) -> str:
 
 
 def _place(part: str) -> tuple[int, str]:
-    """The order of a step; `other` parts last."""
+    """Sorting key: parts in the order of a step, any others last."""
     return (ORDER.index(part) if part in ORDER else len(ORDER), part)

@@ -1,8 +1,8 @@
-"""Where the time of an engine's steps goes, by functions wrapped from the outside while a profile is taken.
+"""Where the time of an engine's steps goes, measured by functions wrapped from the outside while a profile is taken.
 
-Engine and model carry no clocks of their own. `Profiler` replaces methods of their classes by timed ones and puts the
-originals back. A part's time is its own: what a wrapped function spends inside another wrapped one counts there only, so
-that the parts, with "other", add up to the step.
+Engine and model contain no clocks. `Profiler` replaces methods of their classes by timed ones and puts the originals
+back. Time that a wrapped function spends inside another wrapped one counts for the inner one only, so that the parts,
+with "other", add up to the step.
 """
 
 import time
@@ -25,9 +25,9 @@ from nanoinfer.bench.workloads import Job
 from nanoinfer.engine import Engine
 from nanoinfer.model.input_metadata import InputMetadata
 
-OTHER = "other"  # of the step: what no wrapped function did
-FORWARD = "forward: other"  # of the forward pass: residual sums, views, and what has no name below
-# Last component of a module's name in the model, or the end of its class's name → part of the forward pass.
+OTHER = "other"  # the rest of the step: work outside all wrapped functions
+FORWARD = "forward: other"  # the rest of the forward pass: residual sums, views, modules that are not listed below
+# Last component of a module's name in the model → part of the forward pass; CLASSES: the end of its class's name → part.
 MODULES = {
     "embed_tokens": "forward: embed",
     "qkv_proj": "forward: qkv",
@@ -57,15 +57,15 @@ class StepKind:
 
 
 class Profiler:
-    """Times every step of `engine` inside a `with` block; `kinds` are the result. One at a time."""
+    """Times every step of `engine` inside a `with` block; `kinds` is the result. Only one may be active at a time."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self.kinds: defaultdict[str, StepKind] = defaultdict(StepKind)
         self._undo: list[tuple[Any, str, Any]] = []
         self._inside: list[float] = []  # per open call: seconds spent in wrapped calls below it
-        self._parts: defaultdict[str, float] = defaultdict(float)  # of the step going on
-        self._modes: list[str] = []
+        self._parts: defaultdict[str, float] = defaultdict(float)  # of the current step
+        self._modes: list[str] = []  # of the current step's passes
         self._labels: dict[int, str] = {}  # id of a module → part
 
     def __enter__(self) -> "Profiler":
@@ -93,7 +93,7 @@ class Profiler:
     ) -> None:
         for owner, name, original in reversed(self._undo):
             if original is None:
-                delattr(owner, name)  # it was inherited
+                delattr(owner, name)  # the original is inherited
             else:
                 setattr(owner, name, original)
         self._undo.clear()
@@ -102,7 +102,7 @@ class Profiler:
     # --- what is wrapped -----------------------------------------------------------------------------------------
 
     def _wrap_step(self) -> None:
-        """The root: a step's kind is known when it is over, so its parts are kept apart until then."""
+        """The outermost function: a step's kind is known at its end, so its parts are collected separately until then."""
         original = type(self.engine).step
 
         @wraps(original)
@@ -137,7 +137,7 @@ class Profiler:
         self._replace(InputMetadata, "create", classmethod(create))
 
     def _wrap_modules(self, model: nn.Module) -> None:
-        """Methods of the classes of all modules that have a part, told apart by instance; the model is the rest."""
+        """Methods of the classes of all modules that have a part. The instance decides the part; the model is the rest."""
         self._labels[id(model)] = FORWARD
         for name, module in model.named_modules():
             last, kind = name.rpartition(".")[2], type(module).__name__
@@ -153,10 +153,10 @@ class Profiler:
         for kernels in {type(module.kernels) for module in model.modules() if hasattr(module, "kernels")}:
             self._wrap(kernels, "rotate", ROTARY)
 
-    # --- how -----------------------------------------------------------------------------------------------------
+    # --- how it is timed ------------------------------------------------------------------------------------------
 
     def _wrap(self, owner: type, name: str, part: str | None) -> None:
-        """Time a method; `part=None`: the part of the instance it is called on, untimed where that has none."""
+        """Time a method as `part`. `part=None`: as the part of the instance it is called on; untimed if that has none."""
         if callable(getattr(owner, name, None)):
             self._replace(owner, name, self._timed_function(getattr(owner, name), part))
 
@@ -179,7 +179,7 @@ class Profiler:
         return time.perf_counter()
 
     def _leave(self, part: str, start: float) -> float:
-        """Seconds since `start`; those of the call itself, without wrapped ones below it, are added to its part."""
+        """Returns the seconds since `start`; adds them, without those of wrapped calls inside, to the part."""
         seconds = time.perf_counter() - start
         self._parts[part] += seconds - self._inside.pop()
         if self._inside:
@@ -194,9 +194,9 @@ class Profiler:
 def profile_model(
     path: str, dtype: str, threads: int, jobs: Mapping[str, Sequence[Job]], **options: Any
 ) -> dict[str, Any]:
-    """Serve jobs here, in this process: per workload, and in all, `{kind: {"steps", "seconds", "parts"}}`.
+    """Serve jobs in this process; returns per workload `{kind: {"steps", "seconds", "parts"}}`.
 
-    `jobs`: by workload, those of each round; one named `warm up` is served first and not profiled. `options` are LLM's.
+    `jobs`: by workload, one per round; the workload named `warm up` is served but not profiled. `options` are LLM's.
     """
     before = torch.get_num_threads()
     peer = Peer(path, dtype, threads, **options)
@@ -216,12 +216,12 @@ def profile_model(
 
 
 def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:
-    """Steps, seconds and seconds by part, of each kind of step."""
+    """Steps, seconds and seconds by part, for each kind of step."""
     return {
         name: {"steps": kind.steps, "seconds": kind.seconds, "parts": dict(kind.parts)} for name, kind in kinds.items()
     }
 
 
 def _methods(cls: type) -> list[str]:
-    """Public methods that a class itself defines, properties and static ones aside."""
+    """Names of the public methods that a class itself defines, without properties and static methods."""
     return [name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_")]

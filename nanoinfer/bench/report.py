@@ -12,14 +12,15 @@ from nanoinfer.bench.workloads import WORKLOADS, Measure
 Results = Mapping[str, Any]
 LEGEND = """\
 Figures are medians over rounds. Each round runs a workload through all engines, one after the other, in shuffled order; the
-processes of the others are stopped meanwhile. A ratio is taken within a round, then its median, lowest..highest; above 1
-nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a request,
-percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V included. Cached:
-prompt tokens whose K/V was there already, where the engine tells. Same tokens: requests whose output is nanoinfer's."""
+processes of the others are stopped meanwhile. Ratios are taken within a round and shown as median (lowest..highest);
+above 1 nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a
+request, percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V
+included. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose output
+equals nanoinfer's."""
 
 
 def format_results(results: Results, details: bool = True) -> str:
-    """Everything: what it ran on, and for each model the table of main figures, remarks, and with `details` all others."""
+    """The whole report: the machine, then per model the table of main figures, remarks, and with `details` all figures."""
     machine = results["machine"]
     head = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {results['threads']} threads, "
@@ -28,11 +29,11 @@ def format_results(results: Results, details: bool = True) -> str:
         _versions(results["models"]),
     ]
     parts = ["\n".join(line for line in head if line)]
-    told: set[str] = set()
+    described: set[str] = set()
     for model in results["models"]:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
-        new = "\n".join(line for line in lengths if line not in told)
-        told.update(lengths)
+        new = "\n".join(line for line in lengths if line not in described)
+        described.update(lengths)
         parts += [_title(model), main_table(model) if model["runs"] else "", new, remarks(model)]
         if details and model["runs"]:
             parts.append(details_table(model))
@@ -59,7 +60,7 @@ def main_table(model: Results) -> str:
 
 
 def details_table(model: Results) -> str:
-    """A row for every workload and engine, with everything that was measured."""
+    """One row per workload and engine, with all figures."""
     rows = []
     ours = model["engines"][0]["name"]
     for workload in model["workloads"]:
@@ -85,7 +86,7 @@ def details_table(model: Results) -> str:
 
 
 def remarks(model: Results) -> str:
-    """What the table cannot say: failures, whether our settings agree, and how close decoding is to memory."""
+    """What the table does not show: failures, whether nanoinfer's settings agree, how close decoding is to memory speed."""
     lines = _roofline(model)
     lines += [_agreement(model, engine["name"]) for engine in model["engines"][1:] if engine["ours"]]
     for engine in model["engines"]:
@@ -115,18 +116,18 @@ def _title(model: Results) -> str:
 
 
 def _roofline(model: Results) -> list[str]:
-    """Weight bytes read a second in `single`, as a share of what memory gives: decoding one stream cannot be faster."""
+    """Weight bytes read per second in `single`, as a share of the memory's bandwidth, the limit of decoding one stream."""
     shares, bandwidths = [], []
     for engine in model["engines"]:
         runs = [run for run in _runs(model, "single", engine["name"]) if run.get("ms_per_token")]
         if runs:
             read = [model["decode_bytes"] / run["ms_per_token"] / 1e6 for run in runs]
-            there = [mean(run["bandwidth_gb_s"]) for run in runs]
-            bandwidths += there
-            shares.append(f"{engine['name']} {median(a / b for a, b in zip(read, there, strict=True)):.2f}")
+            available = [mean(run["bandwidth_gb_s"]) for run in runs]
+            bandwidths += available
+            shares.append(f"{engine['name']} {median(a / b for a, b in zip(read, available, strict=True)):.2f}")
     if not shares:
         return []
-    weights = f"{model['decode_bytes'] / 1e9:.3f} GB of weights a token"
+    weights = f"{model['decode_bytes'] / 1e9:.3f} GB of weights per token"
     measured = f"{min(bandwidths):.1f}..{max(bandwidths):.1f} GB/s, measured before and after each run"
     return [f"- single: {weights}; read speed as a share of the memory's ({measured}): {', '.join(shares)}"]
 
@@ -162,7 +163,7 @@ def _over_rounds(model: Results, workload: str, engine: str, key: str, part: str
 
 
 def _cell(model: Results, workload: str, engine: str, key: str) -> str:
-    """The median; how many rounds it is of where some failed; a dash where the engine does not do this."""
+    """The median, with the number of rounds if some failed; a dash where the engine does not run this workload."""
     runs = _runs(model, workload, engine)
     values = _by_round(model, workload, engine, key)
     failed = sum("error" in run for run in runs)
@@ -172,10 +173,10 @@ def _cell(model: Results, workload: str, engine: str, key: str) -> str:
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
 
 
-def _times(model: Results, workload: str, ours: str, theirs: str, measure: Measure) -> str:
-    """Over rounds that both have, how many times faster `ours` is."""
-    own, other = (_by_round(model, workload, name, measure.key) for name in (ours, theirs))
-    ratios = [advantage(own[number], other[number], measure) for number in own if number in other]
+def _times(model: Results, workload: str, ours: str, other: str, measure: Measure) -> str:
+    """How many times faster `ours` is, over the rounds that both have."""
+    first, second = (_by_round(model, workload, name, measure.key) for name in (ours, other))
+    ratios = [advantage(first[number], second[number], measure) for number in first if number in second]
     return _ratio(ratios) if ratios else "–"
 
 
@@ -196,7 +197,7 @@ def _number(value: float | None, factor: float = 1) -> str:
 
 
 def _versions(models: Sequence[Results]) -> str:
-    """Each engine's packages, once."""
+    """The versions of each engine's packages, once per engine."""
     seen: dict[str, str] = {}
     for model in models:
         for engine in model["engines"]:

@@ -1,8 +1,8 @@
-"""How costs grow: bookkeeping with requests and slots, the radix tree with its size, the first token with what is cached.
+"""How costs grow: bookkeeping with requests and slots, the radix tree with its size, the first token with cached tokens.
 
-    python -m nanoinfer.bench.scaling            tables here, scaling.json and scaling.png in data/bench
+    python -m nanoinfer.bench.scaling            prints tables, writes scaling.json and scaling.png to data/bench
 
-The first two run without a model's weight in them; the third on the bundled model.
+The first two run without a model; the third on the bundled model.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from nanoinfer.model.model_runner import ModelRunner
 
 REQUESTS = (1, 16, 64, 256)
 POOLS = (1024, 100_000, 1_000_000)
-SHORT = 4  # tokens a sequence, so that even 256 of them fit into the smallest pool
-LONG = 512
+SHORT = 4  # tokens per sequence, so that even 256 sequences fit into the smallest pool
+LONG = 512  # tokens per sequence
 TREES = (1000, 10_000, 100_000)
 ENTRY = 500  # tokens of one sequence in the tree
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -43,7 +43,7 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 class NoModel:
-    """Takes the place of the model: logits at once, the same for all."""
+    """Takes the place of the model: returns the same logits for every request, without computing anything."""
 
     def __init__(self, max_batch: int):
         self.logits = torch.zeros(max_batch, VOCAB_SIZE)
@@ -66,7 +66,7 @@ class NoAttention:
 
 
 class BookkeepingCase:
-    """An engine without a model, and its decode steps' times, in seconds."""
+    """An engine without a model, and the times of its decode steps, in seconds."""
 
     def __init__(self, requests: int, slots: int, seq_len: int):
         self.requests, self.slots, self.seq_len = requests, slots, seq_len
@@ -80,7 +80,7 @@ class BookkeepingCase:
         self.times: list[float] = []
 
     def run(self, rng: np.random.Generator) -> None:
-        """Serve all requests once, from an empty tree; keep the times of the steps in which each decoded a token."""
+        """Serve all requests once, from an empty tree; keep the times of the steps in which every request decodes."""
         self.engine.flush_cache()
         prompt_len = self.seq_len - self.new_tokens
         params = SamplingParams(max_new_tokens=self.new_tokens + 1, **GREEDY)  # type: ignore[arg-type]
@@ -97,9 +97,10 @@ class BookkeepingCase:
 def measure_bookkeeping(
     requests: Sequence[int] = REQUESTS, pools: Sequence[int] = POOLS, long: int = LONG, repeats: int = 25
 ) -> list[dict[str, Any]]:
-    """Milliseconds of a decode step without its model: schedule, Batch, InputMetadata, sampling, processing.
+    """Milliseconds per decode step without the model: schedule, Batch, InputMetadata, sampling, processing.
 
-    Every number of requests with every pool, with sequences of SHORT tokens; and in the largest pool with `long` tokens.
+    Measured for every number of requests in every pool with sequences of SHORT tokens, and in the largest pool also with
+    sequences of `long` tokens.
     """
     shapes = [(n, slots, SHORT) for slots in pools for n in requests if n * SHORT <= slots]
     shapes += [(n, max(pools), long) for n in requests if n * long <= max(pools)]
@@ -113,14 +114,14 @@ def measure_bookkeeping(
             "requests": case.requests,
             "slots": case.slots,
             "seq_len": case.seq_len,
-            "ms": median(case.times[case.new_tokens :]) * 1000,  # but the first round, which warms up
+            "ms": median(case.times[case.new_tokens :]) * 1000,  # without the first round, which warms up
         }
         for case in cases
     ]
 
 
 def measure_radix(sizes: Sequence[int] = TREES, entry: int = ENTRY, repeats: int = 50) -> list[dict[str, Any]]:
-    """Microseconds to match, and to insert, a sequence of `entry` tokens in trees of these sizes, in tokens."""
+    """Microseconds to match and to insert a sequence of `entry` tokens, in trees that hold `sizes` tokens."""
     rng = np.random.default_rng(0)
     results = []
     for size in tqdm(sizes, desc="radix tree", unit="tree"):
@@ -147,14 +148,14 @@ def measure_radix(sizes: Sequence[int] = TREES, entry: int = ENTRY, repeats: int
             match.append(time.perf_counter() - start)
             assert len(found.indices) == entry
             insert.append(grow())
-            tree.evict(entry)  # the oldest: the size stays
+            tree.evict(entry)  # evicts the oldest, which keeps the size
             known.popleft()
         results.append({"tokens": size, "match_us": median(match) * 1e6, "insert_us": median(insert) * 1e6})
     return results
 
 
 def measure_ttft(llm: LLM, fractions: Sequence[float] = FRACTIONS, repeats: int = 7) -> list[dict[str, Any]]:
-    """Milliseconds to the first token of a prompt that fills the context, by how much of it has been served before.
+    """Milliseconds to the first token of a prompt that fills the context, by the fraction of it that is cached.
 
     Flushes the engine's cache.
     """
@@ -185,7 +186,7 @@ def measure_ttft(llm: LLM, fractions: Sequence[float] = FRACTIONS, repeats: int 
 
 
 def format_scaling(results: dict[str, Any]) -> str:
-    """The three tables."""
+    """The results as three tables."""
     steps = results["bookkeeping"]
     requests = sorted({step["requests"] for step in steps})
     rows = []
@@ -211,12 +212,12 @@ def format_scaling(results: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure all three, print the tables, write the JSON and the figure."""
-    parser = argparse.ArgumentParser(prog="python -m nanoinfer.bench.scaling", description="How costs grow.")
-    parser.add_argument("--out", type=Path, default=Path("data/bench"), help="folder (default: data/bench)")
-    parser.add_argument("--no-figure", action="store_true", help="do without matplotlib")
+    parser = argparse.ArgumentParser(prog="python -m nanoinfer.bench.scaling", description="Measure how costs grow.")
+    parser.add_argument("--out", type=Path, default=Path("data/bench"), help="output folder (default: data/bench)")
+    parser.add_argument("--no-figure", action="store_true", help="draw no figure (needs no matplotlib)")
     args = parser.parse_args(argv)
     if not args.no_figure:
-        import matplotlib  # noqa: F401 - that it is missing is told before the work, not after
+        import matplotlib  # noqa: F401 - fails here, before the measurement, where it is not installed
     args.out.mkdir(parents=True, exist_ok=True)
     results = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

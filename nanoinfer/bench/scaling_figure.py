@@ -1,9 +1,9 @@
-"""The figure of scaling.py's results: three panels, one message each."""
+"""The figure of scaling.py's results: three panels, each with one message."""
 
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito, 2008: told apart by colour-blind readers; markers and dashes tell the lines apart without colour.
+# Okabe and Ito, 2008: colour-blind readers can tell these apart; markers and dashes distinguish the lines without colour.
 STYLES = (("#0072B2", "o", "-"), ("#E69F00", "s", "--"), ("#009E73", "^", ":"), ("#CC79A7", "D", "-."))
 
 
@@ -33,8 +33,8 @@ def _bookkeeping(axes: Any, steps: list[dict[str, Any]]) -> None:
     ticks = sorted({step["requests"] for step in steps})
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_ylim(0, 1.4 * max(step["ms"] for step in steps))  # room for the legend
-    axes.set(xlabel="running requests", ylabel="ms a decode step, model left out")
-    axes.set_title("Bookkeeping follows the requests,\nnot the pool")
+    axes.set(xlabel="running requests", ylabel="ms per decode step, without the model")
+    axes.set_title("Bookkeeping grows with the requests,\nnot with the pool")
     axes.legend(frameon=False, fontsize=10)
 
 
@@ -59,4 +59,4 @@ def _ttft(axes: Any, points: list[dict[str, Any]]) -> None:
     axes.plot(x, y, color=color, marker=marker, linestyle=dashes, markersize=7)
     axes.set_ylim(bottom=0)
     axes.set(xlabel=f"% of a {points[0]['prompt_tokens']}-token prompt cached", ylabel="ms to the first token")
-    axes.set_title("What is cached\nneed not be waited for")
+    axes.set_title("Cached tokens\ncost no waiting")

@@ -1,4 +1,4 @@
-"""A measuring session: every engine loaded once, every round of every workload through all of them in turn."""
+"""A measuring session: loads every engine once, then runs every round of every workload through all of them in turn."""
 
 import datetime
 import random
@@ -23,9 +23,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """`rounds` of each workload, of which the engines named in `once` take only the first.
+    """What to measure. Engines named in `once` run in the first of the `rounds` only.
 
-    `gap`: mean seconds between staggered arrivals, None: by the model's size.
+    `gap`: mean seconds between staggered arrivals; None: by the model's size. `timeout`: seconds that an engine may take
+    for one answer.
     """
 
     workloads: Sequence[Workload]
@@ -36,11 +37,11 @@ class Settings:
     seed: int = 0
     gap: float | None = None
     timeout: float = 600.0
-    bandwidth_bytes: int = 2**30  # read to measure the memory; far more than any cache holds
+    bandwidth_bytes: int = 2**30  # read to measure the memory's bandwidth; far larger than any cache
 
 
 def new_results(settings: Settings) -> dict[str, Any]:
-    """The head of a results file; models are added to its `models`."""
+    """A results file without measurements; each measured model is appended to its `models`."""
     return {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -54,18 +55,18 @@ def new_results(settings: Settings) -> dict[str, Any]:
 
 
 def _without_folders(argument: str) -> str:
-    """Absolute paths cut down to their last part: where things lay on this machine says nothing elsewhere."""
+    """Absolute paths reduced to their last part: the folders of this machine mean nothing elsewhere."""
     return re.sub(r"(?<![\w.~])/[^=,]*/([^/=,]+)", r"\1", argument)
 
 
-def _told(spec: EngineSpec, failure: EngineFailure) -> str:
-    """Tell of a failure now, in full; what is recorded of it names no folders either."""
+def _reported(spec: EngineSpec, failure: EngineFailure) -> str:
+    """Print a failure in full now; returns the message to record, which names no folders."""
     tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
     return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
 
 
 def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str, Any]:
-    """Everything about one model in one dtype (None: the checkpoint's): every run of every engine, failed ones too."""
+    """All runs of one model in one dtype (None: the checkpoint's), failed runs included, as an entry of `models`."""
     checkpoint = Checkpoint.read(path)
     dtype = dtype or checkpoint.dtype
     gap = default_gap(checkpoint.parameters) if settings.gap is None else settings.gap
@@ -79,7 +80,7 @@ def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str
         "engines": [],
         "runs": [],
     }
-    engines = settings.engines if settings.rounds else ()  # without rounds there is nothing to load them for
+    engines = settings.engines if settings.rounds else ()  # without rounds no engine is needed
     rounds = [[e for e in engines if n == 0 or e.name not in settings.once] for n in range(settings.rounds)]
     total = len(engines) + sum(map(len, rounds)) * len(settings.workloads)
 
@@ -116,22 +117,22 @@ def _workload_facts(workload: Workload, context_len: int, gap: float) -> dict[st
 def _start(
     spec: EngineSpec, checkpoint: Checkpoint, dtype: str, settings: Settings
 ) -> tuple[dict[str, Any], Worker | None]:
-    """Load an engine and let it serve something. What is known of it, and its worker; None when it failed."""
+    """Load an engine and warm it up. Returns its description and its worker, None when it failed."""
     about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
     worker = None
     try:
         if spec.converts and dtype != checkpoint.dtype:
-            raise EngineFailure(f"dtype {dtype}: it reads a converted file, which holds {checkpoint.dtype}")
+            raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, which holds {checkpoint.dtype}")
         command, env = spec.command(checkpoint.path, dtype, settings.threads), spec.environment(settings.threads)
         worker = Worker(command, env, settings.timeout)
         about.update(worker.about)
         worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
     except EngineFailure as failure:
-        about["error"] = _told(spec, failure)
+        about["error"] = _reported(spec, failure)
         if worker is not None:
             worker.close()
         return about, None
-    except BaseException:  # interrupted: nobody else knows of it yet, and stopped it would stay for good
+    except BaseException:  # interrupted: only this frame has the worker, which would stay stopped for good
         if worker is not None:
             worker.close()
         raise
@@ -147,7 +148,7 @@ def _one_round(
     bandwidth_now: Callable[[], float],
     bar: "tqdm[Any]",
 ) -> list[dict[str, Any]]:
-    """One workload through all engines: a dictionary a run, in the order they ran."""
+    """Run one workload on all engines; returns one dictionary per run, in the order of the runs."""
     runs, tokens = [], {}
     for place, spec in enumerate(order):
         bar.set_postfix_str(f"{workload.name}, {spec.name}")
@@ -161,10 +162,10 @@ def _one_round(
                 answer = worker.ask(job.as_message())
                 tokens[spec.name] = answer["tokens"]
                 run.update(summary(job.requests, answer))
-                if workload.bound_by_memory:  # on a shared machine it is another one from minute to minute
+                if workload.bound_by_memory:  # on a shared machine the bandwidth changes from minute to minute
                     run["bandwidth_gb_s"] = [*bandwidth, bandwidth_now()]
             except EngineFailure as failure:
-                run["error"] = _told(spec, failure)
+                run["error"] = _reported(spec, failure)
         else:
             run["error"] = "not loaded"
         runs.append(run)
@@ -172,12 +173,12 @@ def _one_round(
     ours = next((spec.name for spec in _listed_first(order) if spec.name in tokens), None)
     for run in runs:
         if ours is not None and run["engine"] in tokens:
-            theirs = tokens[run["engine"]]
-            run["same_requests"] = [same_requests(tokens[ours], theirs), len(theirs)]
-            run["first_difference"] = first_difference(tokens[ours], theirs)
+            others = tokens[run["engine"]]
+            run["same_requests"] = [same_requests(tokens[ours], others), len(others)]
+            run["first_difference"] = first_difference(tokens[ours], others)
     return runs
 
 
 def _listed_first(order: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """nanoinfer's own settings, the plain one first: what tokens are compared with."""
+    """nanoinfer's engines, the one without options first: the tokens of the others are compared with its tokens."""
     return sorted((spec for spec in order if spec.is_ours), key=lambda spec: len(spec.options))

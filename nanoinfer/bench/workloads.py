@@ -1,11 +1,11 @@
-"""The workloads: the same lengths and arrivals for every engine, every round and every seed; token ids differ by seed."""
+"""The workloads: lengths and arrivals are the same for every engine, round and seed; token ids differ by seed."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-Lengths = list[tuple[int, int]]  # prompt tokens of its own, tokens to generate: a request each
+Lengths = list[tuple[int, int]]  # per request: prompt tokens after the shared ones, tokens to generate
 
 NUM_REQUESTS = 16
 SHARED_PROMPT = 512
@@ -31,15 +31,15 @@ class Measure:
 
 OUTPUT_SPEED = Measure("output_tok_s", "output tok/s")
 INPUT_SPEED = Measure("input_tok_s", "input tok/s")
-TOKEN_TIME = Measure("ms_per_token", "ms a token", more_is_better=False)
+TOKEN_TIME = Measure("ms_per_token", "ms per token", more_is_better=False)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`draw` makes the lengths from a generator of its own; `shared` tokens come before every prompt, the same for all.
+    """`draw` makes the lengths, from a generator seeded by the name; every prompt begins with the same `shared` tokens.
 
-    `primed`: a request with the shared tokens has been served before the clock starts. `staggered`: arrivals have
-    exponential gaps. `bound_by_memory`: the weights are read for every single token.
+    `primed`: a request with the shared tokens is served before the clock starts. `staggered`: arrivals have exponential
+    gaps. `bound_by_memory`: every token needs a read of all weights.
     """
 
     name: str
@@ -79,7 +79,10 @@ WARM_UP = [(64, 8), (100, 8), (300, 8)]
 
 @dataclass(frozen=True)
 class Job:
-    """A workload for one model, ready to be sent to a worker: `prime` is served before the clock starts."""
+    """A workload for one model, ready to be sent to a worker. `prime` is served before the clock starts.
+
+    `shared`: whether the prompts share a prefix.
+    """
 
     requests: list[Request]
     prime: list[Request]
@@ -91,40 +94,40 @@ class Job:
 
 
 def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
-    """`(shared, lengths, scaled)`: tokens in every prompt alike, what each request adds, and whether a context of
-    `context_len` tokens was too short for the workload, so that all lengths were reduced in proportion."""
+    """`(shared, lengths, scaled)`: tokens that all prompts share, the lengths of each request, and whether a context of
+    `context_len` tokens is too short for the workload, so that all lengths are reduced in proportion."""
     lengths, shared = workload.draw(Random(workload.name)), workload.shared
-    longest = max(shared + own + new for own, new in lengths)
+    longest = max(shared + prompt + new for prompt, new in lengths)
     if longest <= context_len:
         return shared, lengths, False
     factor = context_len / longest
-    lengths = [(max(1, int(own * factor)), max(1, int(new * factor))) for own, new in lengths]
+    lengths = [(max(1, int(prompt * factor)), max(1, int(new * factor))) for prompt, new in lengths]
     shared = int(shared * factor)
-    over = max(shared + own + new for own, new in lengths) - context_len  # rounding up to 1 may have overdone it
+    over = max(shared + prompt + new for prompt, new in lengths) - context_len  # rounding up to 1 may exceed it
     if over > 0:
-        lengths = [(max(1, own - over), new) for own, new in lengths]
+        lengths = [(max(1, prompt - over), new) for prompt, new in lengths]
     return shared, lengths, True
 
 
 def describe(workload: Workload, context_len: int, gap: float) -> str:
-    """The lengths in words, as they are with this context."""
+    """The workload's lengths with this context, in words."""
     shared, lengths, scaled = shape(workload, context_len)
     prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
     common = f"{shared} shared + " if shared else ""
     arrivals = f", {gap:g} s between arrivals on average" if workload.staggered else ""
-    cached = ", the shared tokens cached before" if workload.primed else ""
+    cached = ", shared tokens already cached" if workload.primed else ""
     scaling = f" (reduced to fit a context of {context_len} tokens)" if scaled else ""
     return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
 
 
 def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, gap: float) -> Job:
-    """The requests. `seed` decides the token ids and nothing else; `gap`: mean seconds between staggered arrivals."""
+    """The requests. `seed` decides only the token ids; `gap`: mean seconds between staggered arrivals."""
     shared, lengths, _ = shape(workload, context_len)
     ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.name}/arrivals")
     beginning = _tokens(ids, shared, vocab_size)
     requests, at = [], 0.0
-    for own, new in lengths:
-        requests.append(Request(beginning + _tokens(ids, own, vocab_size), new, at))
+    for prompt, new in lengths:
+        requests.append(Request(beginning + _tokens(ids, prompt, vocab_size), new, at))
         if workload.staggered:
             at += arrivals.expovariate(1.0) * gap
     prime = [Request(beginning + _tokens(ids, 8, vocab_size), 2)] if workload.primed else []
@@ -132,19 +135,19 @@ def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, g
 
 
 def warm_up(context_len: int, vocab_size: int) -> Job:
-    """A few short requests, so that first passes and compilers are nobody's cost."""
+    """A few short requests, so that first passes and compilation are not measured."""
     ids = Random("warm up")
     lengths = [(min(prompt, max(1, context_len - new)), new) for prompt, new in WARM_UP if new < context_len]
     return Job([Request(_tokens(ids, prompt, vocab_size), new) for prompt, new in lengths], [], False)
 
 
 def default_gap(parameters: int) -> float:
-    """Seconds between arrivals that keep a small CPU busy: 0.65 a billion parameters, at least 0.01."""
+    """Seconds between arrivals that keep a small CPU busy: 0.65 per billion parameters, at least 0.01."""
     return max(0.01, round(0.65e-9 * parameters, 2))
 
 
 def _tokens(rng: Random, count: int, vocab_size: int) -> list[int]:
-    """Any tokens but the first few hundred, where vocabularies keep their special ones."""
+    """Random tokens other than the first few hundred, where vocabularies keep their special tokens."""
     return [rng.randrange(min(300, vocab_size // 2), vocab_size) for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo`: a few requests that share a prefix, and what the engine makes of it."""
+"""`python -m nanoinfer demo`: a few requests that share a prefix, and how the engine serves them."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ BRANCHES = (
 )
 PARAMS = SamplingParams(max_new_tokens=40, min_new_tokens=2, temperature=0.0)
 
-ROUNDS = 5  # times to the first token are medians of so many
+ROUNDS = 5  # times to the first token are medians over these rounds
 
 
 def run_demo(llm: LLM) -> None:
@@ -87,7 +87,7 @@ def _first_token_times(engine: Engine, prompts: list[list[int]]) -> list[float]:
 
 
 def _serve(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, np.ndarray]:
-    """Serve one request alone: its last output, and the slots that its prompt's new tokens went to."""
+    """Serve one request alone: its last output, and the slots that the K/V of its prompt's new tokens went to."""
     request_id = engine.add_request(prompt, params)
     outputs = engine.step()
     assert engine.last_batch is not None
@@ -103,7 +103,7 @@ def _ranges(slots: np.ndarray) -> str:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """The beginning of `text` on one line, and its end where that is cut off."""
+    """`text` on one line; its beginning and its end where it is longer than `limit`."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit // 2]} ... {line[-limit // 2 :]}"
 

@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo paged`: block tables and slots, step by step, and the same tokens as the engine's."""
+"""`python -m nanoinfer demo paged`: block tables and slots, step by step, and a comparison with the engine's tokens."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ WIDTH = 100  # of a line
 
 
 def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
-    """Decode three prompts with forward_tensor and advance_step alone, print every step; are the tokens the engine's?
+    """Decode three prompts with forward_tensor and advance_step alone and print every step.
 
-    ValueError when the model has no tokenizer, or a number does not fit.
+    Returns whether the tokens equal the engine's. ValueError when the model has no tokenizer, or a number is out of range.
     """
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
@@ -39,43 +39,43 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     print(
         f"The token at index n of a request has slot = block_table[n // {block_size}] * {block_size} + n % {block_size}."
     )
-    print(styled("\nOne prefill of all prompts; blocks for what they will generate are reserved, too", "bold"))
+    print(styled("\nOne prefill of all prompts; blocks for the tokens to be generated are reserved as well", "bold"))
     print(_prefill_table(steps[0], [len(prompt) for prompt in prompts]))
     print(styled(f"\n{num_steps} decode steps: advance_step, forward_tensor, argmax, and nothing else", "bold"))
     print(_decode_table(steps[1:]))
     print(styled("\nWhat the model wrote", "bold"))
-    for i, (prompt, own) in enumerate(zip(PROMPTS, tokens, strict=True)):
-        text = f"{i}: {prompt}{llm.tokenizer.decode(own)} ..."
+    for i, (prompt, generated) in enumerate(zip(PROMPTS, tokens, strict=True)):
+        text = f"{i}: {prompt}{llm.tokenizer.decode(generated)} ..."
         print(textwrap.fill(" ".join(text.split()), WIDTH, subsequent_indent="   "))
     print(styled("\nThe engine's tokens for the same prompts", "bold"))
-    for i, (own, wanted) in enumerate(zip(tokens, expected, strict=True)):
-        same = sum(a == b for a, b in zip(own, wanted, strict=True))
-        verdict = styled("equal", "green") if own == wanted else styled("DIFFERENT", "red")
+    for i, (generated, wanted) in enumerate(zip(tokens, expected, strict=True)):
+        same = sum(a == b for a, b in zip(generated, wanted, strict=True))
+        verdict = styled("equal", "green") if generated == wanted else styled("DIFFERENT", "red")
         print(f"{i}: {verdict}, {same} of {len(wanted)}")
     if tokens != expected and llm.model.dtype != torch.float32:
         dtype = str(llm.model.dtype).removeprefix("torch.")
         print(
-            f"In {dtype} the order of a sum may decide between two tokens; --dtype float32 tells rounding from error."
+            f"In {dtype} the order of a sum may decide between two tokens; run with --dtype float32 to rule out rounding."
         )
     return tokens == expected
 
 
 def _prefill_table(step: Step, lens: Sequence[int]) -> str:
-    """A line a request: its block table, the slots of its prompt, and the token that was chosen."""
+    """One line per request: its block table, the slots of its prompt, and the sampled token."""
     tables = [_numbers(table, 2) for table in step.block_tables.tolist()]
     width = max(len("block table"), *map(len, tables))
     lines = [f"row  tokens  {'block table':{width}}  {'slots of the prompt':40} sampled"]
     slots = step.slots.split(list(lens))
-    for i, (length, own) in enumerate(zip(lens, slots, strict=True)):
+    for i, (length, row) in enumerate(zip(lens, slots, strict=True)):
         lines.append(
-            f"{i:3}  {length:6}  {tables[i]:{width}}  {_runs(own.numpy()):40} {int(step.sampled_token_ids[i, 0]):7}"
+            f"{i:3}  {length:6}  {tables[i]:{width}}  {_runs(row.numpy()):40} {int(step.sampled_token_ids[i, 0]):7}"
         )
     lines += [f"{i:3}  {'-':>6}  {tables[i]:{width}}  padding" for i in range(len(lens), len(tables))]
     return "\n".join(lines)
 
 
 def _decode_table(steps: Sequence[Step]) -> str:
-    """A line a step: the four tensors that advance_step writes, a number a row, and what was sampled."""
+    """One line per step: the four tensors that advance_step writes, one number per row, and the sampled tokens."""
     columns = {
         "input_tokens": [step.input_tokens.tolist() for step in steps],
         "input_positions": [step.input_positions.tolist() for step in steps],
@@ -98,6 +98,6 @@ def _numbers(numbers: Sequence[int], width: int) -> str:
 
 
 def _runs(slots: np.ndarray) -> str:
-    """Slots in the order of the tokens, neighbours as ranges: `0-3, 8-9`."""
+    """Slots in the order of the tokens, adjacent ones as ranges: `0-3, 8-9`."""
     runs = consecutive_runs(slots)
     return ", ".join(str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in runs)

@@ -1,4 +1,4 @@
-"""Colours for terminals, and only for terminals."""
+"""Colours, for output to terminals only."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "b
 
 
 def styled(text: object, *styles: str) -> str:
-    """`text` in the given styles when standard output is a terminal (and NO_COLOR is not set), else as it is."""
+    """`text` in the given styles when standard output is a terminal (and NO_COLOR is not set), else unchanged."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return str(text)
     return f"\033[{';'.join(CODES[style] for style in styles)}m{text}\033[0m"

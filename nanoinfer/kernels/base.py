@@ -1,4 +1,4 @@
-"""The interface between the model's layers and whoever computes their arithmetic."""
+"""The interface between the model's layers and the kernels that compute their arithmetic."""
 
 from typing import Any, Protocol
 
@@ -6,13 +6,13 @@ import torch
 
 
 class Kernels(Protocol):
-    """The operations of a decoder layer beside attention, each on `T` tokens at a time.
+    """The operations of a decoder layer other than attention, each on `T` tokens at a time.
 
-    Every implementation gives the same numbers up to rounding; TorchKernels says what they are.
+    Every implementation gives the same numbers up to rounding; TorchKernels defines them.
     """
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """`weight` [out, in] in the layout that `linear` reads fastest: done once, after loading."""
+        """`weight` [out, in] in the layout that `linear` reads fastest; called once, after loading."""
         ...
 
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:

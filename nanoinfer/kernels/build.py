@@ -20,11 +20,11 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library, compiled before if this source, compiler and CPU have none yet (a few seconds, once).
+    """The loaded library; compiles it first if there is none yet for this source, compiler and CPU (a few seconds, once).
 
-    It is kept in `$NANOINFER_CACHE`, or else `nanoinfer` in the user's cache directory. `$CXX` may have arguments
-    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds some.
-    KernelsUnavailableError with the reason when there is no compiler or it does not succeed.
+    It is kept in `$NANOINFER_CACHE`, or else in `nanoinfer` in the user's cache directory. `$CXX` may have arguments
+    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds compiler flags.
+    KernelsUnavailableError with the reason when there is no compiler or it fails.
     """
     loaded = library_or_reason()
     if isinstance(loaded, str):
@@ -34,9 +34,9 @@ def library() -> ctypes.CDLL:
 
 @cache
 def library_or_reason() -> ctypes.CDLL | str:
-    """What `library` returns, or why it raises: found out once in a process, however often it is asked for.
+    """What `library` returns, or why it raises; found out once per process, however often it is called.
 
-    Whoever asks in every pass would otherwise start a compiler that fails in every pass.
+    A caller that asks in every pass would otherwise start, in every pass, a compiler that fails.
     """
     try:
         compiler, flags = _compiler(), [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")]
@@ -60,7 +60,7 @@ def _compiler() -> list[str]:
 
 
 def _words(variable: str) -> list[str]:
-    """An environment variable as a shell would take it apart."""
+    """An environment variable split into words as a shell would."""
     try:
         return shlex.split(os.environ.get(variable, ""))
     except ValueError as error:
@@ -68,10 +68,10 @@ def _words(variable: str) -> list[str]:
 
 
 def _compile(compiler: list[str], flags: list[str], built: Path) -> None:
-    """Compile and link beside `built`, then move there, so that nobody ever sees half a library.
+    """Compile and link beside `built`, then move the file there, so that no process ever loads half a library.
 
-    Linked without an OpenMP library of its own: the symbols are found in torch's, whose threads are then used. A second
-    pool of threads would fight the first for the cores.
+    No OpenMP library is linked: the symbols are found in torch's, whose threads are then used. A second pool of threads
+    would compete with the first for the cores.
     """
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
@@ -90,14 +90,14 @@ def _run(command: list[str]) -> None:
 
 
 def _cache_directory() -> Path:
-    if own := os.environ.get("NANOINFER_CACHE"):
-        return Path(own).absolute()  # a name without a folder is looked for elsewhere when it is loaded
+    if folder := os.environ.get("NANOINFER_CACHE"):
+        return Path(folder).absolute()  # the loader looks up a name without a folder elsewhere
     if cache_home := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache_home) / "nanoinfer"
     try:
         return Path.home() / ".cache" / "nanoinfer"
-    except RuntimeError as error:  # a user id that no name belongs to, as in some containers
-        raise KernelsUnavailableError(f"nowhere to keep the library, set $NANOINFER_CACHE: {error}") from error
+    except RuntimeError as error:  # a user id without a name, as in some containers
+        raise KernelsUnavailableError(f"no folder to keep the library in, set $NANOINFER_CACHE: {error}") from error
 
 
 def _cpu() -> str:

@@ -1,4 +1,4 @@
-"""CppKernels: one pass over the data for what torch does in several, and products that do not depend on the batch."""
+"""CppKernels: one loop over the data where torch takes several, and products that do not depend on the batch."""
 
 import ctypes
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def kernel(name: str, dtype: torch.dtype) -> Function:
 class CppKernels:
     """For one `dtype` on the CPU. A token's results are the same bits whichever tokens are computed with it.
 
-    The C functions take pointers and sizes on trust: what they rely on and torch would check is asserted here.
-    KernelsUnavailableError with the reason when they cannot be built or have nothing for `dtype`.
+    The C functions do not check pointers and sizes: what they rely on, and torch would check, is asserted here.
+    KernelsUnavailableError with the reason when they cannot be built or do not support `dtype`.
     """
 
     def __init__(self, dtype: torch.dtype):
@@ -60,7 +60,7 @@ class CppKernels:
         return None
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """[out, in] → [out / columns, in / step, columns, step]: a tile's columns side by side, in the order of reading.
+        """[out, in] → [out / columns, in / step, columns, step]: a tile's columns side by side, in reading order.
 
         `step` elements make a 4-byte word. Missing columns of the last tile and a missing element of the last word are 0.
         """
@@ -104,7 +104,7 @@ class CppKernels:
         return out, residual
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """In place, also where `x` is a part of wider rows."""
+        """In place, also where `x` is part of wider rows."""
         rows, heads, dim = x.shape
         assert x.stride()[1:] == (dim, 1)
         assert positions.dtype is torch.int64
@@ -114,11 +114,11 @@ class CppKernels:
         return x
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
+        """One loop over the data."""
         return self._activation_and_mul(self._silu_and_mul, x)
 
     def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
+        """One loop over the data."""
         return self._activation_and_mul(self._gelu_tanh_and_mul, x)
 
     def _activation_and_mul(self, function: Function, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""OneDNNKernels: torch, with weights packed once for oneDNN's matrix products instead of at every call."""
+"""OneDNNKernels: torch, with weights packed for oneDNN's matrix products once instead of at every call."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 
 from nanoinfer.kernels.torch_native import TorchKernels
 
-PACKED_FOR = 16  # rows that oneDNN chooses its layout for: a decode batch
+PACKED_FOR = 16  # the number of rows that oneDNN chooses its layout for: a decode batch
 
 
 class OneDNNKernels(TorchKernels):
-    """What Inductor uses for linear layers on a CPU: a weight is reordered into oneDNN's blocked layout at load time."""
+    """What Inductor uses for linear layers on a CPU: weights are reordered into oneDNN's blocked layout at load time."""
 
     @staticmethod
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -1,4 +1,4 @@
-"""Which kernels a model runs on: the ones asked for, or the fastest there are."""
+"""Which kernels a model runs on: the requested ones, or the fastest available."""
 
 import logging
 
@@ -13,15 +13,15 @@ logger = logging.getLogger(__name__)
 
 
 def check_name(name: str) -> None:
-    """ValueError unless `name` is one of KERNELS: for those who want to know before they load a model."""
+    """ValueError unless `name` is one of KERNELS; for a check before a model is loaded."""
     if name not in KERNELS:
         raise ValueError(f"kernels={name!r}: must be one of {', '.join(KERNELS)}")
 
 
 def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """`cpp`, `onednn` or `torch` as asked for; `auto`: the first of these that can be used for `dtype` on `device`.
+    """`cpp`, `onednn` or `torch` as named; `auto`: the first of these that can be used for `dtype` on `device`.
 
-    ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
+    ValueError for any other name, KernelsUnavailableError with the reason when the named kernels cannot be used.
     """
     check_name(name)
     for candidate, make in (("cpp", _cpp), ("onednn", _onednn)):

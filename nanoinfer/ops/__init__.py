@@ -1,1 +1,1 @@
-"""Operators with the interfaces of Ascend's (seeds 001 and 003)."""
+"""Operators with the interfaces of Ascend's operators (seeds 001 and 003)."""

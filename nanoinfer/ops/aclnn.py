@@ -1,8 +1,8 @@
 """aclnnAdvanceStep, the two-phase C interface of CANN (seed 003), in Python.
 
-Phase one checks and plans, and says how much scratch memory ("workspace") the caller has to bring; phase two computes.
-Nothing is allocated in between and nothing is checked by surprise, so a serving loop does phase one once and phase two at
-every step. In C, errors are numbers; here such a number also carries its message.
+Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide; phase two computes. A
+serving loop runs phase one once and phase two at every step. Errors are status numbers, as in C; here a status also
+carries a message.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from nanoinfer.device import on_stream
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.ops.advance_step_call import AdvanceStep
+from nanoinfer.ops.advance_step_call import AdvanceStepCall
 
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001
@@ -22,7 +22,7 @@ ACLNN_ERR_INNER_TILING_ERROR = 561002  # what CANN answers when shapes do not fi
 
 
 class AclnnStatus(int):
-    """A status code: 0 for success. `message` says what was wrong, as aclGetRecentErrMsg does."""
+    """A status code: 0 for success. `message` says what is wrong, as aclGetRecentErrMsg does."""
 
     message: str
 
@@ -37,9 +37,9 @@ class AclnnStatus(int):
 
 @dataclass(frozen=True, eq=False)
 class AclOpExecutor:
-    """A planned computation. It holds the tensors, and each run reads what they hold then, so it may run many times."""
+    """A planned call. It holds the tensors themselves and reads their values at each run, so it may run many times."""
 
-    step: AdvanceStep
+    call: AdvanceStepCall
     workspace_size: int
 
 
@@ -56,13 +56,14 @@ def aclnn_advance_step_get_workspace_size(
 ) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
     """Phase one: check everything, change nothing → `(status, workspace_size in bytes, executor)`.
 
-    Arguments as `npu_advance_step_flashattn` without speculation. `workspace_size` is 0: the operator needs no scratch
-    memory of the caller. Never raises; with a status other than 0 there is no executor:
+    The arguments are those of `npu_advance_step_flashattn` without speculation. `workspace_size` is 0: the operator needs
+    no scratch memory from the caller. Never raises; with a status other than 0 the executor is None:
 
     - 161001, a null pointer: a tensor is None.
-    - 161002, an invalid parameter: no tensor, dtype not int64, empty, sizes that are no integers or below 1,
-      `num_queries > num_seqs`, negative lengths or blocks.
-    - 561002, shapes that do not fit together, a too narrow `block_tables` among them.
+    - 161002, an invalid parameter: an argument that is not a tensor, a dtype other than int64, an empty tensor, sizes that
+      are not integers or below 1, negative lengths or block numbers.
+    - 561002, shapes that do not fit together, including `num_seqs <= num_queries` (CANN requires padding rows, the operator
+      here does not) and a `block_tables` that is too narrow.
     """
     arguments: dict[str, Any] = {
         "input_tokens": input_tokens,
@@ -80,12 +81,15 @@ def aclnn_advance_step_get_workspace_size(
     for name, size in (("num_seqs", num_seqs), ("num_queries", num_queries), ("block_size", block_size)):
         if not isinstance(size, int) or isinstance(size, bool):
             return _invalid(f"{name}={size!r}: must be an integer"), 0, None
-    step = AdvanceStep(**arguments, num_seqs=num_seqs, num_queries=num_queries, block_size=block_size)
+    if 1 <= num_seqs <= num_queries:
+        message = f"num_seqs={num_seqs}: must be greater than num_queries={num_queries}"
+        return AclnnStatus(ACLNN_ERR_INNER_TILING_ERROR, message), 0, None
+    call = AdvanceStepCall(**arguments, num_seqs=num_seqs, num_queries=num_queries, block_size=block_size)
     try:
-        step.plan()
+        call.plan()
     except ValueError as error:
         return _status(error), 0, None
-    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(step, workspace_size=0)
+    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call, workspace_size=0)
 
 
 def aclnn_advance_step(
@@ -94,10 +98,11 @@ def aclnn_advance_step(
     """Phase two: run what phase one planned; the executor's tensors change in place. May be called again and again.
 
     `workspace`: memory of at least `workspace_size` bytes, or None where that is 0. `stream`: the device's stream to run
-    on, None for the current one; a CPU has none and does not look at it.
+    on, None for the current one; ignored on a CPU.
 
-    Status 161001 without an executor, or without a workspace where one is needed; 161002 for one that is too small, or for
-    tensors whose values no longer fit; 561002 when the sequences have outgrown `block_tables`. Nothing has changed then.
+    Returns status 161001 without an executor, or without a workspace where one is needed; 161002 for a workspace that is
+    too small, or for tensors with invalid values; 561002 when the sequences have outgrown `block_tables`. With any of
+    these, nothing has changed.
     """
     if executor is None:
         return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, "executor: null pointer")
@@ -109,19 +114,19 @@ def aclnn_advance_step(
         return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"workspace: null pointer with workspace_size={workspace_size}")
     if workspace is not None and workspace.nbytes < workspace_size:
         return _invalid(f"workspace: {workspace.nbytes} bytes, must be at least workspace_size={workspace_size}")
-    step = executor.step
+    call = executor.call
     try:
-        with on_stream(step.input_tokens.device, stream):
+        with on_stream(call.input_tokens.device, stream):
             npu_advance_step_flashattn(
-                step.input_tokens,
-                step.sampled_token_ids,
-                step.input_positions,
-                step.seq_lens,
-                step.slot_mapping,
-                step.block_tables,
-                step.num_seqs,
-                step.num_queries,
-                step.block_size,
+                call.input_tokens,
+                call.sampled_token_ids,
+                call.input_positions,
+                call.seq_lens,
+                call.slot_mapping,
+                call.block_tables,
+                call.num_seqs,
+                call.num_queries,
+                call.block_size,
             )
     except ValueError as error:
         return _status(error)

@@ -1,4 +1,4 @@
-"""AdvanceStep: one call of npu_advance_step_flashattn as an object: its arguments, their checks, its arithmetic."""
+"""AdvanceStepCall: one call of npu_advance_step_flashattn as an object: arguments, their checks, the arithmetic."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ import torch
 
 from nanoinfer.errors import ShapeMismatchError
 
-FORMULAS = ("by_row", "documented")
+FORMULAS = ("by_row", "kernel")
 
 
 @dataclass(frozen=True, eq=False)
-class AdvanceStep:
-    """The arguments of `npu_advance_step_flashattn`, which says what they mean. Holds the tensors, not copies."""
+class AdvanceStepCall:
+    """The arguments of `npu_advance_step_flashattn`, which explains them. Holds the tensors themselves, not copies."""
 
     input_tokens: torch.Tensor
     sampled_token_ids: torch.Tensor
@@ -31,7 +31,7 @@ class AdvanceStep:
         return self.spec_token is not None
 
     def run(self) -> None:
-        """Check, then write. May be run again: each time it reads what the tensors hold then."""
+        """Check, then write. May be run again: every run reads the tensors' current values."""
         tokens, positions, slots = self.plan()
         used = len(positions)
         self.seq_lens[:used] = positions + 1
@@ -44,7 +44,10 @@ class AdvanceStep:
             tensor[used:] = padding
 
     def plan(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Check everything; new tokens, positions and slots of the rows that are no padding, flat. Changes nothing."""
+        """Check everything; returns the new tokens, positions and slots of all rows but the padding, each flat, int64.
+
+        Changes nothing. Errors as `npu_advance_step_flashattn`.
+        """
         self._check_kinds()
         self._check_shapes()
         rows = torch.arange(self.num_queries, device=self.block_tables.device)
@@ -65,15 +68,15 @@ class AdvanceStep:
         return tokens, positions, self._slots(positions, rows)
 
     def _slots(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The slot of each position, by the block table's row `rows`: all [tokens]."""
+        """The slot of each position, read from that token's row of the block table; `positions`, `rows`: [tokens]."""
         pages, width = positions // self.block_size, self.block_tables.shape[1]
         if (page := int(pages.max())) >= width:
             raise ShapeMismatchError(
-                f"block_tables: {width} blocks a row; position {int(positions.max())} with block_size={self.block_size} "
+                f"block_tables: {width} blocks per row; position {int(positions.max())} with block_size={self.block_size} "
                 f"needs at least {page + 1}"
             )
         read = self.block_tables[rows, pages] if self.formula == "by_row" else self.block_tables.flatten()[pages]
-        _check_values("block_tables", read, read < 0, "no block where a token needs a slot")
+        _check_values("block_tables", read, read < 0, "must not be negative where a token needs a slot")
         blocks = read if self.formula == "by_row" else read + self.block_tables.stride(0) * rows
         return blocks * self.block_size + positions % self.block_size
 
@@ -82,7 +85,7 @@ class AdvanceStep:
             raise ValueError(f"formula={self.formula!r}: must be one of {', '.join(FORMULAS)}")
         if (self.spec_token is None) != (self.accepted_num is None):
             missing = "spec_token" if self.spec_token is None else "accepted_num"
-            raise ValueError(f"{missing}=None: spec_token and accepted_num go together, give both or neither")
+            raise ValueError(f"{missing}=None: spec_token and accepted_num must be given together or not at all")
         device = self.input_tokens.device
         for name, tensor in self._tensors().items():
             if tensor.dtype != torch.int64:
@@ -98,7 +101,7 @@ class AdvanceStep:
         if self.speculative and queries != seqs:
             raise ValueError(f"num_queries={queries}: must equal num_seqs={seqs} when spec_token is given")
         if queries > seqs:
-            raise ValueError(f"num_queries={queries}: must be less than num_seqs={seqs}, or equal when none is padding")
+            raise ValueError(f"num_queries={queries}: must not exceed num_seqs={seqs}")
 
     def _check_shapes(self) -> None:
         seqs, width = self.num_seqs, 1
@@ -113,7 +116,7 @@ class AdvanceStep:
         for name in ("input_tokens", "input_positions", "seq_lens", "slot_mapping"):
             _check_shape(name, tensors[name], (seqs * width,))
             if tensors[name].stride(0) == 0 and len(tensors[name]) > 1:
-                raise ValueError(f"{name}: stride 0, its rows share memory; must not be expanded, it is written to")
+                raise ValueError(f"{name}: stride 0, its rows share memory; must not be expanded, for it is written to")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are given, by name."""
@@ -121,7 +124,7 @@ class AdvanceStep:
 
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
-    """ShapeMismatchError unless `tensor` has that shape; None stands for any size."""
+    """ShapeMismatchError unless `tensor` has this shape; None stands for any size."""
     actual = list(tensor.shape)
     if len(actual) != len(shape) or any(
         want is not None and size != want for size, want in zip(actual, shape, strict=True)

@@ -5,10 +5,10 @@ from collections.abc import Container
 
 
 class Deadlines:
-    """Request ids by the time at which they must have ended. Finding nobody due costs one comparison.
+    """Request ids, ordered by the time by which the requests must end. `pop_due` costs one comparison if none is due.
 
-    Requests that end in time are not taken out (they are no longer known to whoever asks), but when they have come to be
-    most of what is kept, it is cleared of them: memory follows the number of live requests.
+    Requests that end in time stay here, and the caller ignores them when they come due. When they may be most of the
+    entries, `tidy` removes them, so that memory follows the number of live requests.
     """
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline, request_id))
 
     def pop_due(self, now: float) -> list[int]:
-        """Take out all whose deadline has come, earliest first."""
+        """Remove and return all requests whose deadline has come, earliest first."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap)[1])
         return due
 
     def tidy(self, live: Container[int]) -> None:
-        """Drop those that are not `live`, if there may be many of them."""
+        """Remove the requests that are not `live`, if there may be many of them."""
         if len(self._heap) >= self._tidy_at:
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapq.heapify(self._heap)

@@ -1,4 +1,4 @@
-"""What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (one increment of text)."""
+"""What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (newly generated text)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from nanoinfer.requests.req import FinishReason, Req
 
 @dataclass(frozen=True, eq=False)
 class CompletionOutput:
-    """One completion as it stood when this was made; later steps do not change it.
+    """The state of one completion after a step; later steps do not change it.
 
     - `text`: all text so far; `token_ids`: all sampled tokens so far, an end token included.
     - `finish_reason`: None while running, else `stop`, `length`, `abort` or `timeout`.
-    - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless asked for.
+    - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless requested.
     """
 
     index: int
     text: str
     finish_reason: FinishReason | None
     cached_tokens: int
-    _buffer: np.ndarray = field(repr=False)  # of the request: only ever appended to
+    _buffer: np.ndarray = field(repr=False)  # the request's tokens, to which the request only appends
     _start: int = field(repr=False)
     _end: int = field(repr=False)
     _logprobs: list[dict[int, float]] | None = field(repr=False)
@@ -41,9 +41,10 @@ class RequestOutput:
     """A request after a step. `text`, `token_ids`, `finish_reason`, `logprobs` are those of the first of its `outputs`.
 
     - `prompt_tokens`: length of the prompt; `cached_tokens`: how many of them had their K/V in the radix cache.
-    - `prompt_logprobs`: per prompt token its log-probability under the tokens before it, None for the first.
-    - `ttft`: seconds from arrival to the first token; `latency`: to the end. None as long as there is none.
-    - `error`: what was raised in the step that the request was in, and ended with; None when nothing went wrong.
+    - `prompt_logprobs`: per prompt token its log-probability given the tokens before it, None for the first token; None
+      unless requested.
+    - `ttft`: seconds from arrival to the first token; `latency`: to the end. Each is None until then.
+    - `error`: the exception of the step that ended the request; None if no step failed.
     """
 
     request_id: int
@@ -72,7 +73,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """All its completions have ended."""
+        """Whether all completions have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
@@ -86,7 +87,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """What is new since the last piece. The `text` of all pieces of a completion (`index`), joined, is its whole text.
+    """Text and tokens since the last piece. The joined `text` of all pieces of a completion (`index`) is its whole text.
 
     `finish_reason` is set on a completion's last piece, whose text may be empty.
     """
@@ -101,7 +102,7 @@ class StreamPiece:
 
 
 class RequestGroup:
-    """A request as its caller sees it: one prompt and `params.n` completions, each a Req of its own."""
+    """A request as its caller sees it: one prompt and `params.n` completions, one Req per completion."""
 
     def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None):
         self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
@@ -112,7 +113,7 @@ class RequestGroup:
         return all(req.finished for req in self.reqs)
 
     def output(self) -> RequestOutput:
-        """The request as it stands."""
+        """The request's current state."""
         first = min((req.first_token_time for req in self.reqs if req.first_token_time), default=None)
         arrival = self.reqs[0].arrival_time
         return RequestOutput(
@@ -127,25 +128,25 @@ class RequestGroup:
 
 
 class PieceReader:
-    """Reads what is new of a request since it was last read."""
+    """Reads a request's output piece by piece: each read gives what is new since the last one."""
 
     def __init__(self, group: RequestGroup):
         self._group = group
-        self._told = [(0, 0)] * len(group.reqs)  # characters and tokens, per completion
+        self._read = [(0, 0)] * len(group.reqs)  # characters and tokens already read, per completion
         self._ended = [False] * len(group.reqs)
 
     @property
     def done(self) -> bool:
-        """Everything has been read: each completion has ended and its last piece was given."""
+        """Whether everything has been read: each completion has ended and its last piece was read."""
         return all(self._ended)
 
     def read(self) -> Iterator[StreamPiece]:
-        """A piece for each completion with a new token or a new end."""
+        """One piece for each completion that has new tokens or has ended since the last read."""
         for i, req in enumerate(self._group.reqs):
-            chars, tokens = self._told[i]
+            chars, tokens = self._read[i]
             if self._ended[i] or (req.num_output_tokens == tokens and not req.finished):
                 continue
-            self._told[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
+            self._read[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
             yield StreamPiece(
                 self._group.request_id,
                 i,

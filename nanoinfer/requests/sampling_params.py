@@ -17,31 +17,31 @@ REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_p
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Checked on construction: a value out of range, NaN or at odds with another raises ValueError naming the field.
+    """Checked on construction: a value that is out of range, NaN or contradicts another raises ValueError naming the field.
 
     | field | range | meaning |
     |---|---|---|
-    | `max_new_tokens` | >= 1 | tokens to generate at most |
-    | `min_new_tokens` | 0..max_new_tokens | until then no stop token is sampled and no stop string is looked for |
+    | `max_new_tokens` | >= 1 | the maximum number of tokens to generate |
+    | `min_new_tokens` | 0..max_new_tokens | until then no stop token is sampled and stop strings do not end the request |
     | `temperature` | 0, 1e-30..1e30 | divides the logits; 0 is greedy: always the likeliest token |
-    | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with this much probability |
+    | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with at least this total probability |
     | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
     | `min_p` | [0, 1] | drop tokens less likely than min_p times the likeliest |
-    | `frequency_penalty` | [-2, 2] | subtract it once for every time the output has the token |
-    | `presence_penalty` | [-2, 2] | subtract it from tokens that the output has |
-    | `repetition_penalty` | 1e-9..1e9 | divide positive, multiply negative logits of tokens in prompt or output |
-    | `stop` | strings | end when the text contains one; the text ends before it |
-    | `stop_token_ids` | token ids | end on one of these, beside the model's own end tokens |
-    | `ignore_eos` | bool | the model's own end tokens do not end the request |
-    | `seed` | >= 0, None | same seed, same tokens, whatever else is in the batch; None draws one |
+    | `frequency_penalty` | [-2, 2] | subtracted from a token's logit once per occurrence in the output |
+    | `presence_penalty` | [-2, 2] | subtracted from the logits of tokens that occur in the output |
+    | `repetition_penalty` | 1e-9..1e9 | divides positive, multiplies negative logits of tokens in prompt or output |
+    | `stop` | strings | end when the text contains one of these; the text ends before it |
+    | `stop_token_ids` | token ids | end on one of these, in addition to the model's end tokens |
+    | `ignore_eos` | bool | the model's end tokens do not end the request |
+    | `seed` | >= 0, None | the same seed gives the same tokens, whatever else is in the batch; None draws a seed |
     | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
-    | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt anew |
+    | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt, cached or not |
     | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose by |
-    | `n` | >= 1 | completions of the prompt; each has its own stream of random numbers |
+    | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
 
-    The bounds of numbers that multiply or divide keep float32 arithmetic finite. Order, where Hugging Face's `generate`
-    has the processor, is Hugging Face's: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
+    The bounds of numbers that multiply or divide keep float32 arithmetic finite. The order is Hugging Face's, for the
+    processors that its `generate` has: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
     logits_processors, temperature, top_k, top_p, min_p.
     """
 
@@ -96,7 +96,7 @@ class SamplingParams:
         self._normalise()
 
     def _normalise(self) -> None:
-        """Plain Python numbers (numpy's overflow or lose precision later on) and copies of collections."""
+        """Convert to plain Python numbers (numpy's overflow or lose precision later on) and copy collections."""
         for name in INT_FIELDS + REAL_FIELDS:
             value = getattr(self, name)
             if value is not None:
@@ -109,7 +109,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token always wins."""
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
     def _check_int(self, name: str, least: int) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (text that is certain, token by token)."""
+"""Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (tokens → text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what the engine needs of it."""
+    """A Hugging Face tokenizer, reduced to what the engine needs."""
 
     def __init__(self, hf_tokenizer: Any):
         self.hf_tokenizer = hf_tokenizer
@@ -20,7 +20,7 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint directory; None when it has no tokenizer files (it serves token ids only)."""
+        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (it then serves token ids only)."""
         if not any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
             return None
         from transformers import AutoTokenizer
@@ -28,7 +28,7 @@ class Tokenizer:
         return cls(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens (begin of text) that the tokenizer adds."""
+        """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds."""
         return self.hf_tokenizer(text)["input_ids"]
 
     def decode(self, token_ids: TokenIds) -> str:
@@ -41,7 +41,7 @@ class Tokenizer:
         `messages`: `[{"role": ..., "content": ...}, ...]`. ValueError when the model has no template or it refuses them.
         """
         if not self.hf_tokenizer.chat_template:
-            raise ValueError("this model has no chat template; use generate with a prompt of your own")
+            raise ValueError("this model has no chat template; use generate with a plain prompt")
         for i, message in enumerate(messages):
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
                 raise ValueError(f"messages[{i}]={message!r}: must have role and content")
@@ -51,19 +51,19 @@ class Tokenizer:
 
         try:
             text = self.hf_tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except (TemplateError, TypeError) as error:  # TypeError: content that is no text
+        except (TemplateError, TypeError) as error:  # TypeError: content that is not text
             raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
         return self.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class IncrementalDetokenizer:
-    """Turns one request's tokens into text as they come, and finds its stop strings.
+    """Turns the tokens of one request into text one by one, and finds its stop strings.
 
-    Two things make text uncertain, and it is held back until it is decided: a character whose bytes are not all there
-    yet, and an end that may be the beginning of a stop string. What has been returned never changes.
+    Text is held back while it is uncertain: a character whose bytes are incomplete, or an end that may be the beginning of
+    a stop string. Returned text never changes.
 
-    `context`: the last prompt tokens. Decoding goes on from them, because some tokenizers render a token differently at
-    the start of a text. `stopped` becomes True once a stop string is found; text ends before it.
+    `context`: the last prompt tokens. Decoding continues from them, because some tokenizers render a token differently at
+    the start of a text. `stopped` becomes True once a stop string is found; the text ends before it.
     """
 
     CONTEXT_TOKENS = 5
@@ -72,11 +72,11 @@ class IncrementalDetokenizer:
         self.stopped = False
         self._tokenizer, self._stop = tokenizer, stop
         self._window = self._recent(context)  # tokens decoded together
-        self._done = self._certain_len()  # its characters that have been returned
-        self._held = ""  # characters that may begin a stop string
+        self._done = self._certain_len()  # number of the window's characters already released
+        self._held = ""  # characters held back because they may begin a stop string
 
     def add(self, token_id: int, look_for_stop: bool = True) -> str:
-        """Take a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text."""
+        """Add a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text."""
         self._window.append(token_id)
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(REPLACEMENT)
@@ -88,7 +88,7 @@ class IncrementalDetokenizer:
         return self._release(new_text, look_for_stop)
 
     def flush(self) -> str:
-        """The text held back so far, for when no token follows; nothing after a stop string."""
+        """The text held back so far, to be called after the last token; empty after a stop string."""
         if self.stopped:
             return ""
         rest = self._held + self._tokenizer.decode(self._window)[self._done :]
@@ -96,7 +96,7 @@ class IncrementalDetokenizer:
         return rest
 
     def _recent(self, tokens: TokenIds) -> list[int]:
-        """The last of `tokens`, from where a character begins: the rest of one cut through would look incomplete."""
+        """The last of `tokens`, beginning at a character's first byte: a partial character would look incomplete."""
         size = self.CONTEXT_TOKENS
         while size < len(tokens) and self._tokenizer.decode(tokens[-size:]).startswith(REPLACEMENT):
             size *= 2
@@ -120,5 +120,5 @@ class IncrementalDetokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

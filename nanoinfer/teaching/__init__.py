@@ -3,8 +3,8 @@
 In a notebook:
 
     @extend(RadixCache)              adds the function below it to the class, as if it had been written inside
-    with attempt("7.1"):             a picture of what the reader's code did; an unwritten exercise is told in one line
-    check("7.1", globals())          one line when the exercise is right, else a Hint
+    with attempt("7.1"):             runs the reader's code, to draw what it did; one line if the exercise is not written
+    check("7.1", globals())          prints one line if the exercise is right, else raises a Hint
 
 In `nanoinfer/teaching/checks/nb07.py`, the checks of notebook 07: `@exercise("7.1", "Match a prefix")`, `expect`,
 `expect_equal`.

@@ -9,14 +9,14 @@ from typing import Any
 from nanoinfer.teaching.exercises import Exercise, Given, find
 from nanoinfer.teaching.expectations import Hint, NotWritten
 
-_STUB = re.compile(r"(?:exercise (\d+\.\d+))?")  # without a text: nbgrader's stub
+_STUB = re.compile(r"(?:exercise (\d+\.\d+))?")  # the message of a stub; nbgrader's stub has none
 
 
 def check(id: str, namespace: Mapping[str, Any]) -> None:
-    """Check exercise `id` ("4.1") with what the notebook defines (`globals()`): prints one line when it is right.
+    """Check exercise `id` ("4.1") in a notebook's namespace (`globals()`): prints one line if it is right.
 
-    Raises Hint when it is not: the exercise is not written yet, its code raises (told with the line), or its answer is
-    wrong. ValueError when there is no such exercise.
+    Raises Hint if it is not: the exercise is not written yet, its code raises (the hint shows the line), or its answer is
+    wrong. ValueError if there is no such exercise.
     """
     exercise = find(id)
     proved = run_check(exercise, namespace)
@@ -24,8 +24,8 @@ def check(id: str, namespace: Mapping[str, Any]) -> None:
 
 
 def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
-    """Run one checker; what it proved, if it says so. Raises nothing but Hint, whatever the notebook's code does
-    (KeyboardInterrupt apart)."""
+    """Run one checker; returns its text about what is proved, if any. Raises only Hint, whatever the notebook's code does
+    (except KeyboardInterrupt)."""
     head = f"{exercise.id} {exercise.title}"
     try:
         return exercise.checker(Given(namespace))
@@ -34,15 +34,15 @@ def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
     except NotImplementedError as error:
         if stub := _STUB.fullmatch(str(error)):
             raise NotWritten(f"{head}: {_unwritten(exercise.id, stub[1])}") from None
-        raise Hint(_told(head, error, namespace)) from error
+        raise Hint(_described(head, error, namespace)) from error
     except (Exception, SystemExit) as error:
-        raise Hint(_told(head, error, namespace)) from error
+        raise Hint(_described(head, error, namespace)) from error
 
 
 class attempt:
-    """`with attempt("4.1"):` runs its block; what is missing because 4.1 is not written yet is told in one line.
+    """`with attempt("4.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
 
-    Every other exception passes through: it is the reader's own, and its traceback shows where.
+    Every other exception passes through: it comes from the reader's code, and its traceback shows where.
     """
 
     def __init__(self, id: str):
@@ -65,10 +65,10 @@ def _unwritten(id: str, stub: str | None) -> str:
     return "not written yet." if stub in (id, None) else f"needs exercise {stub}, which is not written yet."
 
 
-def _told(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
-    """The exception, and the reader's lines that led to it; without such a line, the check could not use the answer."""
-    said = str(error)[:1000]
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
+    """The exception and the reader's lines that led to it; if there are none, the checker failed on the answer."""
+    message = str(error)[:1000]
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
     lines = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -1,4 +1,4 @@
-"""The exercises of the notebooks: how they are registered and found."""
+"""The exercises of the notebooks: how checkers are registered and found."""
 
 import importlib
 import pkgutil
@@ -14,7 +14,7 @@ Checker = Callable[["Given"], str | None]
 
 
 class Given:
-    """What the reader wrote, by name: `given["alloc"]`. Nothing can be written back into the notebook through it."""
+    """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook."""
 
     def __init__(self, namespace: Mapping[str, Any]):
         self._namespace = dict(namespace)
@@ -33,7 +33,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: `id` "4.1" is the first of notebook 04; `checker` proves or raises Hint."""
+    """One exercise: `id` "4.1" is the first of notebook 04; `checker` raises Hint if the answer is wrong."""
 
     id: str
     title: str
@@ -45,10 +45,10 @@ _exercises: dict[str, Exercise] = {}
 
 
 def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Checker]:
-    """Decorator: registers a checker. It takes what the reader wrote, raises Hint (`expect`, `expect_equal`) when that is
-    wrong, and may return what has been proved, which is printed.
+    """Decorator: registers a checker. It takes what the reader wrote, raises Hint (`expect`, `expect_equal`) if that is
+    wrong, and may return a text about what is proved, which is printed.
 
-    ValueError when `id` is not "notebook.number", belongs to another file's notebook or is taken, or `points < 1`.
+    ValueError if `id` is not "notebook.number", belongs to the notebook of another file or is taken, or `points < 1`.
     """
     if not re.fullmatch(r"\d+\.\d+", id):
         raise ValueError(f"exercise id {id!r}: must be notebook and number, as in '4.1'")
@@ -61,7 +61,7 @@ def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Che
             raise ValueError(f"exercise {id}: belongs to {_module_name(notebook_of(id))}.py, not to {module}.py")
         known = _exercises.get(id)
         if known is not None and _place(known.checker) != _place(checker):  # the same place: its module is reloaded
-            raise ValueError(f"exercise {id}: is there already ({known.title})")
+            raise ValueError(f"exercise {id}: is registered already ({known.title})")
         _exercises[id] = Exercise(id, title, points, checker)
         return checker
 
@@ -74,22 +74,22 @@ def notebook_of(id: str) -> int:
 
 
 def find(id: str) -> Exercise:
-    """The exercise `id`; loads its notebook's checks. ValueError that lists the ids there are when it is none."""
+    """The exercise `id`; loads its notebook's checks. ValueError that lists all ids if there is no such exercise."""
     if not isinstance(id, str):
-        raise ValueError(f"an exercise's id is a text, as in check('4.1', globals()), not {id!r}")
+        raise ValueError(f"exercise id {id!r}: must be a string, as in check('4.1', globals())")
     if re.fullmatch(r"\d+\.\d+", id):
         _load(notebook_of(id))
     if id not in _exercises:
         known = ", ".join(exercise.id for exercise in all_exercises())
-        raise ValueError(f"there is no exercise {id!r}: there are {known or 'none'}")
+        raise ValueError(f"exercise id {id!r}: must be one of {known or 'none'}")
     return _exercises[id]
 
 
 def exercises_of(notebook: int) -> list[Exercise]:
-    """All exercises of notebook 04 (`notebook=4`) in order; none when it has no checks."""
+    """All exercises of notebook 04 (`notebook=4`) in order; none if it has no checks."""
     _load(notebook)
-    ours = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
-    return sorted(ours, key=lambda exercise: int(exercise.id.partition(".")[2]))
+    found = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
+    return sorted(found, key=lambda exercise: int(exercise.id.partition(".")[2]))
 
 
 def all_exercises() -> list[Exercise]:

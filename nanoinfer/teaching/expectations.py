@@ -1,4 +1,4 @@
-"""Hint, expect and expect_equal: what a check says when an exercise is not right yet."""
+"""Hint, expect and expect_equal: how a check explains that an exercise is not right yet."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Hint(AssertionError):
-    """Why an exercise is not right yet. In a notebook its text alone is shown, without a traceback."""
+    """Why an exercise is not right yet. A notebook shows only its text, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback."""
@@ -20,7 +20,7 @@ class Hint(AssertionError):
 
 
 class NotWritten(Hint):
-    """The exercise is still the stub that came with the notebook, or its name is missing."""
+    """The exercise is still the notebook's stub, or the notebook does not define its name."""
 
 
 def expect(condition: object, hint: str) -> None:
@@ -30,11 +30,11 @@ def expect(condition: object, hint: str) -> None:
 
 
 def expect_equal(got: object, want: object, hint: str, *, atol: float = 0.0, rtol: float = 0.0) -> None:
-    """Raise Hint unless `got` equals `want`: `hint`, then both, with shapes and dtypes where they have them.
+    """Raise Hint unless `got` equals `want`: `hint`, then both values, with the shapes and dtypes of tensors and arrays.
 
     Tensors and arrays must agree in kind, dtype, shape and every value; floats within `atol + rtol * |want|`, NaN equals
-    NaN. Lists, tuples and dicts are compared item by item by the same rules. Where a plain number, string or None is
-    wanted, nothing else will do (numpy's numbers count as numbers). The rest is compared by `==`.
+    NaN. Lists, tuples and dicts are compared item by item by the same rules. Where `want` is a plain number, string or
+    None, `got` must be one too (numpy's numbers count as numbers). Everything else is compared by `==`.
     """
     difference = _difference(got, want, atol, rtol)
     if difference is not None:
@@ -42,7 +42,7 @@ def expect_equal(got: object, want: object, hint: str, *, atol: float = 0.0, rto
 
 
 def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
-    """None when equal, else a line (or nothing) that says where they differ."""
+    """None if equal, else a line that says where they differ, or "" if there is nothing to add."""
     if isinstance(want, torch.Tensor | np.ndarray):
         return _array_difference(got, want, atol, rtol)
     if isinstance(want, list | tuple):
@@ -66,8 +66,8 @@ def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
 
 
 def _first_difference(items: Iterable[tuple[Any, Any, Any]], atol: float, rtol: float) -> str | None:
-    for place, mine, theirs in items:
-        if (inner := _difference(mine, theirs, atol, rtol)) is not None:
+    for place, got, want in items:
+        if (inner := _difference(got, want, atol, rtol)) is not None:
             return f"\n  first difference at [{place!r}]{inner}"
     return None
 
@@ -79,16 +79,16 @@ def _array_difference(got: Any, want: torch.Tensor | np.ndarray, atol: float, rt
         return f"\n  shape {list(got.shape)} instead of {list(want.shape)}"
     if got.dtype != want.dtype:
         return f"\n  dtype {_dtype(got)} instead of {_dtype(want)}"
-    mine, theirs = _numpy(got), _numpy(want)
-    if np.issubdtype(theirs.dtype, np.inexact):
-        same = np.isclose(mine, theirs, atol=atol, rtol=rtol, equal_nan=True)
+    values, wanted = _numpy(got), _numpy(want)
+    if np.issubdtype(wanted.dtype, np.inexact):
+        same = np.isclose(values, wanted, atol=atol, rtol=rtol, equal_nan=True)
     else:
-        same = mine == theirs
+        same = values == wanted
     if same.all():
         return None
     where = tuple(int(i) for i in np.argwhere(~same)[0])
     at = f"[{', '.join(map(str, where))}]" if where else "the value"
-    return f"\n  {int((~same).sum())} of {same.size} differ, first {at}: {mine[where]} instead of {theirs[where]}"
+    return f"\n  {int((~same).sum())} of {same.size} differ, first {at}: {values[where]} instead of {wanted[where]}"
 
 
 def _numpy(array: torch.Tensor | np.ndarray) -> np.ndarray:
@@ -117,20 +117,20 @@ def _a(value: object) -> str:
 
 
 def _show(value: object) -> str:
-    """A value in one line, arrays with shape and dtype, cut where it is long."""
+    """A value in one line, arrays with shape and dtype, shortened where it is long."""
     if isinstance(value, torch.Tensor | np.ndarray):
         values = _numpy(value)
         text = f"{values.tolist() if values.size <= 64 else np.array2string(values, threshold=8).replace(chr(10), '')}"
-        return f"{_kind(value)} {list(value.shape)} {_dtype(value)}: {_cut(text)}"
+        return f"{_kind(value)} {list(value.shape)} {_dtype(value)}: {_shortened(text)}"
     if isinstance(value, list | tuple) and any(map(_is_array, value)):
         opening, closing = "[]" if isinstance(value, list) else "()"
-        return _cut(opening + ", ".join(map(_show, value)) + closing)
+        return _shortened(opening + ", ".join(map(_show, value)) + closing)
     if isinstance(value, dict) and any(map(_is_array, value.values())):
-        return _cut("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
+        return _shortened("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
     if type(value).__repr__ is object.__repr__ and not dataclasses.is_dataclass(value):
-        return _a(value)  # its address says nothing
-    return _cut(repr(value))
+        return _a(value)  # its address would tell the reader nothing
+    return _shortened(repr(value))
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 4] + " ..."

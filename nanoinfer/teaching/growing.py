@@ -9,20 +9,20 @@ from typing import Any
 
 
 def extend(cls: type) -> Callable[[Any], Any]:
-    """Decorator: what it decorates becomes a member of `cls`, as if it had been written inside the class.
+    """Decorator: the decorated function becomes a member of `cls`, as if it had been written inside the class.
 
-    For functions and whatever is made of one: `@property`, `@cached_property`, `@classmethod`, `@staticmethod` (above
-    which it stands). A member of that name is replaced, in `cls` and so for every object of it that lives already.
-    Afterwards the member's name means in the cell's module what it meant before, so that a method `count` does not take
-    an imported `count` away; a name that meant nothing there is the member itself.
+    It takes functions and `@property`, `@cached_property`, `@classmethod`, `@staticmethod` (and stands above these). An
+    existing member of that name is replaced, also for existing objects of `cls`. The member's name keeps its earlier
+    meaning in the cell's module, so that a method `count` does not hide an imported `count`; a name without an earlier
+    meaning is the member itself.
 
     Two things work inside a class statement only: `super()` without arguments (write `super(Class, self)`), and names like
     `__hidden`.
 
-    TypeError when `cls` is no class, or the decorated thing is nothing that could be a member.
+    TypeError if `cls` is not a class, or the decorated object cannot be a member.
     """
     if not isinstance(cls, type):
-        raise TypeError(f"extend({cls!r}): takes the class that is to grow, as in @extend(RadixCache)")
+        raise TypeError(f"extend({cls!r}): must be given the class to extend, as in @extend(RadixCache)")
     before = dict(sys._getframe(1).f_locals)
 
     def add(member: Any) -> Any:
@@ -33,7 +33,7 @@ def extend(cls: type) -> Callable[[Any], Any]:
         setattr(cls, name, member)
         if isinstance(member, cached_property):
             member.__set_name__(cls, name)
-        abc.update_abstractmethods(cls)  # once the last abstract method is there, objects can be made
+        abc.update_abstractmethods(cls)  # after the last abstract method is added, objects can be made
         earlier = before.get(name, member)
         return member if _comes_from(earlier, cls, name) else earlier
 
@@ -57,10 +57,10 @@ def _functions(member: Any) -> list[Any]:
 def _function(member: Any) -> Any:
     functions = _functions(member)
     if not functions:
-        raise TypeError(f"@extend: {member!r} is no function, property, class method or static method")
+        raise TypeError(f"@extend: {member!r} is not a function, property, class method or static method")
     return functions[0]
 
 
 def _comes_from(earlier: Any, cls: type, name: str) -> bool:
-    """Whether a name's earlier meaning was this very member (its cell has been run before): then it is out of date."""
+    """Whether a name's earlier meaning is an earlier version of this member (its cell has been run before)."""
     return any(function.__qualname__ == f"{cls.__qualname__}.{name}" for function in _functions(earlier))

@@ -11,7 +11,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import LoadedModel
 
-# 47 M parameters, 180 MiB in float32: more than the caches of most processors hold, so that a pass reads memory.
+# 47 M parameters, 180 MiB in float32: larger than the caches of most processors, so that a pass reads memory.
 SHAPE: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 1024,
@@ -27,7 +27,7 @@ SHAPE: dict[str, Any] = {
 def random_model(
     dtype: str | torch.dtype = "float32", kernels: str = "auto", seed: int = 0, **changes: Any
 ) -> LoadedModel:
-    """A Llama of shape SHAPE, `changes` applied. No tokenizer (prompts are token ids), no end tokens.
+    """A Llama of shape SHAPE with `changes`. No tokenizer (prompts are token ids), no end tokens.
 
     The same seed gives the same weights. ValueError or UnsupportedModelError when a field is out of range.
     """
@@ -40,8 +40,8 @@ def random_model(
     generator = torch.Generator().manual_seed(seed)
     for parameter in network.parameters():
         if parameter.ndim == 1:
-            parameter.fill_(1.0)  # of a norm
-        else:  # keeps the size of what passes through
+            parameter.fill_(1.0)  # a norm's weight
+        else:  # keeps the scale of activations
             parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
     network.use_kernels(chosen)
     return LoadedModel("random", Path("random"), network, config, None, resolved, cpu, config.max_position_embeddings)

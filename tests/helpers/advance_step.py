@@ -58,7 +58,7 @@ def loop(a: dict[str, Any], formula: str) -> dict[str, list[int]]:
     new: dict[str, list[int]] = {name: list(a[name]) for name in IN_PLACE}
 
     def slot(row: int, pos: int) -> int:
-        if formula == "documented":
+        if formula == "kernel":
             return (flat[pos // size] + stride * row) * size + pos % size
         return a["block_tables"][row][pos // size] * size + pos % size
 

@@ -14,7 +14,7 @@ class Peer:
         self, model, dtype, threads, when=-1, trouble="", off_by=0, prefix_cache=True, noise=False, refuse=False
     ):
         if refuse:
-            raise FileNotFoundError(f"{model}.fake: not there; make it")
+            raise FileNotFoundError(f"{model}.fake: not found; make it")
         self.when, self.trouble, self.off_by, self.prefix_cache = when, trouble, off_by, prefix_cache
         self.live, self.primed = {}, []
         if noise:

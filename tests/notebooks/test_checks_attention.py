@@ -1,4 +1,4 @@
-"""Checks of notebook 06: the notebook's solutions pass, and each typical mistake is told what it is."""
+"""Checks of notebook 06: the notebook's solutions pass, and each typical mistake gets its hint."""
 
 import pytest
 
@@ -20,14 +20,14 @@ MISTAKES = [
     ("6.3", "slots = kv_indices[start:end]", "slots = torch.arange(start, end)", "look each token's slot up"),
     ("6.3", "softmax(dim=-1)", "softmax(dim=0)", "runs over heads"),
     ("6.3", ".softmax(dim=-1)", ".exp()\n        weights = weights / weights.sum(-1, keepdim=True)", "exp overflows"),
-    ("6.3", "out[i] = torch", "key_buffer += 1\n        out[i] = torch", "only reads|differs"),
+    ("6.3", "out[i] = torch", "key_buffer += 1\n        out[i] = torch", "must only read it|differs"),
     ("6.4", "torch.arange(prefix_len, seq_len)", "torch.arange(seq_len - prefix_len)", "row i is not position i"),
-    ("6.4", "torch.arange(prefix_len, seq_len)", "torch.arange(seq_len)", "a row for each new token"),
+    ("6.4", "torch.arange(prefix_len, seq_len)", "torch.arange(seq_len)", "one row per new token"),
     ("6.4", "key <= query", "key < query", "sees itself"),
     ("6.4", "< sliding_window", "<= sliding_window", "yours has 4"),
     ("6.4", "return seen if sliding_window is None else", "return seen or", "your code raises|too far back"),
     ("6.4", "seen & (query - key < sliding_window)", "seen", "too far back"),
-    ("6.4", "key <= query", "(key <= query).float()", "True and False"),
+    ("6.4", "key <= query", "(key <= query).float()", "must be boolean"),
     ("6.4", "key <= query", "key >= query", "sees keys up to itself"),
     ("6.5", " * scale", "", "times `scale`"),
     ("6.5", "scores.masked_fill(hidden, -torch.inf)", "scores", "the mask is missing"),

@@ -1,4 +1,4 @@
-"""Checks of notebook 03: right answers pass, and each typical mistake is told what it is."""
+"""Checks of notebook 03: right answers pass, and each typical mistake gets its hint."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from tests.solution_cells import is_told, passes
 
 PAD = """
 def pad(keys):
-    lens = [len(own) for own in keys]
+    lens = [len(key) for key in keys]
     rectangle = torch.zeros(len(keys), max(lens), *keys[0].shape[1:])
-    for row, own in enumerate(keys):
-        rectangle[row, : len(own)] = own
+    for row, key in enumerate(keys):
+        rectangle[row, : len(key)] = key
     seen = torch.arange(max(lens)) < torch.tensor(lens)[:, None]
     return rectangle, seen
 """
@@ -56,7 +56,7 @@ MISTAKES = [
     ("3.1", "max(lens)) <", "max(lens)) >=", "True for padding here"),
     ("3.1", "max(lens)) <", "max(lens)) <=", "True where a row has a token"),
     ("3.1", "torch.zeros(", "torch.ones(", "not zeros"),
-    ("3.1", ": len(own)] = own", "-len(own) :] = own", "must begin with"),
+    ("3.1", ": len(key)] = key", "-len(key) :] = key", "must begin with"),
     ("3.1", "max(lens), *keys", "10, *keys", "longest"),
     ("3.1", "return rectangle, seen", "return rectangle", "two things"),
     ("3.2", "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n", "", "Padding is not masked"),
@@ -71,7 +71,7 @@ MISTAKES = [
     ("3.3", ".clone()", ".contiguous()", "copies only what is not contiguous"),
     ("3.3", "rectangle[row, :length].clone()", "rectangle[row].clone()", "first 3 tokens"),
     ("3.3", "[rectangle[row, :length].clone() for row, length in enumerate(lens)]", "rectangle", "Return a list"),
-    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass over nobody"),
+    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass without requests"),
     ("3.4", "(finished if request.finished else running)", "running", "but has finished"),
     ("3.4", "        request.prefill()\n", "", "has not been prefilled"),
     ("3.4", "popleft()", "pop()", "waited longest"),

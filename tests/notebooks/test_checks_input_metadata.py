@@ -1,4 +1,4 @@
-"""Checks of notebook 05: right answers pass, and each typical mistake is told what it is."""
+"""Checks of notebook 05: right answers pass, and each typical mistake gets its hint."""
 
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,10 @@ MISTAKES = [
     ("5.1", "return ", "", "Is a `return` missing"),
     ("5.2", "return indptr, indptr[:-1]", "return indptr[1:], indptr[:-1]", "0 at the front is missing"),
     ("5.2", "return indptr, indptr[:-1]", "return indptr[:-1], indptr[:-1]", "total is missing at the end"),
-    ("5.2", "return indptr, indptr[:-1]", "return indptr, indptr[1:]", "\\*ends\\* here"),
+    ("5.2", "return indptr, indptr[:-1]", "return indptr, indptr[1:]", "where each request \\*ends"),
     ("5.2", "return indptr, indptr[:-1]", "return indptr", "Return two tensors"),
     ("5.2", "return indptr", "return indptr.long()", "must be int32, got int64"),
-    ("5.2", "lens.cumsum(0)", "lens.cumsum_(0)", "lengths that you were given have changed"),
+    ("5.2", "lens.cumsum(0)", "lens.cumsum_(0)", "has changed `lens`"),
     ("5.2", "lens.cumsum(0)", "lens", "the running sums"),
     ("5.3", "slots == list(range(start, end))", "slots[-1] - slots[0] == len(slots) - 1", "the order is not"),
     ("5.3", "slots == list(range(start, end))", "max(slots) - min(slots) == len(slots) - 1", "the order is not"),
@@ -89,7 +89,7 @@ MISTAKES = [
     ("5.4", "    return req_to_token[req_pool_indices.long()[request], position]",
      "    return req_to_token[req_pool_indices.long()[request], position].long()", "must be int32, got int64"),
     ("5.4", "    return req_to_token", "    req_to_token += 0\n    req_to_token[1, 15] = -1\n    return req_to_token",
-     "only to be read|order of its positions"),
+     "must only be read|order of its positions"),
     ("5.5", '"prefix_lens": [6, 4]', '"prefix_lens": [6, 0]', "10 of 11 .*`prefix_lens` is \\[6, 0\\]"),
     ("5.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "tokens in the last page"),
     ("5.5", '"qo_indptr": [0, 3, 4]', '"qo_indptr": [0, 9, 14]', "among the \\*new\\* tokens"),

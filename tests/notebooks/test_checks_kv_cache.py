@@ -1,4 +1,4 @@
-"""Checks of notebook 02: right answers pass, and each typical mistake is told what it is."""
+"""Checks of notebook 02: right answers pass, and each typical mistake gets its hint."""
 
 import pytest
 
@@ -61,14 +61,14 @@ MISTAKES = [
     ("2.1", "* c.num_key_value_heads ", "", "Every key/value head"),
     ("2.1", "* itemsize", "", "takes `itemsize` bytes"),
     ("2.1", "num_tokens * 2", "2", "That is one token"),
-    ("2.2", "(num_tokens - 1)", "num_tokens", "newest token has no K/V"),
+    ("2.2", "(num_tokens - 1)", "num_tokens", "newest token of a request has no K/V"),
     ("2.2", "max(0, memory - weights)", "memory", "without the weights"),
     ("2.2", "max(0, memory - weights)", "(memory - weights)", "leave room for none"),
     ("2.2", " // (kv * (num_tokens - 1))", " / (kv * (num_tokens - 1))", "whole numbers"),
-    ("2.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits in part"),
+    ("2.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits only in part"),
     ("2.2", "// (kv *", "// (2 * kv *", "one more request would fit"),
     ("2.3", " / len(q) ** 0.5", "", "square root of D before"),
-    ("2.3", "** 0.5", "", "must be its square root"),
+    ("2.3", "** 0.5", "", "divide them by its square root"),
     ("2.3", ".softmax(0)", "", "Scores are not weights"),
     ("2.3", "torch.cat((keys, k[None]))", "torch.cat((k[None], keys))", "cached ones and then the new one"),
     ("2.3", "(keys @ q / len(q) ** 0.5).softmax(0) @ values", "(keys[:-1] @ q / len(q) ** 0.5).softmax(0) @ values[:-1]",
@@ -76,9 +76,9 @@ MISTAKES = [
     ("2.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "changed in place"),
     ("2.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
     ("2.4", " / q.shape[1] ** 0.5", "", "square root of D before"),
-    ("2.4", "row.softmax(0) @", "row @", "Does the softmax go over the S tokens"),
+    ("2.4", "row.softmax(0) @", "row @", "Does the softmax run over the S tokens"),
     ("2.5", "self.forward(prompt_ids, 0)", "self.forward(prompt_ids[:-1], 0)", "whole prompt"),
-    ("2.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "nobody has computed"),
+    ("2.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "no pass has computed"),
     ("2.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "begin at position"),
     ("2.5", "        self.kv_len += 1\n", "", "number of tokens computed so far"),
     ("2.5", "True, 0", "True, self.kv_len", "holds no K/V"),

@@ -1,4 +1,4 @@
-"""The check of notebook 00: the right answer passes, each typical mistake is told what it is."""
+"""The check of notebook 00: the right answer passes, each typical mistake gets its hint."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def test_the_right_answer_passes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (lambda prompt, cached: cached, "Nothing of this prompt is in the tree"),
+        (lambda prompt, cached: cached, "No token of this prompt is in the tree"),
         (lambda prompt, cached: prompt, "only read"),
         (lambda prompt, cached: 4 if cached else 14, "Another prompt"),
     ],

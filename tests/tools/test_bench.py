@@ -43,7 +43,7 @@ def test_arguments_out_of_range_are_named(arguments: dict[str, int], story: LLM)
 
 def test_a_pool_that_cannot_hold_all_requests_at_once_is_refused() -> None:
     small = LLM("story", max_total_tokens=100, max_running_requests=8)
-    with pytest.raises(ValueError, match="max_total_tokens=100: 8 requests at a time need"):
+    with pytest.raises(ValueError, match="max_total_tokens=100: 8 requests together need"):
         bench_decode(small, num_requests=8, new_tokens=16, rounds=1)
 
 

@@ -57,7 +57,7 @@ def test_what_primes_the_cache_is_not_measured() -> None:
         assert worker.ask({**job(([1], 2, 0.0)), "prime": prime, "shared": True})["tokens"] == [[2, 3]]
 
 
-def test_a_failed_run_is_told_and_the_next_one_served() -> None:
+def test_a_failed_run_is_reported_and_the_next_one_served() -> None:
     with fake(when=3, trouble="fail") as worker:
         with pytest.raises(EngineFailure, match="MemoryError: no room"):
             worker.ask(job(([1, 2, 3], 1, 0.0)))
@@ -66,7 +66,10 @@ def test_a_failed_run_is_told_and_the_next_one_served() -> None:
 
 
 def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
-    with fake(when=2, trouble="short") as worker, pytest.raises(EngineFailure, match=r"request 1: 2 tokens, 3 were"):
+    with (
+        fake(when=2, trouble="short") as worker,
+        pytest.raises(EngineFailure, match=r"request 1: got 2 tokens, must be 3"),
+    ):
         worker.ask(job(([1], 3, 0.0), ([1, 2], 3, 0.0)))
 
 
@@ -88,7 +91,7 @@ def test_a_worker_that_hangs_is_ended() -> None:
 
 def test_an_engine_that_does_not_load_says_why() -> None:
     with (
-        pytest.raises(EngineFailure, match=r"FileNotFoundError: no-model\.fake: not there; make it"),
+        pytest.raises(EngineFailure, match=r"FileNotFoundError: no-model\.fake: not found; make it"),
         fake(refuse=True),
     ):
         pass

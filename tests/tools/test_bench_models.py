@@ -45,7 +45,7 @@ def test_both_dtypes_hold_the_same_numbers_and_logits_are_apart(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["small", "huge-float32", "small-int8"])
 def test_a_folder_is_named_after_size_and_dtype(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name}: its name must be SIZE-DTYPE, of sizes small, mid"):
+    with pytest.raises(ValueError, match=f"{name}: its name must be SIZE-DTYPE with a size of small, mid"):
         make_checkpoint(tmp_path / name)
     assert not (tmp_path / name).exists()
 

@@ -1,4 +1,4 @@
-"""The profiler: parts add up, nothing is left behind, and steps of both kinds are told apart."""
+"""The profiler: parts add up, nothing is left behind, and steps of both kinds are distinguished."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,9 +81,9 @@ def test_a_profile_is_a_table_with_the_schedulers_share() -> None:
     }
     lines = format_profile(profile).splitlines()
     cells = {line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]] for line in lines[2:-2]}
-    assert list(cells) == ["schedule", "forward: mlp", "process", "other", "a step"]
+    assert list(cells) == ["schedule", "forward: mlp", "process", "other", "whole step"]
     assert cells["schedule"] == ["40.000", "20.0%", "5.000", "5.0%"]
-    assert cells["a step"] == ["200.000", "", "100.000", ""]
+    assert cells["whole step"] == ["200.000", "", "100.000", ""]
     assert lines[-1] == "scheduler's share (schedule and process): extend 20.0%, decode 10.0%"
 
 

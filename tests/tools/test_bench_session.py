@@ -13,7 +13,7 @@ from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_eng
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
 from nanoinfer.bench.report import format_results, main_table, remarks
-from nanoinfer.bench.session import Settings, _told, measure_model, new_results
+from nanoinfer.bench.session import Settings, _reported, measure_model, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
 
@@ -72,7 +72,7 @@ def test_all_of_a_run_is_kept(checkpoint: Callable[..., Path]) -> None:
     assert all(len(run["bandwidth_gb_s"]) == 2 and min(run["bandwidth_gb_s"]) > 0 for run in single)
 
 
-def test_failures_are_in_the_table_and_nobody_else_suffers(checkpoint: Callable[..., Path]) -> None:
+def test_failures_are_in_the_table_and_no_other_engine_suffers(checkpoint: Callable[..., Path]) -> None:
     results = fake_session(
         checkpoint(),
         ["prefill", "single"],
@@ -85,7 +85,7 @@ def test_failures_are_in_the_table_and_nobody_else_suffers(checkpoint: Callable[
     (model,) = results["models"]
     assert model["workloads"]["prefill"]["lengths"] == [[255, 1]]
     table = {line.split("|")[1].strip(): line for line in main_table(model).splitlines()}
-    prefill, single = (table[key].split("|")[2:6] for key in ("prefill, input tok/s", "single, ms a token"))
+    prefill, single = (table[key].split("|")[2:6] for key in ("prefill, input tok/s", "single, ms per token"))
     assert [cell.strip() == "failed" for cell in prefill] == [False, False, True, True]
     assert [cell.strip() == "failed" for cell in single] == [False, True, True, True]
     text = remarks(model)
@@ -120,7 +120,7 @@ def test_engines_without_a_prefix_cache_have_no_cached_figure(checkpoint: Callab
     assert "FAILED" not in remarks(model)
 
 
-def test_other_tokens_of_our_own_settings_are_told(checkpoint: Callable[..., Path]) -> None:
+def test_different_tokens_of_another_setting_of_nanoinfer_are_reported(checkpoint: Callable[..., Path]) -> None:
     results = fake_session(checkpoint(), ["single"], 1, ours={}, ours_same={}, ours_other={"off_by": 1}, peer={})
     text = remarks(results["models"][0])
     assert "ours_same: tokens equal to nanoinfer's on every workload (1 runs)" in text
@@ -249,7 +249,7 @@ def test_nanoinfer_and_transformers_measured_for_real(
 def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..., Path]) -> None:
     settings = Settings([WORKLOADS["single"]], [parse_engine("llamacpp")], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), "bfloat16", settings)["engines"]
-    assert engine["error"] == "dtype bfloat16: it reads a converted file, which holds float32"
+    assert engine["error"] == "dtype bfloat16: this engine reads a converted file, which holds float32"
 
 
 def test_recorded_failures_name_no_folders_of_this_machine(
@@ -257,17 +257,19 @@ def test_recorded_failures_name_no_folders_of_this_machine(
 ) -> None:
     path = checkpoint()
     (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
-    assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not there; make it")
-    assert f"{path}.fake: not there" in capsys.readouterr().err, "told in full while it runs"
-    told = _told(EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
-    assert told == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
+    assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not found; make it")
+    assert f"{path}.fake: not found" in capsys.readouterr().err, "printed in full while it runs"
+    reported = _reported(
+        EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2')
+    )
+    assert reported == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "openvino"])
 def test_a_missing_converted_file_names_the_command_that_makes_it(name: str, checkpoint: Callable[..., Path]) -> None:
     settings = Settings([WORKLOADS["single"]], [parse_engine(name)], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), None, settings)["engines"]
-    assert "not there; make it: python -m nanoinfer.bench.make_models" in engine["error"]
+    assert "not found; make it: python -m nanoinfer.bench.make_models" in engine["error"]
 
 
 def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +309,7 @@ def test_bad_arguments_are_named_before_anything_is_loaded(
 
 
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for content, message in (("{}", "not written by bench run"), ("[1", "no JSON")):
+    for content, message in (("{}", "not written by bench run"), ("[1", "not JSON")):
         (tmp_path / "x.json").write_text(content)
         assert main(["bench", "table", str(tmp_path / "x.json")]) == 2
         assert message in capsys.readouterr().err

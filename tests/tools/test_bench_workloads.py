@@ -1,4 +1,4 @@
-"""The benchmark's workloads: what is the same for everybody, what a seed changes, and what a short context does."""
+"""The benchmark's workloads: what is the same for all engines, what a seed changes, and what a short context does."""
 
 import pytest
 
@@ -57,12 +57,12 @@ def test_a_short_context_scales_all_lengths_and_says_so(name: str, context: int)
     workload = WORKLOADS[name]
     shared, lengths, scaled = shape(workload, context)
     full_shared, full, _ = shape(workload, 4096)
-    assert all(0 < shared + own + new <= context and own >= 1 and new >= 1 for own, new in lengths)
-    assert scaled == (max(full_shared + own + new for own, new in full) > context)
+    assert all(0 < shared + prompt + new <= context and prompt >= 1 and new >= 1 for prompt, new in lengths)
+    assert scaled == (max(full_shared + prompt + new for prompt, new in full) > context)
     assert scaled or (shared, lengths) == (full_shared, full)
     assert (f"reduced to fit a context of {context} tokens" in describe(workload, context, 0.1)) == scaled
     job = make_job(workload, 0, context, 320, 0.1)
-    assert [(len(r.prompt), r.new_tokens) for r in job.requests] == [(shared + own, new) for own, new in lengths]
+    assert [(len(r.prompt), r.new_tokens) for r in job.requests] == [(shared + prompt, new) for prompt, new in lengths]
     assert all(len(r.prompt) + r.new_tokens <= context for r in warm_up(context, 320).requests)
 
 

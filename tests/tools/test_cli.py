@@ -115,7 +115,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         ([], "command"),
         (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
@@ -133,11 +133,13 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_2(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(argv, capsys)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
-    assert told in err
+    assert message in err
 
 
 @pytest.mark.parametrize("command", ["demo", "generate", "chat", "trace", "info"])

@@ -1,4 +1,4 @@
-"""Ascend NPUs: what is told where something is missing, which operator runs, and, on one, that numbers are the CPU's."""
+"""Ascend NPUs: messages where something is missing, which operator runs, and, on an NPU, that numbers equal the CPU's."""
 
 import os
 import subprocess
@@ -112,7 +112,7 @@ def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Pat
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
-    """What torch_npu's own operator is called with."""
+    """What torch_npu's operator is called with."""
     made: list[tuple[tuple[object, ...], dict[str, object]]] = []
     module = ModuleType("torch_npu")
     module.npu_advance_step_flashattn = lambda *args, **kwargs: made.append((args, kwargs))  # type: ignore[attr-defined]
@@ -126,31 +126,37 @@ def on_an_npu(*args: object, **kwargs: object) -> None:
     torch.ops.nanoinfer.npu_advance_step_flashattn.default.redispatch(npu, *args, **kwargs)
 
 
-def test_on_an_npu_torch_npus_operator_runs(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
-    arguments = list(example().values())
-    on_an_npu(*arguments, spec_token=None, accepted_num=None)
-    *speculative, spec_token, accepted_num = speculative_example().values()
-    on_an_npu(*speculative, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
-    assert [(len(args), sorted(kwargs)) for args, kwargs in calls] == [(9, []), (9, ["accepted_num", "spec_token"])]
+def test_on_an_npu_torch_npus_operator_runs_the_speculative_form(
+    calls: list[tuple[tuple[object, ...], dict[str, object]]],
+) -> None:
+    *arguments, spec_token, accepted_num = speculative_example().values()
+    on_an_npu(*arguments, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
+    assert [(len(args), sorted(kwargs)) for args, kwargs in calls] == [(9, ["accepted_num", "spec_token"])]
     assert calls[0][0][0] is arguments[0]
 
 
 def test_on_an_npu_plain_torch_runs_what_the_operator_there_does_not_do(
     calls: list[tuple[tuple[object, ...], dict[str, object]]],
 ) -> None:
-    """It wants padding, and it reads each its own row."""
+    """Without speculation CANN's kernel reads row 0 only and wants padding."""
+    padded = example()
+    on_an_npu(*padded.values(), spec_token=None, accepted_num=None)
+    assert padded["slot_mapping"].tolist() == [23, 28, -1, -1]
     whole = example(num_queries=4, sampled_token_ids=[[7], [8], [9], [6]], seq_lens=[3, 4, 0, 7])
     on_an_npu(*whole.values())
     assert whole["slot_mapping"].tolist() == [23, 28, 8, 39]
-    documented = example()
-    on_an_npu(*documented.values(), formula="documented")
-    assert documented["slot_mapping"].tolist() == [23, 16, -1, -1]
+    by_kernel = example()
+    on_an_npu(*by_kernel.values(), formula="kernel")
+    assert by_kernel["slot_mapping"].tolist() == [23, 16, -1, -1]
     assert calls == []
 
 
 def test_on_an_npu_the_same_is_refused(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
-    with pytest.raises(ValueError, match="block_tables: 2 blocks a row"):
+    with pytest.raises(ValueError, match="block_tables: 2 blocks per row"):
         on_an_npu(*example(seq_lens=[3, 8, 0, 0]).values())
+    *arguments, spec_token, accepted_num = speculative_example(accepted_num=[3, 0]).values()
+    with pytest.raises(ValueError, match="accepted_num: 3 in row 0"):
+        on_an_npu(*arguments, spec_token=spec_token, accepted_num=accepted_num)
     assert calls == []
 
 

@@ -61,7 +61,8 @@ def test_a_wrong_dtype_or_an_empty_tensor_is_an_invalid_parameter(name: str) -> 
         ({"block_size": 0}, 161002),
         ({"block_size": 4.0}, 161002),
         ({"num_queries": True}, 161002),
-        ({"num_queries": 5}, 161002),
+        ({"num_queries": 5}, 561002),
+        ({"num_queries": 4, "sampled_token_ids": [[7], [8], [9], [6]], "seq_lens": [3, 4, 0, 7]}, 561002),
         ({"seq_lens": [-1, 4, 9, 9]}, 161002),
         ({"block_tables": [[-1, 2], [1, 7], [2, 8], [3, 9]]}, 161002),
         ({"num_seqs": 3}, 561002),
@@ -87,7 +88,7 @@ def test_statuses_of_phase_two() -> None:
     _, _, executor = aclnn_advance_step_get_workspace_size(**arguments)
     small = torch.empty(4, dtype=torch.uint8)
     before = lists(arguments)
-    for call, code, told in (
+    for call, code, message in (
         ((None, 0, None), 161001, "executor"),
         ((None, 0, "plan"), 161002, "executor"),
         ((None, -1, executor), 161002, "workspace_size=-1"),
@@ -96,7 +97,7 @@ def test_statuses_of_phase_two() -> None:
     ):
         status = aclnn_advance_step(*call)  # type: ignore[arg-type]
         assert int(status) == code
-        assert told in status.message
+        assert message in status.message
     assert lists(arguments) == before
     arguments["seq_lens"][0] = -1  # between the phases the caller has spoilt a tensor
     assert aclnn_advance_step(None, 0, executor) == 161002

@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.ops.advance_step_call import AdvanceStep
+from nanoinfer.ops.advance_step_call import AdvanceStepCall
 from tests.helpers.advance_step import IN_PLACE, check, example, lists, speculative_example
 
 OP = torch.ops.nanoinfer.npu_advance_step_flashattn
@@ -17,7 +17,7 @@ OP = torch.ops.nanoinfer.npu_advance_step_flashattn
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("formula", "slots"), [("by_row", [23, 28, -1, -1]), ("documented", [23, 16, -1, -1])])
+@pytest.mark.parametrize(("formula", "slots"), [("by_row", [23, 28, -1, -1]), ("kernel", [23, 16, -1, -1])])
 def test_the_example_of_the_design(formula: str, slots: list[int]) -> None:
     arguments = example()
     npu_advance_step_flashattn(*arguments.values(), formula=formula)
@@ -40,13 +40,13 @@ def test_the_speculative_form() -> None:
     }
 
 
-def test_by_row_is_the_default_and_the_documented_formula_differs_from_row_1_on() -> None:
-    default, by_row, documented = example(), example(), example()
+def test_by_row_is_the_default_and_the_formula_of_the_kernel_differs_from_row_1_on() -> None:
+    default, by_row, by_kernel = example(), example(), example()
     npu_advance_step_flashattn(**default)
     npu_advance_step_flashattn(**by_row, formula="by_row")
-    npu_advance_step_flashattn(**documented, formula="documented")
+    npu_advance_step_flashattn(**by_kernel, formula="kernel")
     assert lists(default) == lists(by_row)
-    differing = default["slot_mapping"] != documented["slot_mapping"]
+    differing = default["slot_mapping"] != by_kernel["slot_mapping"]
     assert differing.tolist() == [False, True, False, False]
 
 
@@ -105,9 +105,9 @@ def test_fake_tensors_stay_fake() -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
-def refuse(arguments: dict[str, Any], told: str, error: type[ValueError] = ValueError, **more: Any) -> None:
+def refuse(arguments: dict[str, Any], message: str, error: type[ValueError] = ValueError, **more: Any) -> None:
     before = lists(arguments)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         npu_advance_step_flashattn(**arguments, **more)
     assert lists(arguments) == before, "nothing has changed"
 
@@ -121,7 +121,7 @@ def test_every_tensor_is_an_int64_tensor_that_is_not_empty(name: str) -> None:
     refuse(speculative_example(**{name: tensor.float()}), f"{name}: dtype torch.float32")
     refuse(speculative_example(**{name: tensor[:0]}), f"{name}: shape .* must not be empty")
     with pytest.raises(ValueError, match=r"on (meta|cpu), must be on (meta|cpu), where input_tokens is"):
-        AdvanceStep(**speculative_example(**{name: tensor.to("meta")})).plan()
+        AdvanceStepCall(**speculative_example(**{name: tensor.to("meta")})).plan()
     refuse(speculative_example(**{name: 3}), f"{name}: must be a tensor, got int")
 
 
@@ -141,7 +141,7 @@ def test_sizes_are_positive_integers(make: Callable[..., dict[str, Any]], name: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"input_tokens": [1, 2, 3]}, r"input_tokens: shape \[3\], must be \[4\]"),
         ({"input_positions": [1, 2, 3, 4, 5]}, r"input_positions: shape \[5\], must be \[4\]"),
@@ -152,16 +152,16 @@ def test_sizes_are_positive_integers(make: Callable[..., dict[str, Any]], name: 
         ({"sampled_token_ids": [[7], [8], [9]]}, r"sampled_token_ids: shape \[3, 1\], must be \[2, 1\]"),
         ({"block_tables": [1, 2, 3, 4]}, r"block_tables: shape \[4\], must be \[4, any\]"),
         ({"block_tables": [[5, 2], [1, 7]]}, r"block_tables: shape \[2, 2\], must be \[4, any\]"),
-        ({"seq_lens": [3, 8, 0, 0]}, "block_tables: 2 blocks a row; position 8 with block_size=4 needs at least 3"),
-        ({"block_size": 2}, "block_tables: 2 blocks a row; position 4 with block_size=2 needs at least 3"),
+        ({"seq_lens": [3, 8, 0, 0]}, "block_tables: 2 blocks per row; position 8 with block_size=4 needs at least 3"),
+        ({"block_size": 2}, "block_tables: 2 blocks per row; position 4 with block_size=2 needs at least 3"),
     ],
 )
-def test_shapes_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
-    refuse(example(**changes), told, ShapeMismatchError)
+def test_shapes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    refuse(example(**changes), message, ShapeMismatchError)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"input_tokens": [1, 2]}, r"input_tokens: shape \[2\], must be \[6\]"),
         ({"seq_lens": [[4, 5, 6], [7, 8, 9]]}, r"seq_lens: shape \[2, 3\], must be \[6\]"),
@@ -169,24 +169,26 @@ def test_shapes_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
         ({"spec_token": [[31], [41]]}, r"sampled_token_ids: shape \[2, 3\], must be \[2, 2\]"),
         ({"accepted_num": [[1], [0]]}, r"accepted_num: shape \[2, 1\], must be \[2\]"),
         ({"sampled_token_ids": [[11], [40]]}, r"sampled_token_ids: shape \[2, 1\], must be \[2, 3\]"),
-        ({"block_size": 3}, "block_tables: 3 blocks a row; position 9 with block_size=3 needs at least 4"),
+        ({"block_size": 3}, "block_tables: 3 blocks per row; position 9 with block_size=3 needs at least 4"),
     ],
 )
-def test_speculative_shapes_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
-    refuse(speculative_example(**changes), told, ShapeMismatchError)
+def test_speculative_shapes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    refuse(speculative_example(**changes), message, ShapeMismatchError)
 
 
 def test_values_that_do_not_fit() -> None:
-    refuse(example(num_queries=5), "num_queries=5: must be less than num_seqs=4, or equal when none is padding")
+    refuse(example(num_queries=5), "num_queries=5: must not exceed num_seqs=4")
     refuse(speculative_example(num_queries=1), "num_queries=1: must equal num_seqs=2 when spec_token is given")
-    refuse(speculative_example(spec_token=None), "spec_token=None: spec_token and accepted_num go together")
-    refuse(speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num go together")
+    refuse(speculative_example(spec_token=None), "spec_token=None: spec_token and accepted_num must be given together")
+    refuse(
+        speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num must be given together"
+    )
     refuse(speculative_example(accepted_num=[0, 3]), r"accepted_num: 3 in row 1: must be in 0\.\.2")
     refuse(speculative_example(accepted_num=[-1, 0]), r"accepted_num: -1 in row 0: must be in 0\.\.2")
     refuse(speculative_example(sampled_token_ids=[[1, 2, 3], [-1, 4, 5]]), "sampled_token_ids: -1 in row 1")
     refuse(speculative_example(input_positions=[-9, 4, 5, 6, 7, 8]), "input_positions: -9 in row 0: must not be")
     refuse(example(seq_lens=[3, -4, 9, 9]), "seq_lens: -4 in row 1: must not be negative")
-    refuse(example(block_tables=[[5, 2], [1, -1], [2, 8], [3, 9]]), "block_tables: -1 in row 1: no block")
+    refuse(example(block_tables=[[5, 2], [1, -1], [2, 8], [3, 9]]), "block_tables: -1 in row 1: must not be negative")
     refuse(example(), "formula='row'", formula="row")
 
 

@@ -73,7 +73,7 @@ def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> No
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "told"),
+    ("prompts", "options", "message"),
     [
         ([], {}, "prompts: there are none"),
         ([[1], []], {}, r"prompts\[1\]: is empty"),
@@ -86,10 +86,10 @@ def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> No
     ],
 )
 def test_what_does_not_fit_is_refused_and_keeps_no_blocks(
-    prompts: list[list[int]], options: dict[str, Any], told: str, generator: GeneratorTorch
+    prompts: list[list[int]], options: dict[str, Any], message: str, generator: GeneratorTorch
 ) -> None:
     pool = new_pool(10, 4)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         list(multi_step_decode(generator, pool, prompts, **{"num_steps": 2, **options}))
     assert pool.available_size() == 40
 
@@ -126,25 +126,27 @@ def test_demo_paged_fails_when_the_tokens_differ(
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["demo", "pages"], "pages"),
-        (["demo", "--steps", "3"], "are options of demo paged"),
-        (["demo", "--block-size", "3"], "are options of demo paged"),
+        (["demo", "--steps", "3"], "options of demo paged only"),
+        (["demo", "--block-size", "3"], "options of demo paged only"),
         (["demo", "paged", "--steps", "0"], "num_steps=0"),
         (["demo", "paged", "--steps", "5000"], "num_steps=5000"),
         (["demo", "paged", "--block-size", "0"], "page_size=0"),
         (["demo", "paged", "--block-size", "-4"], "page_size=-4"),
     ],
 )
-def test_wrong_options_are_told_in_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_in_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(argv)
     except SystemExit as stop:
         code = int(stop.code or 0)
     captured = capsys.readouterr()
     assert (code, captured.out, len(captured.err.splitlines())) == (2, "", 1)
-    assert told in captured.err
+    assert message in captured.err
 
 
 def test_demo_paged_needs_a_tokenizer(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

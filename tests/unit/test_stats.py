@@ -25,11 +25,11 @@ def test_every_step_logs_one_line_in_one_format(caplog: pytest.LogCaptureFixture
             step(engine)
     lines = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
     assert all(lines)
-    told = [line.groups() for line in lines if line is not None]
-    assert [int(line[0]) for line in told] == list(range(1, len(told) + 1))
-    assert told[0][1:9] == ("EXTEND", "2", "8", "2", "0", "12", "0", "8")
-    assert told[1][1:4] == ("DECODE", "1", "1")
-    assert sum(int(line[9]) for line in told) == engine.stats().retractions > 0
+    logged = [line.groups() for line in lines if line is not None]
+    assert [int(line[0]) for line in logged] == list(range(1, len(logged) + 1))
+    assert logged[0][1:9] == ("EXTEND", "2", "8", "2", "0", "12", "0", "8")
+    assert logged[1][1:4] == ("DECODE", "1", "1")
+    assert sum(int(line[9]) for line in logged) == engine.stats().retractions > 0
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 

@@ -1,1 +1,1 @@
-"""One file an engine. `worker.py` runs them, each in an environment of its own; nothing here imports nanoinfer's bench."""
+"""One file per engine. `worker.py` runs it in the engine's environment; nothing here imports nanoinfer's bench."""

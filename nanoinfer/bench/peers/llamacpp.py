@@ -1,7 +1,7 @@
 """llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`.
 
-llama.cpp leaves batching to its caller, so the loop of a small server is here: one decode token of every request that
-runs, and what room is left in the batch for the prompts of those that do not yet.
+llama.cpp leaves batching to its caller, so the loop of a small server is here: a batch has one decode token of every
+request whose prompt is computed, then as many prompt tokens of the other requests as fit.
 """
 
 import os
@@ -25,7 +25,7 @@ class Running:
 
 
 class Peer:
-    """16 slots. Unshared prompts have a strip of K/V each (faster); shared ones lie in one pool, copied by reference."""
+    """16 slots. Unshared prompts have one K/V region per slot (faster); shared ones use one pool, copied by reference."""
 
     prefix_cache = True
 
@@ -33,14 +33,14 @@ class Peer:
         path = f"{model}.gguf"
         if not os.path.isfile(path):
             raise FileNotFoundError(
-                f"{path}: not there; make it: python -m nanoinfer.bench.make_models gguf {model} (needs the package gguf)"
+                f"{path}: not found; make it: python -m nanoinfer.bench.make_models gguf {model} (needs the package gguf)"
             )
         import ctypes
 
         import llama_cpp
 
         self.lib, self.slots, self.batch_tokens, self.threads = llama_cpp, slots, batch_tokens, threads
-        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept: C calls it as long as we live
+        self._silence = llama_cpp.llama_log_callback(lambda *_: None)  # kept alive: C calls it at any time
         llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
@@ -55,14 +55,14 @@ class Peer:
         self.versions = {"llama-cpp-python": llama_cpp.__version__}
 
     def prepare(self, shared: bool) -> None:
-        """A context of the right kind with nothing in it."""
+        """An empty context for prompts that share a prefix (`shared`) or do not."""
         lib = self.lib
         if self.context is None or shared != self.shared:
             if self.context is not None:
                 lib.llama_free(self.context)
             params = lib.llama_context_default_params()
-            strip = min(self.max_len, 2304)  # the longest request of any workload, rounded up
-            params.n_ctx = 16384 if shared else strip * self.slots
+            region = min(self.max_len, 2304)  # the longest request of any workload, rounded up
+            params.n_ctx = 16384 if shared else region * self.slots
             params.n_batch = params.n_ubatch = self.batch_tokens
             params.n_seq_max = self.slots
             params.n_threads = params.n_threads_batch = self.threads
@@ -74,7 +74,7 @@ class Peer:
         lib.llama_memory_clear(self.memory, True)
         self._waiting: deque[tuple[int, list[int], int]] = deque()
         self._running: dict[int, Running] = {}  # by slot
-        self._stored: dict[int, tuple[list[int], int]] = {}  # slot → prompt in it, how much of it is computed
+        self._stored: dict[int, tuple[list[int], int]] = {}  # slot → its prompt, number of its tokens computed
         self._cached: dict[int, int] = {}
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
@@ -106,9 +106,9 @@ class Peer:
         return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
 
     def _admit(self) -> None:
-        """Waiting requests into free slots, each with the longest beginning that a slot has computed already.
+        """Put waiting requests into free slots, each with the longest prefix that some slot has computed already.
 
-        One that shares more with a prompt being computed right now waits for it, and those behind it too.
+        A request that shares a longer prefix with a prompt being computed waits for it, and so do those behind it.
         """
         while self._waiting and len(self._running) < self.slots:
             index, prompt, new_tokens = self._waiting[0]
@@ -131,17 +131,18 @@ class Peer:
             self._running[slot] = Running(index, prompt, new_tokens, start)
 
     def _overlap(self, slot: int, prompt: list[int]) -> tuple[int, int]:
-        """Tokens that `prompt` has in common with the one in `slot`, its last not counted, and those computed already."""
+        """Tokens of the common prefix of `prompt`, without its last token, and the slot's prompt; and how many of them
+        are computed already."""
         stored, done = self._stored[slot]
         common = 0
-        for ours, theirs in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
-            if ours != theirs:
+        for token, other in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
+            if token != other:
                 break
             common += 1
         return common, min(common, done)
 
     def _fill_batch(self) -> list[tuple[int, int]]:
-        """Decode tokens first, then prompts; returns the rows whose logits are wanted, each with its slot."""
+        """Decode tokens first, then prompt tokens; returns the rows whose logits are wanted, each with its slot."""
         wanted: list[tuple[int, int]] = []
         batch, size = self.batch, 0
 

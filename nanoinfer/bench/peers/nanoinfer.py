@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Peer:
-    """`options` are LLM's. Token ids in and out, as for every engine measured: no tokenizer is loaded."""
+    """`options` are LLM's. Takes and returns token ids, as every measured engine: no tokenizer is loaded."""
 
     prefix_cache = True
 
@@ -24,7 +24,7 @@ class Peer:
         self.prefix_cache = not self.llm.config.disable_radix_cache
         self.versions = {"nanoinfer": nanoinfer.__version__, "torch": torch.__version__}
         self._index: dict[int, int] = {}  # request id → index
-        self._told: dict[int, int] = {}  # index → tokens emitted
+        self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int] = {}
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
@@ -32,7 +32,7 @@ class Peer:
 
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
         self._index[self.engine.add_request(prompt, params)] = index
-        self._told[index] = 0
+        self._emitted[index] = 0
 
     def busy(self) -> bool:
         return self.engine.has_unfinished()
@@ -41,8 +41,8 @@ class Peer:
         for output in self.engine.step():
             index = self._index[output.request_id]
             tokens = output.token_ids
-            emit(index, tokens[self._told[index] :])
-            self._told[index], self._cached[index] = len(tokens), output.cached_tokens
+            emit(index, tokens[self._emitted[index] :])
+            self._emitted[index], self._cached[index] = len(tokens), output.cached_tokens
             if output.finished:
                 del self._index[output.request_id]
 

@@ -8,7 +8,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Peer:
-    """Arithmetic and K/V in `dtype`. `options` are fields of SchedulerConfig."""
+    """Computes and stores K/V in `dtype`. `options` are fields of SchedulerConfig."""
 
     prefix_cache = True
 
@@ -16,7 +16,7 @@ class Peer:
         path = f"{model}.ov"
         if not os.path.isdir(path):
             raise FileNotFoundError(
-                f"{path}: not there; make it: python -m nanoinfer.bench.make_models openvino {model} "
+                f"{path}: not found; make it: python -m nanoinfer.bench.make_models openvino {model} "
                 "--optimum-cli PATH/TO/optimum-cli (from the package optimum-intel)"
             )
         import openvino

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Peer:
-    """`options` are those of vLLM's LLM. Compiled, as it is by default."""
+    """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default."""
 
     prefix_cache = True
 
@@ -31,7 +31,7 @@ class Peer:
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
         self._serial = 0
         self._index: dict[str, int] = {}
-        self._told: dict[int, int] = {}
+        self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int | None] = {}
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
@@ -39,7 +39,7 @@ class Peer:
 
         self._serial += 1
         request_id = str(self._serial)
-        self._index[request_id], self._told[index] = index, 0
+        self._index[request_id], self._emitted[index] = index, 0
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
         self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt), params)
 
@@ -50,8 +50,8 @@ class Peer:
         for output in self.engine.step():
             index = self._index[output.request_id]
             tokens = output.outputs[0].token_ids
-            emit(index, list(tokens[self._told[index] :]))
-            self._told[index], self._cached[index] = len(tokens), output.num_cached_tokens
+            emit(index, list(tokens[self._emitted[index] :]))
+            self._emitted[index], self._cached[index] = len(tokens), output.num_cached_tokens
 
     def cached_tokens(self, index: int) -> int | None:
         return self._cached[index]

@@ -1,19 +1,19 @@
-"""The process an engine is measured in: it loads the engine once, then serves one workload a line.
+"""The process an engine is measured in: it loads the engine once, then serves one workload per line of input.
 
     python worker.py PEER.py '{"model": "...", "dtype": "bfloat16", "threads": 2}'
 
-A peer file defines `class Peer`, all that has to be written to measure one more engine:
+A peer file defines `class Peer`, which is all that another engine needs to be measured:
 
     Peer(model, dtype, threads, **options)   load; nothing slow may be left for the first request
-    versions: dict[str, str]                 packages that matter, for the report
-    prefix_cache: bool                       does it reuse K/V of earlier requests?
+    versions: dict[str, str]                 versions of the packages that matter, for the report
+    prefix_cache: bool                       whether it reuses K/V of earlier requests
     prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
-    add(index, prompt, new_tokens)           queue a request: token ids, exactly so many tokens, greedy, no end token
-    busy() -> bool                           is anything left to do?
+    add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token
+    busy() -> bool                           whether any request is unfinished
     step(emit)                               go on, and call emit(index, token_ids) as soon as there are new tokens
-    cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V it had
+    cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
 
-The clock is here, so it is the same for all. Runs wherever Python 3.10 does, on the standard library alone.
+The clock is here, so it is the same for all engines. Needs Python 3.10 or later and only the standard library.
 """
 
 import ctypes
@@ -33,16 +33,16 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the peer, say so, then answer `{"prime": [...], "requests": [...], "shared": bool}` line by line."""
+    """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}` per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # engines print, from C++ too; standard output is for answers alone
+    os.dup2(2, 1)  # engines print, from C++ too; standard output must carry only answers
     _die_with_parent()
     here = Path(__file__).resolve().parent
     sys.path[:] = [
         entry for entry in sys.path if Path(entry).resolve() != here
-    ]  # peers are named like what they import
+    ]  # a peer's file has the name of the package it imports
 
-    def tell(answer: dict[str, Any]) -> None:
+    def send(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     try:
@@ -50,17 +50,17 @@ def main() -> None:
         peer = load_peer(Path(sys.argv[1]), json.loads(sys.argv[2]))
         seconds = time.perf_counter() - start
         versions = {"python": platform.python_version(), **peer.versions}
-        tell({"versions": versions, "prefix_cache": peer.prefix_cache, "load_s": seconds})
+        send({"versions": versions, "prefix_cache": peer.prefix_cache, "load_s": seconds})
         for line in sys.stdin:
-            tell(_attempt(peer, json.loads(line)))
+            send(_attempt(peer, json.loads(line)))
     except Exception as error:
         traceback.print_exc()
-        tell({"error": f"{type(error).__name__}: {error}"})
+        send({"error": f"{type(error).__name__}: {error}"})
     os._exit(0)  # some engines hang or crash in their destructors
 
 
 def load_peer(file: Path, arguments: dict[str, Any]) -> Any:
-    """The `Peer` of a file, made."""
+    """Load a peer's file and create its `Peer`."""
     spec = importlib.util.spec_from_file_location(f"peer_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{file}: not a Python file")
@@ -70,13 +70,13 @@ def load_peer(file: Path, arguments: dict[str, Any]) -> Any:
 
 
 def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Serve a job's requests, after those of `prime`: tokens, seconds since the start at which each was there, memory."""
+    """Serve a job's `prime` requests, then its requests: their tokens, the seconds from the start to each token, memory."""
     if hasattr(peer, "prepare"):
         peer.prepare(job.get("shared", False))
     if job.get("prime"):
         serve(peer, job["prime"])
     gc.collect()
-    _forget_peak_memory()
+    _reset_peak_memory()
     elsewhere = _cpu_seconds_elsewhere()
     tokens, times, wall = serve(peer, job["requests"])
     elsewhere = _cpu_seconds_elsewhere() - elsewhere
@@ -92,9 +92,9 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[float]], float]:
-    """Hand requests to the peer as they arrive and step it until all are done: tokens, times, seconds in all.
+    """Add requests to the peer as they arrive and step it until all are done: tokens, times, seconds in total.
 
-    RuntimeError when a request did not get exactly the tokens it asked for.
+    RuntimeError when a request did not get exactly `new_tokens` tokens.
     """
     tokens: list[list[int]] = [[] for _ in requests]
     times: list[list[float]] = [[] for _ in requests]
@@ -117,7 +117,7 @@ def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], l
     wall = time.perf_counter() - start
     for i, request in enumerate(requests):
         if len(tokens[i]) != request["new_tokens"]:
-            raise RuntimeError(f"request {i}: {len(tokens[i])} tokens, {request['new_tokens']} were asked for")
+            raise RuntimeError(f"request {i}: got {len(tokens[i])} tokens, must be {request['new_tokens']}")
     return tokens, times, wall
 
 
@@ -130,19 +130,19 @@ def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _die_with_parent() -> None:
-    """A worker is stopped most of the time and would not notice that nobody is left to wake it. Linux only."""
+    """Die with the parent: a worker is stopped most of the time, and only its parent would wake it. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-def _forget_peak_memory() -> None:
+def _reset_peak_memory() -> None:
     for pid in _family():
         with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_memory_mb() -> float:
-    """Peak resident memory of this process and its children since it was last forgotten, in MB (2**20 bytes)."""
+    """Peak resident memory of this process and its children since the last reset, in MB (2**20 bytes)."""
     if not Path("/proc/self/status").exists():
         unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
@@ -150,16 +150,16 @@ def peak_memory_mb() -> float:
     for pid in _family():
         try:
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     return kilobytes / 1024
 
 
 def _family() -> list[int]:
-    """This process and all below it."""
+    """The ids of this process and all its descendants."""
     family = [os.getpid()]
-    for pid in family:  # grows as it goes
+    for pid in family:  # the list grows during the loop
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             with suppress(OSError):
                 family += [int(child) for child in children.read_text().split()]
@@ -167,7 +167,7 @@ def _family() -> list[int]:
 
 
 def _cpu_seconds_elsewhere() -> float:
-    """Processor time used by the rest of the machine so far, the hypervisor's other guests included. 0 where unknown."""
+    """Processor seconds used so far by the rest of the machine, the hypervisor's other guests included. 0 if unknown."""
     try:
         user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     except (OSError, ValueError):

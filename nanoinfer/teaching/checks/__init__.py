@@ -1,1 +1,1 @@
-"""The checks of the exercises, one file a notebook: nb04.py has those of 04. Loaded when the first of them is wanted."""
+"""The checks of the exercises, one file per notebook: nb04.py has those of 04, and is loaded when one of them is used."""

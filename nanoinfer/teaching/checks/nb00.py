@@ -7,11 +7,11 @@ from nanoinfer.teaching.expectations import expect_equal
 @exercise("0.1", "Count the tokens that an EXTEND pass computes")
 def tokens_to_compute(given: Given) -> str:
     student = given["tokens_to_compute"]
-    expect_equal(student(14, 0), 14, "Nothing of this prompt is in the tree, so every token of it has to be computed")
+    expect_equal(student(14, 0), 14, "No token of this prompt is in the tree, so every token has to be computed")
     expect_equal(
         student(14, 10),
         4,
-        "The K/V of the cached tokens is in its slots and is only read: they have no place in the pass",
+        "The K/V of the cached tokens is in its slots already and is only read: the pass does not compute these tokens",
     )
-    expect_equal(student(5, 4), 1, "Another prompt, another answer: count with what the function is given")
+    expect_equal(student(5, 4), 1, "Another prompt has another answer: compute it from the function's arguments")
     return "14 for the first request, 4 for the second"

@@ -28,18 +28,18 @@ def _(given: Given) -> str | None:
                 continue
             per_query_head = want * heads / kv_heads
             typical = {
-                want / 2: "A token keeps a key and a value: two vectors in every layer and head, not one.",
+                want / 2: "The cache keeps a key and a value per token: two vectors in every layer and head, not one.",
                 per_query_head: "The cache is per key/value head. Query heads share them, and queries are not kept.",
-                want / layers: "Every layer has keys and values of its own.",
-                want / kv_heads: "Every key/value head has vectors of its own, of size head_dim each.",
-                want / itemsize: "That is how many numbers there are; each takes `itemsize` bytes.",
-                per_token: "That is one token. `num_tokens` of them are kept.",
+                want / layers: "Every layer has its own keys and values.",
+                want / kv_heads: "Every key/value head has its own vectors, each of size head_dim.",
+                want / itemsize: "That is the count of numbers; each takes `itemsize` bytes.",
+                per_token: "That is one token. The cache keeps `num_tokens` of them.",
             }
             expect(got not in typical, typical.get(got, ""))
             expect_equal(
                 got,
                 want,
-                f"For {num_tokens} tokens, L={layers}, Hk={kv_heads}, D={head_dim}, {itemsize} bytes a number.",
+                f"For {num_tokens} tokens, L={layers}, Hk={kv_heads}, D={head_dim}, {itemsize} bytes per number.",
             )
     return "four models, with and without grouped-query attention"
 
@@ -62,8 +62,8 @@ def _(given: Given) -> str | None:
         with_newest = max(0, memory - weights) // (per_token * num_tokens)
         expect(
             got != with_newest or got == want,
-            f"{case}: {got}, so every request keeps room for {num_tokens} tokens. Its newest token has no K/V, and the "
-            "last one never gets any.",
+            f"{case}: {got}, so every request has room for {num_tokens} tokens. The newest token of a request has no K/V, "
+            "and its last one never gets any.",
         )
         expect(
             got != memory // (per_token * (num_tokens - 1)) or got == want,
@@ -72,11 +72,11 @@ def _(given: Given) -> str | None:
         needed = weights + got * per_token * (num_tokens - 1)
         expect(
             got <= want,
-            f"{case}: {got} requests need {needed} bytes in the end, with the weights. A request that fits in part does "
-            "not fit.",
+            f"{case}: {got} requests need {needed} bytes at their end, weights included. A request that fits only in part "
+            "does not fit.",
         )
         expect_equal(got, want, f"{case}: one more request would fit.")
-    return "to the byte; none where there is no room"
+    return "exact to the byte; none where there is no room"
 
 
 @exercise("2.3", "A decode step of one head", points=2)
@@ -100,7 +100,11 @@ def _(given: Given) -> str | None:
         expect_equal(
             new_keys, torch.cat((keys, k[None])), f"{cached}, the new keys are the cached ones and then the new one."
         )
-        expect_equal(new_values, torch.cat((values, v[None])), f"{cached}, the same goes for the values.")
+        expect_equal(
+            new_values,
+            torch.cat((values, v[None])),
+            f"{cached}, the new values are the cached ones and then the new one.",
+        )
         expect_equal(list(out.shape), [head_dim], "The output is one vector of size D: a weighted sum of the values.")
         _typical_attention(out, q, new_keys, new_values, keys, values)
         want = scaled_dot_product_attention(q[None, None], new_keys[None], new_values[None])[0, 0]
@@ -117,7 +121,7 @@ def _typical_attention(
     before: torch.Tensor,
     old: torch.Tensor,
 ) -> None:
-    """Hints for attention that is nearly right; every one of these differs from the right answer here."""
+    """Hints for attention that is nearly right; each of these mistakes gives another answer than the right one here."""
     scale = q.shape[-1] ** -0.5
     if len(keys) < 2:
         return
@@ -127,14 +131,14 @@ def _typical_attention(
             (before @ q * scale).softmax(0) @ old if len(before) else torch.full_like(q, torch.nan)
         ),
         "Scores are not weights yet: the softmax makes them positive, with sum 1.": (keys @ q * scale) @ values,
-        "The scores are divided by D; it must be its square root.": (keys @ q * scale**2).softmax(0) @ values,
+        "The scores are divided by D; divide them by its square root.": (keys @ q * scale**2).softmax(0) @ values,
     }
     for hint, answer in wrong.items():
         expect(not torch.allclose(out, answer, atol=1e-5), hint)
 
 
 def _growing(decode_step: Any, generator: torch.Generator) -> None:
-    """A sequence of six tokens, each a step: every row of causal attention."""
+    """A sequence of six tokens, one per step, against every row of causal attention."""
     q, k, v = torch.randn(3, 6, 16, generator=generator)
     want = scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
     keys = values = torch.empty(0, 16)
@@ -156,11 +160,11 @@ def _(given: Given) -> str | None:
         out = decode_attention(q, keys, values)
         expect(
             torch.equal(keys, kept[0]) and torch.equal(values, kept[1]),
-            "`keys` or `values` was changed in place: they are the cache, which others read.",
+            "`keys` or `values` was changed in place: they are the cache, and later steps read them.",
         )
         expect(isinstance(out, torch.Tensor), f"Return a tensor [H, D], not a {type(out).__name__}.")
         shape = f"H={heads}, Hk={kv_heads}, D={head_dim}, S={length}"
-        expect_equal(list(out.shape), [heads, head_dim], f"{shape}: the output has one vector a query head.")
+        expect_equal(list(out.shape), [heads, head_dim], f"{shape}: the output has one vector per query head.")
         sharing = torch.arange(heads) % kv_heads
         interleaved = _by_heads(q, keys[:, sharing], values[:, sharing])
         right = _by_heads(q, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values)))
@@ -180,7 +184,7 @@ def _(given: Given) -> str | None:
         expect_equal(
             out,
             right,
-            f"{shape}: not attention of every query head over its key/value head. Does the softmax go over the S tokens?",
+            f"{shape}: not attention of every query head over its key/value head. Does the softmax run over the S tokens?",
             atol=1e-5,
         )
     return "with 1, 2 and H key/value heads"
@@ -193,14 +197,14 @@ def _by_heads(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torc
 
 
 class _Forward:
-    """Stands in for the model: token n of the answer is `answers[n]`; knows what a forward pass may be asked."""
+    """Takes the place of the model: the nth pass returns `answers[n]`; checks which tokens a pass is given."""
 
     def __init__(self, answers: list[int]):
         self.answers, self.computed, self.calls = answers, 0, []  # type: ignore[var-annotated]
 
     def __call__(self, token_ids: Any, start: int) -> int:
         token_ids = [int(token) for token in token_ids]
-        expect(len(self.calls) < len(self.answers), "A pass too many: the session had ended before.")
+        expect(len(self.calls) < len(self.answers), "One pass too many: the session had ended before it.")
         expect(token_ids, "`forward` was called with no tokens.")
         expect_equal(
             start,
@@ -221,11 +225,11 @@ def _(given: Given) -> str | None:
     _run(session_class, [7], [50], 1)
     _run(session_class, [7, 8], [END], 5)
     _run(session_class, [1, END, 5], [60, 61], 2)
-    return "every token computed once; ends by length and by the end token, holds nothing then"
+    return "every token computed once; ends by length and by the end token, and holds no K/V then"
 
 
 def _run(session_class: Any, prompt: list[int], answers: list[int], max_new_tokens: int) -> None:
-    """One session from prefill to end, by what `forward` was asked and by its own state."""
+    """One session from prefill to end: checks the calls of `forward` and the session's state."""
     forward, given_prompt = _Forward(answers), list(prompt)
     session = session_class(forward, max_new_tokens, END)
     first = session.prefill(given_prompt)
@@ -234,7 +238,7 @@ def _run(session_class: Any, prompt: list[int], answers: list[int], max_new_toke
     expect_equal(first, answers[0], "`prefill` returns the token that `forward` returned.")
     for n in range(1, len(answers) + 1):
         expect_equal(
-            session.token_ids, prompt + answers[:n], f"After {n} new tokens `token_ids` is the prompt and these."
+            session.token_ids, prompt + answers[:n], f"After {n} new tokens `token_ids` is the prompt and these tokens."
         )
         ended = n == len(answers)
         why = "the end token came" if answers[n - 1] == END else f"max_new_tokens={max_new_tokens}"
@@ -247,12 +251,12 @@ def _run(session_class: Any, prompt: list[int], answers: list[int], max_new_toke
             continue
         expect(
             session.kv_len != len(session.token_ids),
-            "`kv_len` counts the newest token, which nobody has computed: its K/V comes with the pass that reads it.",
+            "`kv_len` counts the newest token, which no pass has computed: its K/V comes with the pass that reads it.",
         )
         expect_equal(session.kv_len, forward.computed, f"{state}: `kv_len` is the number of tokens computed so far.")
         token = session.step_once()
         expect_equal(
-            forward.calls[1:], [[a] for a in answers[:n]], "A decode step computes the newest token, and no other."
+            forward.calls[1:], [[a] for a in answers[:n]], "A decode step computes the newest token and no other."
         )
         expect_equal(token, answers[n], "`step_once` returns the token that `forward` returned.")
     expect_equal(session.step_once(), None, "`step_once` of a session that has ended returns None.")

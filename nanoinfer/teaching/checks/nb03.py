@@ -29,12 +29,12 @@ def _(given: Given) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8)):
         keys = [torch.randn(length, kv_heads, head_dim, generator=generator) for length in lens]
-        kept = [own.clone() for own in keys]
+        kept = [key.clone() for key in keys]
         answer = pad(keys)
         expect(isinstance(answer, tuple) and len(answer) == 2, "Return two things: the rectangle and the mask.")
         rectangle, seen = answer
         expect(
-            all(torch.equal(own, before) for own, before in zip(keys, kept, strict=True)),
+            all(torch.equal(key, before) for key, before in zip(keys, kept, strict=True)),
             "The tensors in `keys` were changed: they belong to their sessions.",
         )
         wanted_seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
@@ -47,13 +47,13 @@ def _(given: Given) -> str | None:
         )
         shape = [len(lens), max(lens), kv_heads, head_dim]
         expect_equal(list(rectangle.shape), shape, f"Lengths {lens}: the rectangle is [B, longest, Hk, D].")
-        for row, own in enumerate(keys):
+        for row, key in enumerate(keys):
             expect_equal(
-                rectangle[row, : len(own)],
-                own,
-                f"Lengths {lens}: row {row} must begin with its {len(own)} tokens' keys.",
+                rectangle[row, : len(key)],
+                key,
+                f"Lengths {lens}: row {row} must begin with the keys of its {len(key)} tokens.",
             )
-            expect(not rectangle[row, len(own) :].any(), f"Lengths {lens}: the padding of row {row} is not zeros.")
+            expect(not rectangle[row, len(key) :].any(), f"Lengths {lens}: the padding of row {row} is not zeros.")
     return "one row, equal rows and unequal rows"
 
 
@@ -81,7 +81,7 @@ def _(given: Given) -> str | None:
             where = f"Lengths {lens}, H={heads}, Hk={kv_heads}, padding of {padding}"
             expect(
                 all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip((k, v), kept, strict=True)),
-                "`keys` or `values` was changed in place. Whoever shares them would be surprised; work on a copy.",
+                "`keys` or `values` was changed in place. Other code may still need them; work on a copy.",
             )
             expect(isinstance(out, torch.Tensor), f"Return a tensor [B, H, D], not a {type(out).__name__}.")
             expect_equal(list(out.shape), list(q.shape), f"{where}: the output is [B, H, D].")
@@ -89,7 +89,7 @@ def _(given: Given) -> str | None:
                 zeroed = torch.stack([_alone(q[i], k[i], v[i]) for i in range(len(lens))])
                 expect(
                     not torch.allclose(out, zeroed, atol=1e-5),
-                    "Padding is not masked: a key of zeros has a score of 0, and the softmax gives e⁰ a weight.",
+                    "Padding is not masked: a key of zeros has a score of 0, to which the softmax gives the weight e⁰.",
                 )
             if padding == "NaN":
                 expect(
@@ -103,13 +103,13 @@ def _(given: Given) -> str | None:
                 if not torch.allclose(mistake, want, atol=1e-5):
                     expect(not torch.allclose(out, mistake, atol=1e-5), hint)
             expect_equal(out, want, f"{where}: rows differ from attention of each request alone.", atol=1e-5)
-    return "whatever the padding holds, every row is as if it were alone"
+    return "whatever the padding holds, every row is as if it were computed alone"
 
 
 def _typical_mistakes(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: list[int]
 ) -> dict[str, torch.Tensor]:
-    """Hint → what attention gives that is masked rightly and wrong otherwise, [B, H, D]."""
+    """Hint → the result of attention with that mistake but the right mask, [B, H, D]."""
     heads, kv_heads, head_dim = q.shape[1], keys.shape[2], q.shape[2]
     sharing = torch.arange(heads) % kv_heads
     interleaved = [_alone(q[i], keys[i, :n, sharing], values[i, :n, sharing]) for i, n in enumerate(lens)]
@@ -139,27 +139,27 @@ def _(given: Given) -> str | None:
         expect(isinstance(rows, list), f"Return a list, not a {type(rows).__name__}.")
         expect_equal(len(rows), len(lens), f"{len(lens)} requests, so {len(lens)} tensors.")
         expect(torch.equal(rectangle, kept), "The rectangle was changed.")
-        for i, (own, length) in enumerate(zip(rows, lens, strict=True)):
+        for i, (row, length) in enumerate(zip(rows, lens, strict=True)):
             expect_equal(
-                own, kept[i, :length], f"Lengths {lens}: request {i} gets the first {length} tokens of its row."
+                row, kept[i, :length], f"Lengths {lens}: request {i} gets the first {length} tokens of its row."
             )
-            held, needed = own.untyped_storage().nbytes(), own.numel() * own.element_size()
+            held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
             expect(
                 held == needed,
                 f"Lengths {lens}: the tensor of request {i} needs {needed} bytes, but keeps {held} bytes alive. A slice is "
-                "a view: as long as it lives, so does all that it was cut from. Make a copy "
+                "a view: as long as it lives, the whole tensor behind it lives. Make a copy "
                 "(`contiguous()` copies only what is not contiguous already).",
             )
         rectangle.fill_(-1)
         expect(
-            all(torch.equal(own, kept[i, :length]) for i, (own, length) in enumerate(zip(rows, lens, strict=True))),
-            "Writing into the rectangle changed what the sessions got. They need memory of their own.",
+            all(torch.equal(row, kept[i, :length]) for i, (row, length) in enumerate(zip(rows, lens, strict=True))),
+            "Writing into the rectangle changed the sessions' tensors. They must not share its memory.",
         )
     return "copies of exactly the tokens' size"
 
 
 class _Request:
-    """Wants so many tokens; knows whether it is prefilled, and how often it was in a pass."""
+    """A request for `new_tokens` tokens: whether it is prefilled, and how many tokens are left to compute."""
 
     def __init__(self, number: int, new_tokens: int):
         self.number, self.left, self.prefilled = number, new_tokens, False
@@ -178,20 +178,20 @@ class _Request:
 
 
 class _Run:
-    """Requests served by the reader's `step`; checks every pass as it comes, and keeps who was in it."""
+    """Requests served by the reader's `step`; checks every pass and keeps which requests were in it."""
 
     def __init__(self, step: Any, new_tokens: list[int], max_running: int):
         self.step, self.max_running = step, max_running
         self.running: list[_Request] = []
         self.waiting = deque(_Request(i, n) for i, n in enumerate(new_tokens))
-        self.passes: list[list[int]] = []  # one for each step: who was in its pass
+        self.passes: list[list[int]] = []  # per step, the requests in its pass
         self.ended: list[int] = []
         self.current: list[int] = []
 
     def decode(self, requests: Any) -> None:
         requests = list(requests)
-        expect(requests, "A decode pass over nobody: it costs a pass and gives nothing.")
-        expect(len(self.current) == 0, "Two decode passes in one step. All running requests share a single one.")
+        expect(requests, "A decode pass without requests: it takes time and gives nothing.")
+        expect(len(self.current) == 0, "Two decode passes in one step. All running requests share a single pass.")
         expect(
             len(requests) <= self.max_running,
             f"{len(requests)} requests in a pass that has room for {self.max_running}.",
@@ -200,7 +200,7 @@ class _Run:
             expect(request.prefilled, f"{request!r} is in a decode pass, but has not been prefilled: it has no K/V.")
             expect(
                 not request.finished,
-                f"{request!r} is in a decode pass, but has finished: a row is wasted on it, or it gets a token too many.",
+                f"{request!r} is in a decode pass, but has finished: its row is wasted, or it gets one token too many.",
             )
         expect(len({id(r) for r in requests}) == len(requests), "A request is in the same pass twice.")
         for request in requests:
@@ -217,11 +217,11 @@ class _Run:
         left = [request for request in self.running if request.finished]
         expect(
             not left,
-            f"{left} finished in this step, but still in `running`: their rows are not free for others. (It is the "
-            "caller's list that must change, in place; and a list must not shrink while a loop goes over it.)",
+            f"{left} finished in this step, but still in `running`: their rows are not free for other requests. (Change "
+            "the caller's list in place, and do not remove items from a list while a loop iterates over it.)",
         )
         wrong = [request for request in finished if not request.finished]
-        expect(not wrong, f"{wrong} returned as finished, but wants more tokens.")
+        expect(not wrong, f"{wrong} returned as finished, but has tokens left to compute.")
 
 
 @exercise("3.4", "A step of continuous batching", points=3)
@@ -245,12 +245,12 @@ def _(given: Given) -> str | None:
             extra = sorted(set(run.passes[-1]) - set(wanted))
             expect(
                 not missing or not extra,
-                f"{case}, step {number}: {run.passes[-1]} are computed instead of {wanted}. The one that has waited "
+                f"{case}, step {number}: {run.passes[-1]} are computed instead of {wanted}. The request that has waited "
                 "longest joins first.",
             )
             expect(
                 not missing,
-                f"{case}, step {number}: requests {missing} are not in the pass, though there is room. Places that became "
+                f"{case}, step {number}: requests {missing} are not in the pass, though there is room. Rows that became "
                 "free are filled in the same step, before the pass.",
             )
             expect_equal(sorted(run.passes[-1]), wanted, f"{case}, step {number}: these requests are in the pass.")
@@ -261,13 +261,13 @@ def _(given: Given) -> str | None:
         expect_equal(run.ended, wanted_ends, f"{case}: after {len(wanted_passes)} steps all have been returned.")
         expect(not run.running and not run.waiting, f"{case}: all have ended, but `running` or `waiting` is not empty.")
         run.once()
-        expect(not run.passes[-1], "With nobody left a step must do nothing.")
+        expect(not run.passes[-1], "Without requests a step must do nothing.")
     _joining(step)
     return "late requests, early ends, one-token requests, a single row"
 
 
 def _served(new_tokens: list[int], max_running: int) -> tuple[list[list[int]], list[int]]:
-    """Who is in each step's pass, and who ends in which order, by counting tokens."""
+    """The requests in each step's pass, and the order in which requests end, by counting tokens."""
     left = dict(enumerate(new_tokens))
     queue, running = deque(left), list[int]()
     passes, ended = [], list[int]()
@@ -285,7 +285,7 @@ def _served(new_tokens: list[int], max_running: int) -> tuple[list[list[int]], l
 
 
 def _joining(step: Any) -> None:
-    """One that comes while others run is in the very next pass, if there is room."""
+    """A request that arrives while others run is in the very next pass, if there is room."""
     run = _Run(step, [6], 2)
     run.once()
     run.waiting.append(_Request(1, 3))
@@ -293,7 +293,7 @@ def _joining(step: Any) -> None:
     expect_equal(
         run.passes,
         [[0], [0, 1]],
-        "A request that comes while another runs must join it in the next step, not wait for its end.",
+        "A request that arrives while another runs must join it in the next step, not wait for its end.",
     )
 
 
@@ -319,18 +319,18 @@ def _(given: Given) -> str | None:
                 abs(got - first) > 1e-9,
                 f"{case}: that is the padding of the prompts. Rows grow in every pass, and requests leave.",
             )
-        everybody = _everybody_stays(prompt_lens, new_tokens)
-        if abs(everybody - want) > 1e-6:
+        static = _static_batch_share(prompt_lens, new_tokens)
+        if abs(static - want) > 1e-6:
             expect(
-                abs(got - everybody) > 1e-9,
+                abs(got - static) > 1e-9,
                 f"{case}: here requests stay in the batch until the last has ended. In continuous batching they leave.",
             )
-        expect_equal(float(got), want, f"{case}: the engine's account has another share.", atol=1e-6)
+        expect_equal(float(got), want, f"{case}: the engine's account gives another share.", atol=1e-6)
     return "equal to an engine's account"
 
 
 def _measured_share(model: Any, prompt_lens: list[int], new_tokens: list[int]) -> float:
-    """From the account of an engine that serves such requests."""
+    """The share from the account of an engine that serves such requests."""
     engine = InferenceEngine(model)
     scheduler = OfflineScheduler(engine)
     for length, new in zip(prompt_lens, new_tokens, strict=True):
@@ -341,8 +341,8 @@ def _measured_share(model: Any, prompt_lens: list[int], new_tokens: list[int]) -
     return padding / (used + padding) if used else 0.0
 
 
-def _everybody_stays(prompt_lens: list[int], new_tokens: list[int]) -> float:
-    """The share when ended requests keep their rows, as long as these were at their end."""
+def _static_batch_share(prompt_lens: list[int], new_tokens: list[int]) -> float:
+    """The share when finished requests keep their rows, at their final length, until the last request has finished."""
     used = total = 0
     for i in range(max(new_tokens) - 1):
         rows = [n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens, strict=True)]

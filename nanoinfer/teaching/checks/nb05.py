@@ -1,4 +1,4 @@
-"""Checks of notebook 05, input metadata. The oracle walks over requests and positions one by one."""
+"""Checks of notebook 05, input metadata. The expected values come from loops over requests and positions."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ import torch
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
-# seq_lens, prefix_lens: the worked example, no prefix, mixed, one new token each, no new rectangle anywhere.
+# seq_lens, prefix_lens: the worked example, no prefix, mixed, different prefixes, one new token each, a single token.
 BATCHES = [
     ([12], [7]),
     ([7], [0]),
@@ -30,7 +30,7 @@ def int32(values: Any) -> torch.Tensor:
 
 
 def checked_tensor(got: Any, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """`got` if it is a one-dimensional tensor of `dtype`; else a Hint."""
+    """`got` if it is a one-dimensional tensor of `dtype`; else raises Hint."""
     expect(got is not None, f"{what} is None. Is a `return` missing?")
     expect(isinstance(got, torch.Tensor), f"{what} must be a tensor, got {type(got).__name__}")
     expect(got.ndim == 1, f"{what} must have one dimension, flat over the batch: got shape {list(got.shape)}")
@@ -53,18 +53,18 @@ def positions(given: Given) -> str:
         expect(
             got != [p for new in new_lens for p in range(new)] or got == want,
             f"{case}: every request starts at position 0 here. The cached tokens come before the new ones: the first "
-            "new token stands right behind the prefix",
+            "new token is at the position right after the prefix",
         )
         expect(
             got != list(range(len(want))) or got == want,
-            f"{case}: these are places in the batch, 0 to T - 1. A position counts within the token's own text",
+            f"{case}: these are indices in the batch, 0 to T - 1. A position counts within the request's sequence",
         )
         expect(
             got != [p for seq in seq_lens for p in range(seq)] or got == want,
             f"{case}: these are the positions of all tokens. Only the new ones are computed in this pass",
         )
         expect_equal(got, want, f"{case}: prefix_len, ..., seq_len - 1 of each request in turn")
-    return "prefix_len .. seq_len - 1 of each request, whatever stands beside it"
+    return "prefix_len .. seq_len - 1 of each request, whatever else is in the batch"
 
 
 @exercise("5.2", "CSR row pointers")
@@ -84,18 +84,18 @@ def row_pointers(given: Given) -> str:
         )
         expect(
             indptr.tolist() != want[:-1],
-            f"lens={lens}: the total is missing at the end. Request i owns indptr[i] : indptr[i + 1], the last one too, so "
-            "B requests have B + 1 pointers",
+            f"lens={lens}: the total is missing at the end. Request i has indptr[i] : indptr[i + 1], and so has the last "
+            "one, so B requests need B + 1 pointers",
         )
         expect_equal(indptr.tolist(), want, f"lens={lens}: indptr is 0 and then the running sums")
         expect(
             start_loc.tolist() != want[1:],
-            f"lens={lens}: start_loc says where each request *ends* here. It is the sum of the lengths *before* it",
+            f"lens={lens}: this start_loc is where each request *ends*. It must be the sum of the lengths *before* it",
         )
         expect_equal(start_loc.tolist(), want[:-1], f"lens={lens}: start_loc is where each request begins: [B]")
     lens_tensor = int32([3, 4])
     student(lens_tensor)
-    expect_equal(lens_tensor.tolist(), [3, 4], "The lengths that you were given have changed: they are still needed")
+    expect_equal(lens_tensor.tolist(), [3, 4], "Your function has changed `lens`, which the caller still needs")
     return "B + 1 pointers, and start_loc is all but the last"
 
 
@@ -109,15 +109,15 @@ def contiguous(given: Given) -> str:
         ([0], "slot 0 is a slot like any other"),
         (
             [4, 6, 5, 7],
-            "first and last fit, but the order is not that of the range: the K/V of two tokens would change places",
+            "first and last fit, but the order is not that of the range: the K/V of two tokens would be swapped",
         ),
         (
             [4, 9, 2, 7],
-            "the last is first + 3, but those between are elsewhere: somebody else's slots would be overwritten",
+            "the last is first + 3, but the two between are elsewhere: slots of other requests would be overwritten",
         ),
-        ([7, 6, 5, 4], "the slots are neighbours, but in falling order: a copy would store the K/V back to front"),
+        ([7, 6, 5, 4], "the slots are adjacent, but in falling order: a copy would store the K/V in reverse"),
         ([3, 4, 6, 7], "there is a gap"),
-        ([5, 6, 7, 3], "the last one lies before the others"),
+        ([5, 6, 7, 3], "the last slot is below the others"),
         ([2, 2], "the same slot twice is no range"),
     ]
     for slots, why in cases:
@@ -142,7 +142,7 @@ def contiguous(given: Given) -> str:
 
 
 def refuse_loops(function: Callable[..., Any]) -> None:
-    """Hint when the source of `function` has a loop or a comprehension; nothing when the source cannot be had."""
+    """Raises Hint if the source of `function` has a loop or a comprehension. Accepts it if there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -150,8 +150,8 @@ def refuse_loops(function: Callable[..., Any]) -> None:
     for node in ast.walk(tree):
         if isinstance(node, LOOPS):
             raise Hint(
-                "There is a Python loop (or a comprehension) in it. It is right, but in a batch of 64 requests with 500 "
-                "tokens each it takes 32,000 steps before every pass: do all tokens at once"
+                "Your function has a Python loop (or a comprehension). Its result is right, but for a batch of 64 requests "
+                "with 500 tokens each it takes 32,000 iterations before every pass: compute all tokens at once"
             )
 
 
@@ -171,9 +171,9 @@ def kv_indices(given: Given) -> str:
         before = table.clone()
         got = checked_tensor(student(table, int32(rows), int32(seq_lens)), torch.int32, "kv_indices").tolist()
         case = f"req_pool_indices={rows}, seq_lens={seq_lens}"
-        by_place = [int(table[i, p]) for i, seq in enumerate(seq_lens) for p in range(seq)]
+        by_batch_index = [int(table[i, p]) for i, seq in enumerate(seq_lens) for p in range(seq)]
         expect(
-            got != by_place or got == want,
+            got != by_batch_index or got == want,
             f"{case}: these are rows 0, 1, ... of the table. Request i of the batch is in row req_pool_indices[i]",
         )
         expect(
@@ -181,8 +181,8 @@ def kv_indices(given: Given) -> str:
             f"{case}: {len(got)} slots for {len(want)} tokens. One slot for each token of each request: no padding, "
             "none left out",
         )
-        expect_equal(got, want, f"{case}: request after request, its slots in the order of its positions")
-        expect(torch.equal(table, before), f"{case}: the table of rows has changed; it is only to be read")
+        expect_equal(got, want, f"{case}: request by request, its slots in the order of its positions")
+        expect(torch.equal(table, before), f"{case}: the table of rows has changed; it must only be read")
     refuse_loops(student)
     return "every token of every request in one look-up"
 
@@ -194,16 +194,16 @@ def predicted(given: Given) -> str:
     new_lens = [3, 1]
     want: dict[str, tuple[list[int], str]] = {
         "req_pool_indices": ([2, 0], "the rows, in the order of the batch: row 2 comes first here"),
-        "seq_lens": (seq_lens, "how many tokens each has *after* this pass"),
+        "seq_lens": (seq_lens, "how many tokens each request has *after* this pass"),
         "prefix_lens": (
             prefix_lens,
-            "how many have K/V before this pass. It does not matter whether another request computed it or this one",
+            "how many tokens have K/V before this pass, no matter whether another request or this one computed it",
         ),
         "extend_seq_lens": (new_lens, "seq_lens - prefix_lens"),
         "positions": ([6, 7, 8, 4], "prefix_len .. seq_len - 1 of row 2, then of row 0"),
         "out_cache_loc": (
             [slot for row, prefix in zip(rows, prefix_lens, strict=True) for slot in rows[row][prefix:]],
-            "what the rows name at the new positions, no matter which page it is in",
+            "the slots in the rows at the new positions, no matter which page they are in",
         ),
         "start_loc": ([0, 9], "where each request begins among *all* tokens: the sum of the seq_lens before it"),
         "qo_indptr": ([0, 3, 4], "where each request begins among the *new* tokens, and their total at the end"),

@@ -1,4 +1,4 @@
-"""Checks of notebook 06, storing into slots and attending through them: against loops in float64."""
+"""Checks of notebook 06, storing K/V into slots and attention over slots, against loops in float64."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ def _(given: Given) -> str | None:
     store = given["store_kv"]
     cases = {
         "scattered slots": [5, 9, 2],
-        "neighbours": [6, 7, 8, 9],
-        "neighbours the other way round": [9, 8, 7],
-        "a row of padding among others": [5, -1, 2],
+        "adjacent slots": [6, 7, 8, 9],
+        "adjacent slots in falling order": [9, 8, 7],
+        "one row of padding": [5, -1, 2],
         "padding first": [-1, 3, 4, 5],
         "padding only": [-1, -1],
         "the last slot": [0, N - 1],
-        "no tokens at all": [],
+        "no tokens": [],
     }
     for what, slots in cases.items():
         generator = torch.Generator().manual_seed(len(slots))
@@ -37,19 +37,20 @@ def _(given: Given) -> str | None:
                 want[0][slot], want[1][slot] = k[i], v[i]
         last = keys[-1].clone()
         store(keys, values, torch.tensor(slots, dtype=torch.int32), k, v)
-        told = f"{what}, slots={slots}"
+        case = f"{what}, slots={slots}"
         if N - 1 not in slots:
             expect(
                 torch.equal(keys[-1], last),
-                f"{told}: the last slot of the pool has changed. To an index, -1 is the last one: somebody's K/V",
+                f"{case}: the last slot of the pool has changed. Used as an index, -1 is the last slot, which may hold the "
+                "K/V of another request",
             )
         expect(
             not torch.equal(keys, want[1]) or torch.equal(want[0], want[1]),
-            f"{told}: keys and values have changed places",
+            f"{case}: keys and values are swapped",
         )
-        expect_equal(keys, want[0], f"{told}: keys; token i belongs into slots[i], and no other slot may change")
-        expect_equal(values, want[1], f"{told}: values; token i belongs into slots[i], and no other slot may change")
-    return "index, neighbours and padding"
+        expect_equal(keys, want[0], f"{case}: keys; token i goes to slots[i], and no other slot may change")
+        expect_equal(values, want[1], f"{case}: values; token i goes to slots[i], and no other slot may change")
+    return "scattered slots, adjacent slots and padding"
 
 
 @exercise("6.2", "Which K/V head?")
@@ -59,15 +60,15 @@ def _(given: Given) -> str | None:
         kv = torch.randn(3, num_kv_heads, 4, generator=torch.Generator().manual_seed(num_heads))
         got, group = expand(kv, num_heads), num_heads // num_kv_heads
         want = torch.stack([kv[:, head // group] for head in range(num_heads)], dim=1)
-        told = f"H={num_heads}, Hk={num_kv_heads}"
+        case = f"H={num_heads}, Hk={num_kv_heads}"
         if isinstance(got, torch.Tensor) and got.shape == want.shape and 1 < num_kv_heads < num_heads:
             expect(
                 not torch.equal(got, kv.repeat(1, group, 1)),
-                f"{told}: your heads go 0, 1, ..., Hk-1, 0, 1, ... Neighbours share: the first H / Hk query heads all read "
-                "K/V head 0",
+                f"{case}: your heads are 0, 1, ..., Hk-1, 0, 1, ... Neighbours share: the first H / Hk query heads all "
+                "read K/V head 0",
             )
-        expect_equal(got, want, f"{told}: query head h reads K/V head h // (H / Hk)")
-    return "four shapes, one K/V head for all among them"
+        expect_equal(got, want, f"{case}: query head h reads K/V head h // (H / Hk)")
+    return "four shapes, including one K/V head for all query heads"
 
 
 @exercise("6.3", "DECODE attention over slots", points=3)
@@ -90,27 +91,27 @@ def _(given: Given) -> str | None:
         mistakes: dict[str, dict[str, Any]] = {
             "scores are q · k times `scale`; without it the softmax is too sharp": {"scale": 1.0},
             "query heads read the wrong K/V head: it is h // (H / Hk), so neighbours share": {"tiled": True},
-            "each request sees the slots of all requests: its own are kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
+            "each request sees the slots of all requests: request i has kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
                 "rows": [everything] * len(rows)
             },
-            "K/V is read from neighbouring slots: look each token's slot up in kv_indices": {
+            "K/V is read from slots in a row: look each token's slot up in kv_indices": {
                 "rows": [list(range(a, b)) for a, b in pairwise(kv_indptr.tolist())]
             },
-            "the softmax runs over heads: a head's weights over its request's tokens must add up to 1": {
+            "the softmax runs over heads: the weights of one head over its request's tokens must add up to 1": {
                 "over_heads": True
             },
         }
         _expect_attention(got, partial(_attend_each, q, keys, values, rows=rows), what, mistakes)
-        expect(torch.equal(keys, before), f"{what}: attention only reads: the buffer has changed")
+        expect(torch.equal(keys, before), f"{what}: the key buffer has changed; attention must only read it")
     q, keys, values = _qkv(1, 2, 2)
     got = decode(
         q, 100 * keys, values, torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32), 1.0
     )
     expect(
         bool(torch.isfinite(got).all()),
-        "large scores: exp overflows. Take the largest score off first, or let torch's softmax do it",
+        "large scores: exp overflows. Subtract the largest score first, or use torch's softmax, which does",
     )
-    return "six batches, ragged, scattered and shared, as loops in float64 compute them"
+    return "six batches, ragged, scattered and shared, equal to loops in float64"
 
 
 @exercise("6.4", "The mask of an EXTEND", points=2)
@@ -131,26 +132,28 @@ def _(given: Given) -> str | None:
         want = torch.tensor(
             [[k <= p and (window is None or p - k < window) for k in range(seq)] for p in range(prefix, seq)]
         )
-        told = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
-        expect(isinstance(got, torch.Tensor), f"{told}: must be a tensor, got {type(got).__name__}")
+        case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
+        expect(isinstance(got, torch.Tensor), f"{case}: must be a tensor, got {type(got).__name__}")
         expect_equal(
             list(got.shape),
             [new, seq],
-            f"{told}: a row for each new token, a column for each token of the sequence, the prefix included",
+            f"{case}: one row per new token, one column per token of the sequence, the prefix included",
         )
-        expect_equal(got.dtype, torch.bool, f"{told}: True and False, as torch's attention takes it")
+        expect_equal(got.dtype, torch.bool, f"{case}: the mask must be boolean, as torch's attention takes it")
         if torch.equal(got, want):
             continue
         key, row = torch.arange(seq), torch.arange(new)[:, None]
         if prefix and torch.equal(got, (key <= row) & ((row - key < window) if window else True)):
-            raise Hint(f"{told}: row i is not position i. It is position prefix_len + i, and sees the whole prefix")
+            raise Hint(f"{case}: row i is not position i. It is position prefix_len + i, and sees the whole prefix")
         if torch.equal(got, want & (key != row + prefix)):
-            raise Hint(f"{told}: a token sees itself, too")
+            raise Hint(f"{case}: a token sees itself, too")
         if window is not None and torch.equal(got, (key <= row + prefix) & (row + prefix - key <= window)):
-            raise Hint(f"{told}: a window of {window} is {window} tokens with the token itself; yours has {window + 1}")
+            raise Hint(
+                f"{case}: a window of {window} is {window} tokens, the token itself included; yours has {window + 1}"
+            )
         if window is not None and torch.equal(got, key <= row + prefix):
-            raise Hint(f"{told}: with a window, what is too far back is hidden as well")
-        expect_equal(got, want, f"{told}: query i is position prefix_len + i and sees keys up to itself")
+            raise Hint(f"{case}: with a window, tokens too far back are hidden as well")
+        expect_equal(got, want, f"{case}: query i is position prefix_len + i and sees keys up to itself")
     return "with and without prefix and window"
 
 
@@ -158,11 +161,11 @@ def _(given: Given) -> str | None:
 def _(given: Given) -> str | None:
     extend = given["extend_attention"]
     cases = {
-        "one token, nothing before it": ([3], 1, 2, 2),
+        "one token without a prefix": ([3], 1, 2, 2),
         "no prefix": ([7, 2, 19, 4, 11], 5, 4, 2),
         "a prefix of 3": ([7, 2, 19, 4, 11, 5, 6], 4, 8, 2),
         "one new token after a prefix": ([7, 2, 19, 4], 1, 4, 1),
-        "a prefix longer than what is new": ([*range(20)], 3, 4, 4),
+        "a prefix longer than the new tokens": ([*range(20)], 3, 4, 4),
     }
     for what, (slots, new, num_heads, num_kv_heads) in cases.items():
         q, keys, values = _qkv(new, num_heads, num_kv_heads)
@@ -172,16 +175,18 @@ def _(given: Given) -> str | None:
             "query heads read the wrong K/V head: it is h // (H / Hk)": {"tiled": True},
             "new tokens see later ones: the mask is missing": {"mask": "none"},
             "the mask is not shifted by the prefix: row i is position prefix + i": {"mask": "unshifted"},
-            "hidden scores still have weight: set them to minus infinity before the softmax, not to 0": {"hidden": 0.0},
+            "hidden tokens still have weight: set their scores to minus infinity before the softmax, not to 0": {
+                "hidden": 0.0
+            },
             "K/V is read from the slots 0, 1, 2, ...: look them up in `slots`": {"slots": list(range(len(slots)))},
         }
         if isinstance(got, torch.Tensor) and got.shape == q.shape:
             expect(
                 not got.isnan().any(),
-                f"{what}: NaN: a row whose scores are all minus infinity. Every token sees at least itself",
+                f"{what}: the output has NaN: all scores of a row are minus infinity. Every token sees at least itself",
             )
         _expect_attention(got, partial(_attend, q, keys, values, slots=slots), what, mistakes)
-    return "five requests, as loops in float64 compute them"
+    return "five requests, equal to loops in float64"
 
 
 def _qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -203,7 +208,7 @@ def _attend(
     mask: str = "shifted",
     hidden: float = -torch.inf,
 ) -> torch.Tensor:
-    """The last `len(q)` of the tokens in `slots` attend, in loops and float64; with one of the usual mistakes on demand."""
+    """Attention of the last `len(q)` of the tokens in `slots`, by loops in float64; the options make a usual mistake."""
     new, num_heads, num_kv_heads, total = len(q), q.shape[1], keys.shape[1], len(slots)
     shift = {"shifted": total - new, "unshifted": 0, "none": total}[mask]
     scores = torch.empty(new, num_heads, total, dtype=torch.float64)
@@ -225,14 +230,14 @@ def _attend(
 def _attend_each(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Sequence[Sequence[int]], **options: Any
 ) -> torch.Tensor:
-    """One query a request, over the slots in its row."""
+    """Attention of one query per request, over the slots in its row."""
     return torch.cat([_attend(q[i : i + 1], keys, values, row, **options) for i, row in enumerate(rows)])
 
 
 def _expect_attention(
     got: Any, reference: Callable[..., torch.Tensor], what: str, mistakes: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """`got` is what `reference()` gives; else the hint of the mistake (options of `reference`) that gives the same."""
+    """Raises Hint unless `got` equals `reference()`: the hint of the mistake (options of `reference`) that gives `got`."""
     want = reference()
     if isinstance(got, torch.Tensor) and got.shape == want.shape and not torch.allclose(got.float(), want, atol=ATOL):
         for hint, mistake in mistakes.items():

@@ -1,7 +1,7 @@
-"""Checks of notebook 08: admission, pieces of a prompt, the order of waiting requests, retraction, the whole decision.
+"""Checks of notebook 08: admission, chunks of a prompt, the order of waiting requests, retraction, the whole decision.
 
-They run the reader's functions on small stand-ins for requests, exact cases first, then many drawn at random against
-what the rules say, counted in another way than the notebook does.
+They run the reader's functions on small stand-ins for requests: exact cases first, then many random ones, against answers
+that follow the rules but are computed in another way than in the notebook.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from nanoinfer.teaching.checks.small_scheduler import Tiny, ask_for_pass, simula
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 
-RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)  # exact in binary: nothing here depends on rounding
+RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)  # exact in binary, so that no result depends on rounding
 
 
 @dataclass
 class Wish:
-    """A request in the eyes of admission."""
+    """What admission needs to know about a request."""
 
     num_tokens: int
     max_kv_len: int
@@ -27,7 +27,7 @@ class Wish:
 
 @dataclass
 class Running:
-    """A running request in the eyes of retraction."""
+    """What retraction needs to know about a running request."""
 
     ticket: int
     outputs: int
@@ -36,7 +36,7 @@ class Running:
 
 @dataclass
 class Waiting:
-    """A waiting request in the eyes of the policy."""
+    """What the policy needs to know about a waiting request."""
 
     ticket: int
     cached: int
@@ -45,8 +45,8 @@ class Waiting:
 # --- 8.1 -------------------------------------------------------------------------------------------------------------
 
 
-def _still_asks_for(wish: Wish, ratio: float, page_size: int) -> int:
-    """Slots, counted token by token."""
+def _still_needed(wish: Wish, ratio: float, page_size: int) -> int:
+    """The slots that a request may still need, counted token by token."""
     to_come, slots = ratio * (wish.max_kv_len - wish.num_tokens), 0
     tokens = wish.num_tokens
     while tokens < wish.num_tokens + to_come:
@@ -66,32 +66,34 @@ def _(given: Given) -> str:
         return answer
 
     new, one = Wish(6, 21, 0), Wish(10, 16, 10)
-    expect(ask(new, [], 21, 0, 1.0, 1), "Nobody runs, 21 slots are free and the request can fill 21 at most: it fits")
-    expect(not ask(new, [], 20, 0, 1.0, 1), "With ratio 1 a request that may come to 21 slots does not fit into 20")
+    expect(
+        ask(new, [], 21, 0, 1.0, 1), "No request runs, 21 slots are free and the request can fill at most 21: it fits"
+    )
+    expect(not ask(new, [], 20, 0, 1.0, 1), "With ratio 1 a request that may need 21 slots does not fit into 20")
     expect(
         ask(new, [], 5, 16, 1.0, 1),
-        "Slots that are only cached can be had as well: eviction frees them. Free slots are not all there is to give",
+        "Slots that are only cached are available as well: eviction frees them. Do not count the free slots alone",
     )
     expect(
         not ask(new, [one], 21, 0, 1.0, 1),
-        "The 21 free slots are not all for the candidate: the running request holds 10 and may still ask for 6",
+        "The 21 free slots are not all for the candidate: the running request holds 10 and may still need 6",
     )
     expect(
         ask(new, [one], 27, 0, 1.0, 1),
-        "21 for the candidate and 6 more for the running one are 27. The 10 slots that it holds are no longer free "
+        "21 for the candidate and 6 more for the running request are 27. The 10 slots that it holds are no longer free "
         "and must not be counted again",
     )
     expect(
         ask(Wish(30, 45, 24), [], 21, 0, 1.0, 1),
-        "A candidate whose first 24 tokens are in the tree holds those slots already: it asks for the other 21",
+        "A candidate whose first 24 tokens are in the tree holds those slots already: it needs the other 21",
     )
     expect(
         ask(new, [], 14, 0, 0.5, 1) and not ask(new, [], 13, 0, 0.5, 1),
-        "With ratio 0.5, half of the 15 tokens to come are set aside, rounded up: 6 + 8 = 14 slots, not fewer, not more",
+        "With ratio 0.5, slots for half of the 15 tokens to come are reserved, rounded up: exactly 6 + 8 = 14 slots",
     )
     expect(
         not ask(new, [], 5, 0, 0.0, 1),
-        "Even with ratio 0 a request needs slots for the tokens it has: the share is of what is still to come",
+        "Even with ratio 0 a request needs slots for the tokens it has: the ratio applies to the tokens to come",
     )
     expect(
         not ask(new, [], 23, 0, 1.0, 4) and ask(new, [], 24, 0, 1.0, 4),
@@ -99,8 +101,8 @@ def _(given: Given) -> str:
     )
     expect(
         ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4) and not ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4),
-        "Round each request's tokens up to pages, not the sum: nobody shares a page. Two requests that come to 9 tokens "
-        "fill 12 slots each and hold 4 and 8: 12 more",
+        "Round each request's tokens up to pages, not the sum: requests do not share a page. Two requests that reach 9 "
+        "tokens fill 12 slots each and hold 4 and 8: they need 12 more",
     )
     rng, cases = Random(8), 0
     for _ in range(300):
@@ -110,20 +112,20 @@ def _(given: Given) -> str:
             tokens = rng.randint(1, 60)
             held = rng.randint(0, tokens // page_size) * page_size
             wishes.append(Wish(tokens, tokens + rng.randint(0, 40), held))
-        wanted = sum(_still_asks_for(wish, ratio, page_size) for wish in wishes)
+        wanted = sum(_still_needed(wish, ratio, page_size) for wish in wishes)
         obtainable = max(wanted + rng.choice((-1, 0, 1, rng.randint(-30, 30))), 0)
         evictable = rng.randint(0, obtainable)
         arguments = (wishes[0], wishes[1:], obtainable - evictable, evictable, ratio, page_size)
-        expect_equal(ask(*arguments), wanted <= obtainable, f"fits{arguments}: {wanted} slots are asked for in all")
+        expect_equal(ask(*arguments), wanted <= obtainable, f"fits{arguments}: {wanted} slots are needed in total")
         cases += 1
-    return f"{cases} admissions decided as they must be"
+    return f"{cases} admissions decided right"
 
 
 # --- 8.2 -------------------------------------------------------------------------------------------------------------
 
 
-def _cut_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
-    """Token by token: a turn goes on until its budget is used up, and is taken back to the last page border."""
+def _chunks_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
+    """Token by token: a chunk grows until the turn's budget is spent, then shrinks to the last page boundary."""
     found, done, left = [], prefix_len, size - spent
     while done < num_tokens:
         end = done
@@ -145,43 +147,43 @@ def _(given: Given) -> str:
         answer = pieces(*arguments)
         expect(isinstance(answer, list), f"pieces must return a list of (start, end), not {answer!r}")
         expect(
-            all(isinstance(piece, tuple | list) for piece in answer),
+            all(isinstance(chunk, tuple | list) for chunk in answer),
             f"pieces must return a list of (start, end), not {answer!r}",
         )
-        return [tuple(piece) for piece in answer]
+        return [tuple(chunk) for chunk in answer]
 
-    expect_equal(ask(0, 10, 64, 0, 1), [(0, 10)], "A prompt that fits into the first turn is one piece")
-    expect_equal(ask(0, 100, 40, 0, 1), [(0, 40), (40, 80), (80, 100)], "40 tokens a turn, until the prompt ends")
+    expect_equal(ask(0, 10, 64, 0, 1), [(0, 10)], "A prompt that fits into the first turn is one chunk")
+    expect_equal(ask(0, 100, 40, 0, 1), [(0, 40), (40, 80), (80, 100)], "40 tokens per turn, until the prompt ends")
     expect_equal(
-        ask(30, 100, 40, 0, 1), [(30, 70), (70, 100)], "What is cached is not computed: pieces begin at prefix_len"
+        ask(30, 100, 40, 0, 1), [(30, 70), (70, 100)], "Cached tokens are not computed: the chunks begin at prefix_len"
     )
     expect_equal(
         ask(0, 100, 40, 15, 1),
         [(0, 25), (25, 65), (65, 100)],
-        "Others have spent 15 of the first turn's 40 tokens; the next turn has all of them again",
+        "Other requests have spent 15 of the first turn's 40 tokens; every later turn has 40 again",
     )
     expect_equal(
         ask(0, 50, 20, 20, 1),
         [(0, 20), (20, 40), (40, 50)],
-        "In a turn that is spent there is no piece, not an empty one",
+        "A turn without budget has no chunk, not an empty one",
     )
     expect_equal(
-        ask(0, 20, 11, 0, 4), [(0, 8), (8, 16), (16, 20)], "A piece in the middle of a prompt ends at a page border"
+        ask(0, 20, 11, 0, 4), [(0, 8), (8, 16), (16, 20)], "A chunk in the middle of a prompt ends at a page boundary"
     )
     expect_equal(
         ask(0, 13, 7, 0, 4),
         [(0, 4), (4, 8), (8, 13)],
-        "The last piece ends where the prompt ends, not at a page border: the rest of a page is computed, too",
+        "The last chunk ends where the prompt ends, not at a page boundary: the rest of a page is computed, too",
     )
     expect_equal(
         ask(16, 40, 20, 18, 8),
         [(16, 32), (32, 40)],
-        "Two tokens are left in the first turn, less than a page of 8: no piece",
+        "Two tokens are left in the first turn, less than a page of 8: no chunk",
     )
     expect_equal(
         ask(16, 18, 20, 18, 8),
         [(16, 18)],
-        "What is left of the prompt fits into what is left of the turn: one last piece",
+        "The rest of the prompt fits into the rest of the turn: one last chunk",
     )
     rng = Random(82)
     for _ in range(300):
@@ -189,7 +191,7 @@ def _(given: Given) -> str:
         size = rng.randint(page_size, 40)
         prefix_len = rng.randint(0, 5) * page_size
         arguments = (prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size)
-        expect_equal(ask(*arguments), _cut_by_hand(*arguments), f"pieces{arguments}")
+        expect_equal(ask(*arguments), _chunks_by_hand(*arguments), f"pieces{arguments}")
     return "every token is computed once, and no turn computes too many"
 
 
@@ -197,7 +199,7 @@ def _(given: Given) -> str:
 
 
 def _hits(prompt: Sequence[int], cached: Sequence[Sequence[int]], page_size: int) -> int:
-    """The longest whole number of pages of `prompt`, its last token apart, that begins a cached sequence."""
+    """Length of the longest prefix of `prompt` without its last token, in whole pages, that begins a cached sequence."""
     pages = range((len(prompt) - 1) // page_size, 0, -1)
     known = (n * page_size for n in pages if any(list(c[: n * page_size]) == prompt[: n * page_size] for c in cached))
     return next(known, 0)
@@ -213,7 +215,7 @@ def _(given: Given) -> str:
         expect_equal(
             sorted(answer),
             list(range(len(prompts))),
-            "Each request is in the order once: no one is left out of the queue",
+            "Each request must be in the order exactly once",
         )
         return answer
 
@@ -222,7 +224,7 @@ def _(given: Given) -> str:
     expect_equal(
         ask([[9, 9, 9], [8, 8, 8], [7, 7, 7]], cached),
         [0, 1, 2],
-        "Nothing is cached of any of them: in order of arrival",
+        "None of them has cached tokens: in order of arrival",
     )
     expect_equal(
         ask([[1, 2, 3, 0], [1, 2, 8, 9, 9], [1, 0]], cached),
@@ -232,20 +234,21 @@ def _(given: Given) -> str:
     expect_equal(
         ask([[0, 1, 2, 3, 4], [1, 9, 9, 9, 9]], cached),
         [1, 0],
-        "Only a common *beginning* counts: K/V depends on all tokens before, so equal tokens further on are of no use",
+        "Only a common *beginning* counts: K/V depends on all tokens before it, so equal tokens further on are useless",
     )
     expect_equal(
         ask([[1, 2, 3, 0, 0, 0], [1, 2, 8, 9]], cached),
         [0, 1],
-        "[1, 2, 8, 9] is all in the tree, but its last token is computed for its logits: 3 tokens count, as for the other",
+        "[1, 2, 8, 9] is in the tree in full, but its last token is computed for its logits: 3 tokens count, as for the "
+        "other request",
     )
     expect_equal(
         ask([[1, 2, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0]], [[1, 2, 3, 4]], 2),
         [0, 1],
         "A hit is a whole number of pages: with pages of 2, three common tokens count as two",
     )
-    expect_equal(ask([], cached), [], "Nobody waits: an empty order")
-    expect_equal(ask([[1, 2, 3], [4, 5]], []), [0, 1], "An empty tree: in order of arrival")
+    expect_equal(ask([], cached), [], "Without waiting requests the order is empty")
+    expect_equal(ask([[1, 2, 3], [4, 5]], []), [0, 1], "With an empty tree: in order of arrival")
     rng = Random(83)
     for _ in range(200):
         page_size = rng.choice((1, 1, 2, 3))
@@ -268,7 +271,7 @@ def _(given: Given) -> str:
     def ask(running: list[Running], obtainable: int) -> list[int]:
         given_list = [replace(req) for req in running]
         answer = who_gives_way(given_list, obtainable)
-        expect_equal(given_list, running, "`running` must stay as it is: work on a copy")
+        expect_equal(given_list, running, "`running` must not change: work on a copy")
         expect(
             isinstance(answer, list) and all(hasattr(req, "ticket") for req in answer),
             f"who_gives_way must return a list of requests, not {answer!r}",
@@ -276,33 +279,36 @@ def _(given: Given) -> str:
         return [req.ticket for req in answer]
 
     three = [Running(0, 9, 20), Running(1, 3, 10), Running(2, 5, 8)]
-    expect_equal(ask(three, 3), [], "Three requests decode with three slots: nobody has to give way")
+    expect_equal(ask(three, 3), [], "Three requests decode with three slots: no request has to give way")
     expect_equal(
         ask(three, 2),
         [1],
         "One slot is missing: the request with the fewest output tokens gives way, and that is enough",
     )
-    expect_equal(ask(three, 0), [1], "What a retracted request held can be had at once: 10 slots for the two that stay")
+    expect_equal(
+        ask(three, 0), [1], "The slots of a retracted request are free at once: 10 slots for the two that stay"
+    )
     expect_equal(
         ask([Running(0, 4, 6), Running(1, 4, 6), Running(2, 4, 6)], 1),
         [2],
-        "Among equals the one that arrived last (the highest ticket) gives way: the first has waited longest",
+        "Among equals the request that arrived last (the highest ticket) gives way: the first has waited longest",
     )
     expect_equal(
         ask([Running(2, 4, 6), Running(0, 4, 6), Running(1, 4, 6)], 1),
         [2],
-        "The highest ticket, wherever it stands in the list",
+        "The highest ticket, wherever it is in the list",
     )
-    expect_equal(ask([Running(0, 4, 9)], 0), [], "One request stays in any case: there must be a pass that goes on")
+    expect_equal(ask([Running(0, 4, 9)], 0), [], "One request always stays, so that some request makes progress")
     expect_equal(
         ask([Running(0, 9, 1), Running(1, 2, 0), Running(2, 1, 0), Running(3, 0, 0)], 0),
         [3, 2, 1],
-        "Some hold so little that their going is not enough: go on until those that stay have their slots, or one is left",
+        "These requests hold so few slots that one retraction is not enough: retract until the rest has slots, or one is "
+        "left",
     )
     expect_equal(
         ask([Running(0, 9, 5), Running(1, 1, 0), Running(2, 2, 0), Running(3, 7, 5)], 2),
         [1, 2],
-        "After each retraction fewer slots are needed: two requests stay, and two slots can be had",
+        "After each retraction fewer slots are needed: two requests stay, and two slots are obtainable",
     )
     rng = Random(84)
     for _ in range(300):
@@ -319,15 +325,15 @@ def _(given: Given) -> str:
             if len(running) - count <= obtainable + sum(slots[ticket] for ticket in ranked[:count])
         ]
         wanted = enough[0] if enough else len(running) - 1
-        expect_equal(len(gone), wanted, f"{running}, {obtainable} obtainable: how many give way, no more and no fewer")
-    return "as few as possible give way, and the pass has its slots"
+        expect_equal(len(gone), wanted, f"{running}, {obtainable} obtainable: exactly this many requests give way")
+    return "as few requests as possible give way, and the pass has its slots"
 
 
 # --- 8.5 -------------------------------------------------------------------------------------------------------------
 
 
 def _admit_all(choose: Any, arrivals: list[list[int]], max_overtakes: int) -> list[int]:
-    """Feed `choose`: in each turn some requests arrive (their cached tokens), then one is admitted. Tickets, in order."""
+    """Feed `choose`: in each turn some requests arrive (their cached tokens), then one is admitted. Tickets in order."""
     waiting: list[Waiting] = []
     order: list[int] = []
     turns, number = list(arrivals), 0
@@ -340,7 +346,7 @@ def _admit_all(choose: Any, arrivals: list[list[int]], max_overtakes: int) -> li
         chosen = choose([replace(req) for req in waiting], len(order), max_overtakes)
         ticket = getattr(chosen, "ticket", None)
         if ticket not in [req.ticket for req in waiting]:
-            raise Hint(f"choose must return one of those that wait, not {chosen!r}")
+            raise Hint(f"choose must return one of the waiting requests, not {chosen!r}")
         waiting = [req for req in waiting if req.ticket != ticket]
         order.append(ticket)
     return order
@@ -358,7 +364,7 @@ def _(given: Given) -> str:
     expect_equal(
         getattr(first, "ticket", first),
         1,
-        "Nobody has been overtaken yet: the most cached tokens, among equals the first",
+        "No request has been overtaken yet: choose the most cached tokens, among equals the first",
     )
     lonely = [[0, 8], *[[8]] * 30]
     for bound in (1, 2, 5, 10):
@@ -366,21 +372,21 @@ def _(given: Given) -> str:
         times = _overtakes(order, 0)
         expect(
             times <= bound,
-            f"Request 0 has nothing cached, and every turn brings one with 8 cached tokens. With max_overtakes={bound} it "
-            f"was overtaken {times} times: a bound that holds only sometimes lets somebody starve",
+            f"Request 0 has no cached tokens, and in every turn one with 8 cached tokens arrives. With "
+            f"max_overtakes={bound} it was overtaken {times} times: without a firm bound a request can starve",
         )
         expect(
             times == bound,
-            f"Request 0 was overtaken {times} times with max_overtakes={bound}: use the freedom there is. Until then the "
-            "cache decides",
+            f"Request 0 was overtaken {times} times with max_overtakes={bound}: use the bound in full. Until it is reached "
+            "the cached tokens decide",
         )
     late = [[9, 9, 9], [0, 9], *[[9]] * 20]
     for bound in (1, 3):
         expect_equal(
             _overtakes(_admit_all(choose, late, bound), 3),
             bound,
-            f"Request 3 arrives when others have left already (`left` is not 0 then). How often it is overtaken, with "
-            f"max_overtakes={bound}",
+            f"Request 3 arrives when other requests have left already (`left` is not 0 then). How often it is overtaken "
+            f"with max_overtakes={bound}",
         )
     rng, most = Random(85), 0
     for _ in range(150):
@@ -402,9 +408,9 @@ def _(given: Given) -> str:
             getattr(chosen, "ticket", chosen),
             wanted,
             f"Tickets 7, 9, 12 and 13 wait and {left} requests have left, with max_overtakes=3. All of 0 to 6 have left: "
-            "the others of those that left came after 7",
+            "all others that left came after 7",
         )
-    return f"nobody is overtaken more often than allowed, and somebody {most} times"
+    return f"no request is overtaken more often than allowed; the most is {most} times"
 
 
 # --- 8.6 -------------------------------------------------------------------------------------------------------------
@@ -420,14 +426,14 @@ def _(given: Given) -> str:
 
     a, b, c = Tiny("a", 5), Tiny("b", 8), Tiny("c", 2)
     x, y = Tiny("x", 4, outputs=3, slots=6), Tiny("y", 6, outputs=1, slots=6)
-    expect_equal(ask([], [], 32, 4), ("IDLE", [], []), "Nobody waits and nobody runs")
+    expect_equal(ask([], [], 32, 4), ("IDLE", [], []), "No request waits or runs")
     expect_equal(
         ask([a], [x, y], 32, 4),
         ("EXTEND", ["a"], []),
-        "There is a row and there are slots: EXTEND goes first, so that `a` is in all DECODE passes that follow. In an "
-        "EXTEND are only those that come in",
+        "A row and enough slots are free: EXTEND goes first, so that `a` is in all DECODE passes that follow. An EXTEND "
+        "has only the newly admitted requests",
     )
-    expect_equal(ask([], [x, y], 32, 4), ("DECODE", ["x", "y"], []), "Nobody waits: all that run decode")
+    expect_equal(ask([], [x, y], 32, 4), ("DECODE", ["x", "y"], []), "No request waits: all running requests decode")
     expect_equal(ask([a], [x, y], 32, 2), ("DECODE", ["x", "y"], []), "Both rows are taken: a waits, the others decode")
     expect_equal(ask([a, b, c], [], 32, 4), ("EXTEND", ["a", "b", "c"], []), "All three fit: one pass for all of them")
     expect_equal(
@@ -435,7 +441,7 @@ def _(given: Given) -> str:
         ("EXTEND", ["a", "b"], []),
         "a takes 5 slots and b 8, so 4 of 17 are left: not enough for c's 2 tokens and one more for each of the three",
     )
-    expect_equal(ask([a, b, c], [], 32, 2), ("EXTEND", ["a", "b"], []), "Two rows: the first two come in")
+    expect_equal(ask([a, b, c], [], 32, 2), ("EXTEND", ["a", "b"], []), "Two rows: the first two are admitted")
     expect_equal(
         ask([a], [x, y], 20, 4),
         ("EXTEND", ["a"], []),
@@ -449,7 +455,7 @@ def _(given: Given) -> str:
     expect_equal(
         ask([b, c], [x], 15, 4),
         ("DECODE", ["x"], []),
-        "b is first and does not fit. c would, but nobody passes b: a big request would starve behind small ones",
+        "b is first and does not fit. c would, but no request passes b: a big request would starve behind small ones",
     )
     back = Tiny("back", 4, outputs=6)
     expect_equal(
@@ -466,12 +472,12 @@ def _(given: Given) -> str:
     expect_equal(
         ask([], [u, v, w], 14, 4),
         ("DECODE", ["u", "v"], ["w"]),
-        "Among equals the one that was admitted last gives way, and no more than necessary: its 4 slots are enough",
+        "Among equals the request admitted last gives way, and no more than necessary: its 4 slots are enough",
     )
     expect_equal(
         ask([Tiny("small", 1)], [u, v, w], 12, 4),
         ("DECODE", ["u", "v"], ["w"]),
-        "The pool is full: nobody comes in, and w gives way. The 4 slots it held are free then: enough for u and v",
+        "The pool is full: no request is admitted, and w gives way. Its 4 slots are then free: enough for u and v",
     )
     rng, passes = Random(86), 0
     for _ in range(40):
@@ -480,6 +486,6 @@ def _(given: Given) -> str:
         for _ in range(rng.randint(1, 8)):
             new = rng.randint(1, 9)
             wanted.append((rng.randint(0, 12), rng.randint(1, size - 1 - new), new))
-        told = simulate(next_pass, wanted, size, rows)
-        passes += sum(not entry.startswith("I") for entry in told)
+        served = simulate(next_pass, wanted, size, rows)
+        passes += sum(not entry.startswith("I") for entry in served)
     return f"40 workloads served to the end, in {passes} passes"

@@ -1,4 +1,4 @@
-"""The small scheduler of exercise 8.6: its requests, a run of it pass by pass, and what its rules demand of each."""
+"""The small scheduler of exercise 8.6: its requests, a run pass by pass, and the pass that its rules demand."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ class Tiny:
 
 
 def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_running: int) -> list[str]:
-    """Serve requests (turn of arrival, prompt tokens, new tokens); checks every pass. The passes as text."""
+    """Serve requests (turn of arrival, prompt tokens, new tokens) and check every pass; returns the passes as text."""
     arriving = [
         (at, Tiny(f"r{i}", prompt_len), new)
         for i, (at, prompt_len, new) in enumerate(sorted(wanted, key=lambda w: w[0]))
@@ -32,7 +32,7 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
     limit = {req: new for _, req, new in arriving}
     waiting: list[Tiny] = []
     running: list[Tiny] = []
-    told: list[str] = []
+    passes: list[str] = []
     for turn in range(2000):
         waiting += [req for at, req, _ in arriving if at == turn]
         before, mode, members, retracted = ask_for_pass(next_pass, waiting, running, size, max_running)
@@ -40,9 +40,9 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
         expect_equal(
             (mode, [req.name for req in members], [req.name for req in retracted]),
             expected,
-            f"{before}: the pass, those in it, those retracted",
+            f"{before}: the mode, the requests in the pass, the retracted requests",
         )
-        told.append(f"{mode[0]}({' '.join(req.name for req in members)})")
+        passes.append(f"{mode[0]}({' '.join(req.name for req in members)})")
         for req in retracted:
             running.remove(req)
             req.slots = 0
@@ -56,25 +56,25 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
             req.slots += mode == "DECODE"
             req.outputs += 1
         if sum(req.slots for req in running) > size:
-            raise Hint(f"{before}: more slots are used than there are")
+            raise Hint(f"{before}: the pass uses more slots than the pool has")
         for req in [req for req in running if req.outputs == limit[req]]:
             running.remove(req)
         if mode == "IDLE" and all(at <= turn for at, _, _ in arriving):
-            return told
-    raise Hint("after 2000 passes somebody still waits")
+            return passes
+    raise Hint("after 2000 passes some requests still wait")
 
 
 def ask_for_pass(
     next_pass: Any, waiting: list[Tiny], running: list[Tiny], size: int, max_running: int
 ) -> tuple[str, str, list[Tiny], list[Tiny]]:
-    """One answer of `next_pass`, checked for its form: what it was asked, mode, members, retracted."""
-    before = f"{_told('waiting', waiting)}, {_told('running', running)}, {size} slots, {max_running} rows"
+    """One answer of `next_pass`, checked for its form: the state it was given, mode, members, retracted."""
+    before = f"{_listed('waiting', waiting)}, {_listed('running', running)}, {size} slots, {max_running} rows"
     lists = list(waiting), list(running)
     state = [(req, req.outputs, req.slots) for req in (*waiting, *running)]
     answer = next_pass(*lists, size, max_running)
     expect(
         lists == (waiting, running) and all((req.outputs, req.slots) == (o, s) for req, o, s in state),
-        "next_pass must change nothing, neither the lists nor the requests: whoever calls does that",
+        "next_pass must change neither the lists nor the requests: its caller does that",
     )
     expect(
         isinstance(answer, tuple) and len(answer) == 3,
@@ -83,16 +83,16 @@ def ask_for_pass(
     mode, members, retracted = answer
     expect(mode in ("EXTEND", "DECODE", "IDLE"), f"mode must be 'EXTEND', 'DECODE' or 'IDLE', not {mode!r}")
     for req in (*members, *retracted):
-        expect(any(req is other for other in (*waiting, *running)), f"{req!r} neither waits nor runs")
+        expect(any(req is other for other in (*waiting, *running)), f"{req!r} is neither waiting nor running")
     return before, mode, list(members), list(retracted)
 
 
-def _told(name: str, reqs: list[Tiny]) -> str:
-    return f"{name}: " + (", ".join(f"{r.name} ({r.num_tokens} tokens, {r.slots} slots)" for r in reqs) or "nobody")
+def _listed(name: str, reqs: list[Tiny]) -> str:
+    return f"{name}: " + (", ".join(f"{r.name} ({r.num_tokens} tokens, {r.slots} slots)" for r in reqs) or "none")
 
 
 def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int) -> tuple[str, list[str], list[str]]:
-    """The answer, by trying out: the longest beginning of the queue that fits, the fewest retractions that suffice."""
+    """The right answer, by trial: the longest prefix of the queue that fits, or the fewest retractions that suffice."""
     held = sum(req.slots for req in running)
     admitted = 0
     while admitted < len(waiting):
