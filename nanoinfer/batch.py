@@ -57,14 +57,18 @@ class Batch:
             cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + len(new)] = new
             req.allocated_len += len(new)
         spans = [(req, slice(req.kv_len, req.chunk_end)) for req in reqs]
-        return cls._of(
+        out_cache_loc = np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in spans])
+        start, end = _neighbours(out_cache_loc)
+        return cls(
             reqs,
             ForwardMode.EXTEND,
-            input_ids=np.concatenate([req.token_ids[span] for req, span in spans]),
-            rows=np.array([req.req_pool_idx for req in reqs], dtype=np.int32),
-            seq_lens=np.array([req.chunk_end for req in reqs], dtype=np.int32),
-            prefix_lens=np.array([req.kv_len for req in reqs], dtype=np.int32),
-            out_cache_loc=np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in spans]),
+            torch.from_numpy(np.concatenate([req.token_ids[span] for req, span in spans])),
+            torch.tensor([req.req_pool_idx for req in reqs], dtype=torch.int32),
+            torch.tensor([req.chunk_end for req in reqs], dtype=torch.int32),
+            torch.tensor([req.kv_len for req in reqs], dtype=torch.int32),
+            torch.from_numpy(out_cache_loc),
+            out_cache_cont_start=start,
+            out_cache_cont_end=end,
             wants_prompt_logprobs=any(req.wants_prompt_logprobs for req in reqs),
             chunked_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
         )
@@ -79,14 +83,18 @@ class Batch:
         for req, page in zip(full, pages, strict=True):
             cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + cache.page_size] = page
             req.allocated_len += cache.page_size
-        return cls._of(
+        out_cache_loc = cache.rows[rows, seq_lens - 1]
+        start, end = _neighbours(out_cache_loc)
+        return cls(
             reqs,
             ForwardMode.DECODE,
-            input_ids=np.array([req.token_ids[req.num_tokens - 1] for req in reqs], dtype=np.int64),
-            rows=rows,
-            seq_lens=seq_lens,
-            prefix_lens=None,
-            out_cache_loc=cache.rows[rows, seq_lens - 1],
+            torch.tensor([req.token_ids[req.num_tokens - 1] for req in reqs]),
+            torch.from_numpy(rows),
+            torch.from_numpy(seq_lens),
+            None,
+            torch.from_numpy(out_cache_loc),
+            out_cache_cont_start=start,
+            out_cache_cont_end=end,
         )
 
     @property
@@ -110,32 +118,9 @@ class Batch:
                     next_logprob = float(logits[i].float().log_softmax(-1)[int(req.token_ids[req.chunk_end])])
                 req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob)
 
-    @classmethod
-    def _of(
-        cls,
-        reqs: Sequence[Req],
-        forward_mode: ForwardMode,
-        input_ids: np.ndarray,
-        rows: np.ndarray,
-        seq_lens: np.ndarray,
-        prefix_lens: np.ndarray | None,
-        out_cache_loc: np.ndarray,
-        wants_prompt_logprobs: bool = False,
-        chunked_req: Req | None = None,
-    ) -> "Batch":
-        first = int(out_cache_loc[0])
-        end = first + len(out_cache_loc)
-        contiguous = bool((out_cache_loc == np.arange(first, end)).all())
-        return cls(
-            reqs,
-            forward_mode,
-            torch.from_numpy(input_ids),
-            torch.from_numpy(rows),
-            torch.from_numpy(seq_lens),
-            None if prefix_lens is None else torch.from_numpy(prefix_lens),
-            torch.from_numpy(out_cache_loc),
-            out_cache_cont_start=first if contiguous else None,
-            out_cache_cont_end=end if contiguous else None,
-            wants_prompt_logprobs=wants_prompt_logprobs,
-            chunked_req=chunked_req,
-        )
+
+def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:
+    """`slots` as a range (start, end) if that is what they are, else (None, None)."""
+    start = int(slots[0])
+    end = start + len(slots)
+    return (start, end) if (slots == np.arange(start, end)).all() else (None, None)

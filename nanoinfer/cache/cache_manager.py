@@ -26,9 +26,8 @@ class CacheManager:
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
         if req_to_token_pool.req_to_token.device.type != "cpu":
             raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
-        if (
-            radix_cache.page_size != token_to_kv_pool.page_size
-        ):  # else slots that the tree leaves over would have no owner
+        # A larger page in the tree would leave slots over that nothing owns.
+        if radix_cache.page_size != token_to_kv_pool.page_size:
             raise ValueError(
                 f"radix_cache: page_size={radix_cache.page_size}, must be the pool's {token_to_kv_pool.page_size}"
             )

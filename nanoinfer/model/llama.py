@@ -175,9 +175,7 @@ class LlamaForCausalLM(nn.Module):
         """
         limit = len(self.rotary.cos)
         if input_metadata.max_seq_len > limit and int(positions.max()) >= limit:  # under a mask, positions are free
-            raise ValueError(
-                f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={len(self.rotary.cos)}"
-            )
+            raise ValueError(f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={limit}")
         rotation = self.rotation(positions)
         hidden = self.model(input_ids, rotation, input_metadata, hidden_rows(input_metadata))
         return process_logits(hidden, input_ids, self.lm_head, input_metadata)

@@ -119,7 +119,7 @@ function point(target) {
     const req = state.requests.get(Number(requestPart.dataset.request));
     if (!req) return light(null);
     light({ slots: state.rowSlots(req), nodes: state.path(req).map((node) => node.number), request: req.index });
-    const held = req.row === null ? `${req.status}: holds no slots` : `${req.treeLen} slots of the tree, locked, and ${req.slots.length} slots of the request`;
+    const held = req.row === null ? `${req.status}: holds no slots` : `${req.treeLen} slots of the tree, locked, and ${req.slots.length} outside it`;
     page.tell(`${req.name}: ${held}`);
   } else {
     light(null);

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
-from tests.helpers.checkpoints import CONFIG_CLASSES, greedy
+from tests.helpers.checkpoints import FAMILIES, greedy
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("family", CONFIG_CLASSES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(
     family: str, batched: bool, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:

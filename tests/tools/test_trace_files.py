@@ -214,7 +214,7 @@ def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
     assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
         encoding="utf-8"
     )
-    assert sum(path.stat().st_size for path in example.iterdir()) < 300_000
+    assert sum(path.stat().st_size for path in example.iterdir()) < 500_000
 
 
 # --- Perfetto ---------------------------------------------------------------------------------------------------------
