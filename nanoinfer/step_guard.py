@@ -23,7 +23,7 @@ class StepGuard:
     - When a pass raises, its requests end and their slots are freed; the others are untouched, and the next step goes
       on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
       pass that did not finish, because its K/V may not be there.
-    - What callers have to be told is kept until a step delivers it.
+    - Outputs that callers have not seen yet are kept until a step delivers them.
     - The step is timed, counted and logged.
     """
 

@@ -169,12 +169,12 @@ def test_dfs_weight_is_a_walk_of_the_tree_heaviest_subtree_first(seed: int) -> N
     def places(node: TreeNode) -> list[int]:
         """Checks the subtree; returns where its requests came in the order."""
         below = [found for child in node.children.values() if (found := places(child))]
-        own = ends_at.get(node, [])
-        assert own == sorted(own)  # as they came
-        assert all(position < first for first in own for found in below for position in found)
+        here = ends_at.get(node, [])
+        assert here == sorted(here)  # as they came
+        assert all(position < first for first in here for found in below for position in found)
         in_turn = sorted(below, key=min)
         assert all(len(a) >= len(b) for a, b in pairwise(in_turn))
-        together = sorted(own + [position for found in below for position in found])
+        together = sorted(here + [position for found in below for position in found])
         assert not together or together == list(range(together[0], together[-1] + 1))
         return together
 
