@@ -216,5 +216,5 @@ def test_an_engine_takes_a_policy_from_outside(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_unknown_policy_is_refused_by_name_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULE_POLICIES, "shortest", shortest_first)
-    with pytest.raises(ValueError, match="schedule_policy='longest': must be one of lpm, .*, shortest"):
+    with pytest.raises(ValueError, match=r"schedule_policy='longest': must be one of lpm, .*, shortest"):
         make_engine(schedule_policy="longest")
