@@ -2,10 +2,10 @@
 
 Episode after episode: an engine with a random configuration (tiny pools, so that eviction and retraction are forced; page
 and chunk sizes, policies, a queue that fills up) over a tiny model; random requests that share beginnings on purpose,
-greedy and seeded, some of several completions; aborts, deadlines, flushes, and exceptions in the model, the sampler and
-the allocators. After every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py);
-at the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
-`transformers` gives for it alone, and every slot is free.
+greedy and seeded, some of several completions, some with a logits processor; aborts, pauses, deadlines, flushes, and
+exceptions in the model, the sampler and the allocators. After every step `check_integrity()` and a plain model of what a
+caller knows (tests/helpers/pressure.py); at the end of an episode every request has ended exactly once, every finished one
+with exactly the tokens that `transformers` gives for it alone, and every slot is free.
 
 An episode follows from its seed alone: `--seed N --episodes 1` repeats one. `--state FILE` is written after every
 episode, and `--resume` goes on from it; the sums run on. Fails, naming the seed, at the first thing that is wrong, or when
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.helpers.pressure import VOCAB, Oracle, World, make_model
+from tests.helpers.pressure import VOCAB, Oracle, World, make_model, never_twice_in_a_row
 
 MAX_NEW_TOKENS = 20
 MAX_PROMPT = 48
@@ -76,6 +76,7 @@ def random_prompt(rng: np.random.Generator, stems: np.ndarray, world: World) -> 
 def run_episode(world: World, rng: np.random.Generator, stems: np.ndarray, steps: int = STEPS_PER_EPISODE) -> None:
     """Random things for about `steps` steps, then to the end."""
     busy, faults = rng.uniform(0.2, 0.95), rng.random() < 0.3
+    pausing = float(rng.choice([0.0, 0.02, 0.1]))
     gambling = rng.random() < 0.6 and world.config.schedule_conservativeness < 1  # many retractions
     while world.counts["steps"] < steps:
         chance = rng.random()
@@ -90,9 +91,14 @@ def run_episode(world: World, rng: np.random.Generator, stems: np.ndarray, steps
                 extra_key=[None, None, None, "lora"][int(rng.integers(4))],
                 prompt_logprobs=bool(rng.random() < 0.1),
                 timeout_s=float(rng.integers(1, 40)) if rng.random() < 0.1 else None,
+                processor=never_twice_in_a_row if rng.random() < 0.1 else None,
             )
         if rng.random() < 0.03 and world.requests:
             world.abort(int(rng.choice(list(world.requests))))
+        if rng.random() < pausing and world.requests:
+            world.pause(int(rng.choice(list(world.requests))))
+        if rng.random() < 3 * pausing and world.paused:
+            world.resume(int(rng.choice(list(world.paused))))
         if rng.random() < 0.01:
             world.flush()
         if faults and rng.random() < 0.02:

@@ -205,7 +205,7 @@ class RadixCache:
         return "\n".join([head, *(node_line(depth, node) for depth, node in self.nodes())])
 
     def pretty_print(self) -> None:
-        """Print the tree, a node a line: tokens, slots, locks."""
+        """Print the tree, one line per node: tokens, slots, locks."""
         print(self)
 
     def check_integrity(self) -> None:

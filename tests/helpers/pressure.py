@@ -27,7 +27,7 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.sampling.random_numbers import uniform
 from tests.helpers.checkpoints import save_checkpoint
@@ -65,18 +65,20 @@ class Oracle:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
         self._known: OrderedDict[tuple[Any, ...], Continuation | None] = OrderedDict()
 
-    def continuation(self, prompt: Sequence[int], seed: int | None = None) -> Continuation | None:
-        """Greedy without `seed`; None when it is not clear."""
-        key = (*prompt, "seed", seed)
+    def continuation(
+        self, prompt: Sequence[int], seed: int | None = None, processor: LogitsProcessor | None = None
+    ) -> Continuation | None:
+        """Greedy without `seed`; with a `processor`, by what it makes of the logits. None when it is not clear."""
+        key = (*prompt, "seed", seed, processor)
         if key not in self._known:
-            self._known[key] = self._compute(list(prompt), seed)
+            self._known[key] = self._compute(list(prompt), seed, processor)
             if len(self._known) > self.capacity:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         return self._known[key]
 
     @torch.no_grad()
-    def _compute(self, prompt: list[int], seed: int | None) -> Continuation | None:
+    def _compute(self, prompt: list[int], seed: int | None, processor: LogitsProcessor | None) -> Continuation | None:
         ids = list(prompt)
         logprobs = []
         past = None
@@ -87,11 +89,12 @@ class Oracle:
             table = output.logits[0].double().log_softmax(-1)
             if index == 0:
                 of_prompt = table[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+            scores = table[-1] if processor is None else processor(np.array(ids), table[-1].clone()).log_softmax(-1)
             if seed is None:
-                best = table[-1].topk(2)
+                best = scores.topk(2)
                 token, margin = int(best.indices[0]), float(best.values[0] - best.values[1])
             else:
-                token, margin = _drawn(table[-1].exp().numpy(), float(uniform([seed], [index])[0]))
+                token, margin = _drawn(scores.exp().numpy(), float(uniform([seed], [index])[0]))
             if margin < MARGIN:
                 return None
             logprobs.append(float(table[-1, token]))
@@ -109,6 +112,12 @@ def _drawn(probabilities: np.ndarray, number: float) -> tuple[int, float]:
 def make_model(path: Path) -> LoadedModel:
     """The tiny model, saved to `path` and loaded by the engine's own loader."""
     return load_model(save_checkpoint(path, "llama", seed=3, **TINY_MODEL), torch.float32)
+
+
+def never_twice_in_a_row(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
+    """A logits processor: the newest token is forbidden."""
+    logits[int(token_ids[-1])] = -torch.inf
+    return logits
 
 
 class InjectedError(Exception):
@@ -135,7 +144,10 @@ class World:
         self.config = EngineConfig(**fields)
         self.engine: Engine = make_engine(model, self.config, self.clock)
         self.requests: dict[int, Expected] = {}  # the unfinished ones
-        self.counts = dict.fromkeys(("steps", "added", "refused", "finished", "aborted", "timed_out", "failed"), 0)
+        self.paused: set[int] = set()
+        self.counts = dict.fromkeys(
+            ("steps", "added", "refused", "paused", "finished", "aborted", "timed_out", "failed"), 0
+        )
         self.fault: str | None = None  # where the next step is to fail: model, sampler, rows or slots
 
     # --- what can happen ---------------------------------------------------------------------------------------------
@@ -150,11 +162,12 @@ class World:
         extra_key: Hashable = None,
         prompt_logprobs: bool = False,
         timeout_s: float | None = None,
+        processor: LogitsProcessor | None = None,
     ) -> int | None:
         """Add a request; None when it was refused, rightly, or when its continuation is not clear."""
         prompt = list(prompt)
         seeds = [None] if seed is None else [derived_seed(seed, i) for i in range(n)]
-        continuations = [self.oracle.continuation(prompt, seed) for seed in seeds]
+        continuations = [self.oracle.continuation(prompt, seed, processor) for seed in seeds]
         if None in continuations:
             return None
         params = SamplingParams(
@@ -165,6 +178,7 @@ class World:
             stop_token_ids=stop,
             logprobs=0,
             prompt_logprobs=prompt_logprobs,
+            logits_processors=() if processor is None else (processor,),
         )
         full = self.config.max_queue is not None and len(self.engine.scheduler.waiting) + len(seeds) > (
             self.config.max_queue
@@ -217,7 +231,21 @@ class World:
             for output in outputs:
                 if output.request_id in ids:
                     assert isinstance(output.error, InjectedError) or output.finish_reason in ("stop", "length")
+        assert all(output.finished for output in outputs if output.request_id in self.paused)
         self._look_at(outputs)
+        self.check()
+
+    def pause(self, rid: int) -> None:
+        """Leave a request out of passes until `resume`; again does nothing."""
+        self.engine.pause(rid)
+        self.counts["paused"] += rid not in self.paused
+        self.paused.add(rid)
+        self.check()
+
+    def resume(self, rid: int) -> None:
+        """Let a request go on; one that is not paused goes on as it did."""
+        self.engine.resume(rid)
+        self.paused.discard(rid)
         self.check()
 
     def abort(self, rid: int) -> None:
@@ -244,6 +272,8 @@ class World:
 
         Times 5, for what is computed again after a retraction or an eviction; a livelock would go on for ever.
         """
+        for rid in list(self.paused):
+            self.resume(rid)
         limit = 100 + 5 * sum(
             len(request.wanted) * (len(request.prompt) + request.params.max_new_tokens)
             for request in self.requests.values()
@@ -266,8 +296,9 @@ class World:
         engine = self.engine
         engine.check_integrity()
         assert {rid for rid in self.requests if engine.is_unfinished(rid)} == self.requests.keys() - ended
-        assert engine.has_unfinished() == bool(self.requests)
+        assert engine.has_unfinished() == bool(self.requests.keys() - self.paused)
         stats = engine.stats()
+        assert (stats.paused > 0) == bool(self.paused - ended)
         slots = stats.free_slots + stats.evictable_slots + stats.protected_slots + stats.request_slots
         assert slots == stats.total_slots
         assert stats.running <= self.config.max_running_requests
@@ -300,6 +331,7 @@ class World:
             if output.finished:
                 self._count_end(output)
                 del self.requests[output.request_id]  # a second end would not find it
+                self.paused.discard(output.request_id)
         assert all(request.deadline > self.clock.now for request in self.requests.values()), "a deadline has passed"
 
     def _count_end(self, output: RequestOutput) -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from nanoinfer.model.loader import LoadedModel
 from tests import soak
-from tests.helpers.pressure import VOCAB, Oracle, World, make_model
+from tests.helpers.pressure import VOCAB, Oracle, World, make_model, never_twice_in_a_row
 
 MAX_NEW_TOKENS = 12
 FAULTS = ["model", "sampler", "rows", "slots"]
@@ -26,6 +26,7 @@ REQUESTS = st.fixed_dictionaries(
         "extra_key": st.sampled_from([None, None, "lora"]),
         "prompt_logprobs": st.sampled_from([False, False, True]),
         "timeout_s": st.sampled_from([None, None, None, 1, 5, 20]),
+        "processor": st.sampled_from([None, None, never_twice_in_a_row]),
     }
 )
 STEMS = np.random.default_rng(7).integers(0, VOCAB, size=(2, 32))
@@ -110,6 +111,11 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
             elif rid is not None:
                 assert self.world.engine.abort(rid) is None
 
+        @rule(rid=requests, resume=st.booleans())
+        def pause(self, rid: int | None, resume: bool) -> None:
+            if rid in self.world.requests:
+                (self.world.resume if resume else self.world.pause)(rid)
+
         @rule()
         def flush(self) -> None:
             self.world.flush()
@@ -145,7 +151,9 @@ def test_no_order_of_events_changes_a_token_or_loses_a_slot(model: tuple[LoadedM
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    counts = dict.fromkeys(("steps", "finished", "aborted", "timed_out", "failed", "refused", "retractions"), 0)
+    counts = dict.fromkeys(
+        ("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused", "retractions"), 0
+    )
     hypothesis.stateful.run_state_machine_as_test(machine(*model, counts), settings=settings)
     assert counts["steps"] > 2000
     assert all(counts.values()), counts
@@ -157,7 +165,7 @@ def test_the_soak_forces_what_it_is_meant_to_force(
     """A few of its episodes, under pressure all the time."""
     monkeypatch.setattr(soak, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
     sums = dict.fromkeys(("retractions", "evicted_tokens", "cached_tokens"), 0)
-    counts = dict.fromkeys(("steps", "finished", "aborted", "timed_out", "failed", "refused"), 0)
+    counts = dict.fromkeys(("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused"), 0)
     for seed in range(6):
         rng = np.random.default_rng(seed)
         config = {**soak.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
