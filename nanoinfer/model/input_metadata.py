@@ -1,4 +1,4 @@
-"""InputMetadata: the one description of a batch that a forward pass needs. Made once a pass, read by every layer."""
+"""InputMetadata: the one description of a batch that a forward pass needs. Made once per pass, read by every layer."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -174,11 +174,11 @@ def _check_blocks(
     needed = np.where(slots >= 0, indices + 1, 0)  # tokens that are not written need no block
     for t in np.flatnonzero(needed > width)[:1]:
         raise ValueError(
-            f"block_tables: {width // block_size} blocks a row, too few for token {indices[t]} of a request"
+            f"block_tables: {width // block_size} blocks per row, too few for token {indices[t]} of a request"
         )
     for i in np.flatnonzero(prefix_lens > width)[:1]:
         raise ValueError(
-            f"block_tables: {width // block_size} blocks a row, too few for the {prefix_lens[i]} tokens before this pass "
+            f"block_tables: {width // block_size} blocks per row, too few for the {prefix_lens[i]} tokens before this pass "
             f"of request {i}"
         )
     missing = (rows < 0) & (np.arange(width) < prefix_lens[:, None])

@@ -66,7 +66,7 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
 
 
 def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-    """Temperature, top-k, top-p, min-p, then one draw a row by inverting the cumulative distribution."""
+    """Temperature, top-k, top-p, min-p, then one draw per row by inverting the cumulative distribution."""
 
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]

@@ -47,6 +47,6 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
         f"{label} ({count(req.num_tokens, 'token')}{', retracted' if req.num_retractions else ''})"
         for label, req in zip(request_labels(engine, waiting), waiting, strict=True)
     ]
-    queue = f"Waiting: {plural_list(names)}." if names else "Nobody waits."
+    queue = f"Waiting: {plural_list(names)}." if names else "None waits."
     sheet.caption(queue)
     return sheet.picture(f"{running} running, {len(waiting)} waiting. {slots} {rows} {tree} {queue}")

@@ -28,7 +28,7 @@ def request_rows(
 
     `prefix_lens` {row: length}: what belongs to the radix tree. `allocated_lens` {row: length}: how far a row has slots,
     with the empty ones of its last page. What lies right of that is left over from earlier requests and greyed. `labels`:
-    a text a row. Raises ValueError when a row or a length is outside the pool.
+    one text per row. Raises ValueError when a row or a length is outside the pool.
     """
     sheet = Sheet(title, "ReqToTokenPool: position → slot")
     return sheet.picture(

@@ -1,4 +1,4 @@
-"""An engine for the benchmark's tests that needs no model: one token a request and step, known in advance."""
+"""An engine for the benchmark's tests that needs no model: one token per request and step, known in advance."""
 
 import os
 import sys

@@ -179,9 +179,9 @@ def test_a_token_without_a_block_is_refused(caller: Caller) -> None:
 def test_block_tables_that_are_too_narrow_are_refused(caller: Caller) -> None:
     arguments = caller.arguments({0: [5], 1: [6]}, False)
     narrow = arguments["block_tables"][:, :1]
-    refuse(caller, {**arguments, "block_tables": narrow}, "block_tables: 1 blocks a row, too few for token 6")
+    refuse(caller, {**arguments, "block_tables": narrow}, "block_tables: 1 blocks per row, too few for token 6")
     unwritten = {**arguments, "block_tables": narrow, "slots": ints(-1, -1)}
-    refuse(caller, unwritten, "block_tables: 1 blocks a row, too few for the 6 tokens before this pass of request 0")
+    refuse(caller, unwritten, "block_tables: 1 blocks per row, too few for the 6 tokens before this pass of request 0")
 
 
 def test_two_different_tokens_in_one_slot_are_refused(caller: Caller) -> None:

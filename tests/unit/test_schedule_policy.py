@@ -186,7 +186,7 @@ def test_dfs_weight_survives_a_very_deep_tree() -> None:
     deep = [7] * 900
     cache = cache_of(deep)
     for length in range(899, 0, -1):
-        cache.match_prefix(deep[:length])  # splits: a node a token
+        cache.match_prefix(deep[:length])  # splits: one node per token
     assert len(list(cache.nodes())) == 900
     assert order("dfs-weight", reqs_of([8, 8], [7, 7, 0], [*deep, 0]), cache) == [2, 1, 0]
 

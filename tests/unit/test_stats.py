@@ -97,7 +97,7 @@ def test_what_a_retracted_request_finds_of_itself_is_no_hit() -> None:
 
 
 def test_times_of_several_completions_are_to_the_first_token_of_any_and_to_the_end_of_all() -> None:
-    """One runs at a time, a second a step: their tokens come after 1, 2 and 3, 4 and 5, 6 seconds."""
+    """One runs at a time, one second per step: their tokens come after 1, 2 and 3, 4 and 5, 6 seconds."""
     clock = Clock()
     engine = make_engine(rows=1, clock=clock)
     rid = engine.add_request([5], SamplingParams(max_new_tokens=2, n=3, top_k=1))
