@@ -96,5 +96,5 @@ def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
-def test_a_typical_mistake_gets_hint_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+def test_a_typical_mistake_gets_its_hint(id: str, right: str, wrong: str, hint: str) -> None:
     gets_hint(id, ANSWERS[id], right, wrong, hint)
