@@ -109,7 +109,7 @@ def test_a_typical_mistake_gets_its_hint(id: str, right: str, wrong: str, hint: 
     gets_hint(id, ANSWERS[id], right, wrong, hint)
 
 
-def test_a_loop_gets_hint_where_the_source_can_be_read(tmp_path: Path) -> None:
+def test_a_loop_is_noticed_where_the_source_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "answer.py"
     path.write_text(LOOP)
     namespace: dict[str, Any] = {"torch": torch}
