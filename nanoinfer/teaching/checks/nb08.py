@@ -139,16 +139,16 @@ def _chunks_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, pag
     return found
 
 
-@exercise("8.2", "Cut a prompt into pieces")
+@exercise("8.2", "Divide a prompt into chunks")
 def _(given: Given) -> str:
-    pieces = given["pieces"]
+    prompt_chunks = given["prompt_chunks"]
 
     def ask(*arguments: int) -> list[tuple[int, int]]:
-        answer = pieces(*arguments)
-        expect(isinstance(answer, list), f"pieces must return a list of (start, end), not {answer!r}")
+        answer = prompt_chunks(*arguments)
+        expect(isinstance(answer, list), f"prompt_chunks must return a list of (start, end), not {answer!r}")
         expect(
             all(isinstance(chunk, tuple | list) for chunk in answer),
-            f"pieces must return a list of (start, end), not {answer!r}",
+            f"prompt_chunks must return a list of (start, end), not {answer!r}",
         )
         return [tuple(chunk) for chunk in answer]
 
@@ -191,7 +191,7 @@ def _(given: Given) -> str:
         size = rng.randint(page_size, 40)
         prefix_len = rng.randint(0, 5) * page_size
         arguments = (prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size)
-        expect_equal(ask(*arguments), _chunks_by_hand(*arguments), f"pieces{arguments}")
+        expect_equal(ask(*arguments), _chunks_by_hand(*arguments), f"prompt_chunks{arguments}")
     return "every token is computed once, and no turn computes too many"
 
 
@@ -264,17 +264,17 @@ def _(given: Given) -> str:
 # --- 8.4 -------------------------------------------------------------------------------------------------------------
 
 
-@exercise("8.4", "Who gives way?")
+@exercise("8.4", "Which requests give way?")
 def _(given: Given) -> str:
-    who_gives_way = given["who_gives_way"]
+    to_retract = given["to_retract"]
 
     def ask(running: list[Running], obtainable: int) -> list[int]:
         given_list = [replace(req) for req in running]
-        answer = who_gives_way(given_list, obtainable)
+        answer = to_retract(given_list, obtainable)
         expect_equal(given_list, running, "`running` must not change: work on a copy")
         expect(
             isinstance(answer, list) and all(hasattr(req, "ticket") for req in answer),
-            f"who_gives_way must return a list of requests, not {answer!r}",
+            f"to_retract must return a list of requests, not {answer!r}",
         )
         return [req.ticket for req in answer]
 
@@ -356,7 +356,7 @@ def _overtakes(order: list[int], ticket: int) -> int:
     return sum(other > ticket for other in order[: order.index(ticket)])
 
 
-@exercise("8.5", "Prefer, but let nobody starve", points=2)
+@exercise("8.5", "Prefer, but let no request starve", points=2)
 def _(given: Given) -> str:
     choose = given["choose"]
     waiting = [Waiting(0, 0), Waiting(1, 8), Waiting(2, 8)]
