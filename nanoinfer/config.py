@@ -13,11 +13,11 @@ class EngineConfig:
     - `max_running_requests`: rows of the ReqToTokenPool: requests that hold K/V at a time.
     - `max_total_tokens`: slots of the TokenToKVPool.
     - `max_context_len`: prompt and output tokens of one request together.
-    - `chunked_prefill_size`: prompt tokens computed between two decode passes; longer prompts are computed in pieces, so
-      that they don't hold up the others (see `prefill_budget.py`). None: prompts are never cut. The default is SGLang's
+    - `chunked_prefill_size`: prompt tokens computed between two decode passes; longer prompts are computed in chunks, so
+      that they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default is SGLang's
       for its smallest devices; a CPU reaches its full speed far below it, so 256 costs little and gives steadier streams.
-    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt, or piece of one, has a pass to itself.
-    - `schedule_policy`: which waiting request goes first (see `schedule_policy.py`); `policy_window`: among how many
+    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt, or chunk of one, has a pass to itself.
+    - `schedule_policy`: which waiting request goes first (see `policy.py`); `policy_window`: among how many
       of the longest waiting; `max_overtakes`: how many that came later may go before it (see `waiting_queue.py`).
     - `schedule_conservativeness`: how much admission sets aside for tokens yet to come (see `retraction.py`): more of it,
       and fewer requests run side by side, and fewer are retracted; none from 10.3 on.

@@ -23,7 +23,7 @@ class StepGuard:
     - When a pass raises, its requests end and their slots are freed; the others are untouched, and the next step goes
       on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
       pass that did not finish, because its K/V may not be there.
-    - What callers have to be told is kept until a step delivers it.
+    - Outputs that callers have not seen yet are kept until a step delivers them.
     - The step is timed, counted and logged.
     """
 
@@ -33,9 +33,20 @@ class StepGuard:
         self._in_pass = False
         self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
 
-    @uninterrupted()
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
-        """Make one pass; the outputs to deliver. Raises what the pass raises."""
+        """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait."""
+        outputs: list[RequestOutput] = []
+        try:
+            with uninterrupted():
+                self._guarded(one_pass)
+                outputs = self._open.deliver()
+        except BaseException:
+            with uninterrupted():
+                self._open.hold(outputs)  # the caller does not get them now: the next step returns them
+            raise
+        return outputs
+
+    def _guarded(self, one_pass: Callable[[], Batch | None]) -> None:
         started, retracted = self._clock(), self._scheduler.retractions
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
@@ -51,7 +62,6 @@ class StepGuard:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
             self._log(batch, self._scheduler.retractions - retracted, seconds)
-        return self._open.deliver()
 
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None

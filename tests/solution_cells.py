@@ -53,8 +53,8 @@ def passes(id: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"✓ {id}")
 
 
-def is_told(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
-    """Assert that `answer` with `wrong` wherever `right` stands is told `hint`, a regular expression."""
+def gets_hint(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
+    """Assert that `answer` with `wrong` wherever `right` stands gets `hint`, a regular expression."""
     assert right in answer
     with pytest.raises(Hint, match=hint):
         check(id, written(answer.replace(right, wrong)))

@@ -148,9 +148,9 @@ def tree(sheet: Sheet, trace: Trace, state: TraceState, most_nodes: int) -> None
         x = sheet.left + 20 * (depth - 1)
         style = ROLES["tree_locked" if node.lock_ref else "tree"]
         sheet.rect(x, sheet.y, sheet.right - x, LINE - 3, style, edge="#4a4a4a")
-        told = f"{count(len(node), 'token')} · slots {runs(node.value, 3)}"
+        words = f"{count(len(node), 'token')} · slots {runs(node.value, 3)}"
         middle = sheet.y + LINE / 2 - 1.5
-        wide = sheet.text(sheet.right - 6, middle, told, size=SMALL, colour=style.text, ha="right")
+        wide = sheet.text(sheet.right - 6, middle, words, size=SMALL, colour=style.text, ha="right")
         text = "".join(trace.texts[token] for token in node.key).replace("\n", " ")
         sheet.text(x + 6, middle, text, size=SMALL, colour=style.text, width=sheet.right - x - wide - 24)
         sheet.y += LINE

@@ -32,7 +32,8 @@ def extend_mask(
     m = Facts(metadata, tokens, labels)
     check_window(sliding_window)
     sheet = Sheet(
-        title, f"Who sees whom in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)"
+        title,
+        f"What each new token sees in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)",
     )
     entries = [
         (ROLES["tree"], "sees; K/V was there (prefix)", any(m.prefixes[: m.shown])),

@@ -209,7 +209,7 @@ def _single_values(sheet: Sheet, m: Facts) -> None:
         ("logit_rows", "None" if of.logit_rows is None else _short(of.logit_rows.tolist())),
         ("attention_mask", "None" if of.attention_mask is None else str(list(of.attention_mask.shape))),
         ("attention_backend", "None" if of.attention_backend is None else "the model runner's"),
-        ("attention_plan", "None" if of.attention_plan is None else "the backend's own"),
+        ("attention_plan", "None" if of.attention_plan is None else "the backend's"),
     ]
     lines = -(-len(entries) // 3)
     for i, (name, value) in enumerate(entries):

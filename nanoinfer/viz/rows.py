@@ -98,7 +98,7 @@ def _legend(sheet: Sheet, prefixes: Mapping[int, int], names: Mapping[int, str],
     style, shares = next(iter(_styles(names).values())), any(prefixes.values())
     entries = [(shared, "slots of the tree")] if shares else []
     several = ", each row's in its colour" if len(names) > 1 else ""
-    entries.append((style, f"slots of {'its own' if shares else 'its tokens'}{several}"))
+    entries.append((style, f"slots of {'the request' if shares else 'its tokens'}{several}"))
     if empty:
         entries.append((EMPTY, "given to the row, still empty"))
     sheet.legend([*entries, (ROLES["leftover"], "beyond its length: never read")])

@@ -93,7 +93,7 @@ def draw_slot_map(
 
 
 def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
-    unowned = (ROLES["leaked"], "nobody's (leaked?)") if owners_known else (ROLES["in_use"], "in use")
+    unowned = (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use")
     return [
         (ROLES["free"], "free"),
         (ROLES["tree"], "tree"),

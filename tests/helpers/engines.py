@@ -20,7 +20,7 @@ CONTEXT = 64
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """Seconds that pass when a test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -110,7 +110,7 @@ class FakeModel:
         ]
 
 
-SET_ALL_ASIDE = 11.0  # schedule_conservativeness from which on nobody is ever retracted
+SET_ALL_ASIDE = 11.0  # schedule_conservativeness from which on no request is ever retracted
 
 
 class FakeServer:
@@ -194,7 +194,7 @@ class FakeServer:
         self.cache.check_integrity(running)
         assert len(running) <= self.config.max_running_requests
         assert not any(req in waiting or req.finished for req in running)
-        own = 0
+        in_requests = 0
         for req in running:
             assert req.tree_len <= req.kv_len <= req.allocated_len
             assert req.num_output_tokens or req is self.scheduler.prefilling or req in self.scheduler.planned
@@ -204,8 +204,8 @@ class FakeServer:
                 path[:0], node = node.value.tolist(), node.parent
             if not self.tree.disable:
                 assert self.cache.rows[req.req_pool_idx, : req.tree_len].tolist() == path
-            own += req.allocated_len - req.tree_len
-        assert self.pool.available_size() + self.tree.total_size() + own == self.pool.size
+            in_requests += req.allocated_len - req.tree_len
+        assert self.pool.available_size() + self.tree.total_size() + in_requests == self.pool.size
         if self.scheduler.new_token_ratio.floor == 1:
             assert sum(map(self.cache.outstanding_size, running)) <= self.cache.obtainable_size()
         for req in waiting:

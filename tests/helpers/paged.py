@@ -23,10 +23,10 @@ class Caller:
 
     def slot(self, request: int, index: int) -> int:
         """Where that token's K/V goes; takes a block when the request has none for it."""
-        own = self.blocks.setdefault(request, [])
-        while index // self.block_size >= len(own):
-            own.append(self.free.pop())
-        return own[index // self.block_size] * self.block_size + index % self.block_size
+        blocks = self.blocks.setdefault(request, [])
+        while index // self.block_size >= len(blocks):
+            blocks.append(self.free.pop())
+        return blocks[index // self.block_size] * self.block_size + index % self.block_size
 
     def tables(self, requests: Sequence[int]) -> torch.Tensor:
         width = max(len(self.blocks.get(request, [])) for request in requests) + 1  # one more than anybody needs

@@ -124,7 +124,7 @@ class Expected:
     wanted: list[tuple[list[int], FinishReason, Continuation]]  # per completion
     deadline: float
     ends: int = 0
-    told: list[int] = field(default_factory=list)  # tokens, per completion
+    seen: list[int] = field(default_factory=list)  # tokens, per completion
 
 
 class World:
@@ -154,7 +154,7 @@ class World:
         """Add a request; None when it was refused, rightly, or when its continuation is not clear."""
         prompt = list(prompt)
         seeds = [None] if seed is None else [derived_seed(seed, i) for i in range(n)]
-        continuations = [self.oracle.continuation(prompt, own) for own in seeds]
+        continuations = [self.oracle.continuation(prompt, seed) for seed in seeds]
         if None in continuations:
             return None
         params = SamplingParams(
@@ -180,7 +180,7 @@ class World:
         assert not full
         wanted = [(*_until_stop(c.tokens[:max_new_tokens], stop), c) for c in continuations if c is not None]
         deadline = math.inf if timeout_s is None else self.clock.now + timeout_s
-        self.requests[rid] = Expected(prompt, params, wanted, deadline, told=[0] * len(seeds))
+        self.requests[rid] = Expected(prompt, params, wanted, deadline, seen=[0] * len(seeds))
         self.counts["added"] += 1
         self.check()
         return rid
@@ -205,7 +205,7 @@ class World:
                 failed = True
                 outputs = []
         self.counts["steps"] += 1
-        if failed:  # who was in it is told by the next step; this one must be free of faults
+        if failed:  # the next step returns those that were in it; this one must be free of faults
             assert engine.has_unfinished()
             ids = {req.request_id for req in engine.scheduler.planned}
             assert ids
@@ -262,7 +262,7 @@ class World:
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self, ended: Set[int] = frozenset()) -> None:
-        """Every slot has one owner; exactly the requests that are known to be unfinished are. `ended`: but not yet told."""
+        """Every slot has one owner; exactly the requests known to be unfinished are open, `ended` ones not."""
         engine = self.engine
         engine.check_integrity()
         assert {rid for rid in self.requests if engine.is_unfinished(rid)} == self.requests.keys() - ended
@@ -279,8 +279,8 @@ class World:
             request = self.requests[output.request_id]
             for i, ((tokens, reason, continuation), got) in enumerate(zip(request.wanted, output.outputs, strict=True)):
                 assert got.token_ids == tokens[: len(got.token_ids)], "a token has changed"
-                assert len(got.token_ids) >= request.told[i], "a token has been lost"
-                request.told[i] = len(got.token_ids)
+                assert len(got.token_ids) >= request.seen[i], "a token has been lost"
+                request.seen[i] = len(got.token_ids)
                 assert got.logprobs is not None
                 assert [list(entry) for entry in got.logprobs] == [[token] for token in got.token_ids]
                 values = [value for entry in got.logprobs for value in entry.values()]

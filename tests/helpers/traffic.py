@@ -40,7 +40,7 @@ def serve_at_random(configuration: dict[str, Any], seed: int, num_requests: int)
     reqs: list[Req] = []
     evicted = 0
     retracted: set[Req] = set()
-    half_prefilled: set[Req] = set()
+    prefilling: set[Req] = set()
     while len(reqs) < num_requests or server.scheduler.waiting or server.scheduler.running:
         if len(reqs) < num_requests:
             for _ in range(int(rng.integers(0, 5 if pressed else 3))):
@@ -52,7 +52,7 @@ def serve_at_random(configuration: dict[str, Any], seed: int, num_requests: int)
         server.step()
         evicted += server.tree.total_size() < before
         retracted |= {req for req in server.scheduler.waiting if req.num_retractions}
-        half_prefilled |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
+        prefilling |= {server.scheduler.prefilling} - {None}  # type: ignore[arg-type]
     for req in reqs:
         tokens, reason = expected_output(req, server.vocab_size)
         if req.finish_reason is FinishReason.ABORT:
@@ -65,5 +65,5 @@ def serve_at_random(configuration: dict[str, Any], seed: int, num_requests: int)
         assert evicted
         assert sum(req.cached_tokens for req in reqs)
     assert pressed or not retracted
-    assert bool(half_prefilled) == ("chunked_prefill_size" in configuration)
+    assert bool(prefilling) == ("chunked_prefill_size" in configuration)
     server.check_all_free()

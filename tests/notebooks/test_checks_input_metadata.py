@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanoinfer.teaching import Hint, check
-from tests.solution_cells import is_told, passes
+from tests.solution_cells import gets_hint, passes
 
 POSITIONS = """
 def positions(seq_lens, prefix_lens):
@@ -105,11 +105,11 @@ def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
-def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    is_told(id, ANSWERS[id], right, wrong, hint)
+def test_a_typical_mistake_gets_hint_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    gets_hint(id, ANSWERS[id], right, wrong, hint)
 
 
-def test_a_loop_is_told_where_the_source_can_be_read(tmp_path: Path) -> None:
+def test_a_loop_gets_hint_where_the_source_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "answer.py"
     path.write_text(LOOP)
     namespace: dict[str, Any] = {"torch": torch}

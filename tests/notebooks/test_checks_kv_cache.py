@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.solution_cells import is_told, passes
+from tests.solution_cells import gets_hint, passes
 
 SESSION = """
 class Session:
@@ -96,5 +96,5 @@ def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
-def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    is_told(id, ANSWERS[id], right, wrong, hint)
+def test_a_typical_mistake_gets_hint_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    gets_hint(id, ANSWERS[id], right, wrong, hint)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.solution_cells import is_told, passes, solutions
+from tests.solution_cells import gets_hint, passes, solutions
 
 SOLUTIONS = solutions("07_radix_cache")
 SPLIT = "            if length < len(child):\n                child = self._split(child, length)\n"
@@ -61,5 +61,5 @@ def test_the_notebooks_solution_passes(id: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
-def test_a_typical_mistake_is_told_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
-    is_told(id, SOLUTIONS[id], right, wrong, hint)
+def test_a_typical_mistake_gets_hint_what_it_is(id: str, right: str, wrong: str, hint: str) -> None:
+    gets_hint(id, SOLUTIONS[id], right, wrong, hint)

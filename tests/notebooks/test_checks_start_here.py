@@ -24,7 +24,7 @@ def test_the_right_answer_passes(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda prompt, cached: 4 if cached else 14, "Another prompt"),
     ],
 )
-def test_a_typical_mistake_is_told_what_it_is(answer: Callable[[int, int], object], hint: str) -> None:
+def test_a_typical_mistake_gets_hint_what_it_is(answer: Callable[[int, int], object], hint: str) -> None:
     with pytest.raises(Hint, match=hint):
         check("0.1", given(answer))
 

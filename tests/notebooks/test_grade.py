@@ -314,19 +314,19 @@ class TestKilled:
         endless = "import os\nopen(os.environ['TOLD'], 'w').write(f'{os.getpid()}\\n')\n"
         endless += "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass"
         content["cells"].insert(2, code(endless))
-        path, told = save(tmp_path, "90_sample.ipynb", content), tmp_path / "told"
+        path, report = save(tmp_path, "90_sample.ipynb", content), tmp_path / "report"
         grader = subprocess.Popen(
             [sys.executable, "-m", "notebooks.grade", str(path), "--checks", str(folder)],
             cwd=ROOT,
-            env={**os.environ, "TOLD": str(told), "TMPDIR": str(tmp_path)},
+            env={**os.environ, "TOLD": str(report), "TMPDIR": str(tmp_path)},
             stdout=subprocess.DEVNULL,
         )
         try:
-            assert _comes_true(lambda: told.exists() and told.read_text().endswith("\n"))
+            assert _comes_true(lambda: report.exists() and report.read_text().endswith("\n"))
         finally:
             grader.kill()
             grader.wait()
-        assert _comes_true(lambda: not _runs(int(told.read_text())))
+        assert _comes_true(lambda: not _runs(int(report.read_text())))
 
 
 class TestCommand:

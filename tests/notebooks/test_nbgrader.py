@@ -83,7 +83,7 @@ def test_solution_and_check_cells() -> None:
     assert "raises-exception" not in made["cells"][3]["metadata"]["tags"]
 
 
-def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_gets_hint(tmp_path: Path) -> None:
     content = series()
     content["cells"][5] = code('check("90.1", globals())\ncheck("90.2", globals())', "check-90.1", "check-90.2")
     del content["cells"][3]

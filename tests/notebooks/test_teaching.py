@@ -239,7 +239,7 @@ class TestCheck:
         with pytest.raises(NotWritten, match=r"needs exercise 90.2, which is not written yet."):
             check("90.1", cells('def lowest(free, n): raise NotImplementedError("exercise 90.2")'))
 
-    def test_the_readers_exception_is_told_with_its_lines(self) -> None:
+    def test_the_readers_exception_gets_hint_with_its_lines(self) -> None:
         source = "def lowest(free, n):\n    return inner(free)\n\ndef inner(free):\n    return free.pop('x')\n"
         with pytest.raises(Hint) as caught:
             check("90.1", cells(source))
@@ -321,7 +321,7 @@ class TestExercise:
 class TestAttempt:
     """with attempt("90.1"): a picture of what the reader's code did."""
 
-    def test_an_unwritten_exercise_is_told_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_unwritten_exercise_gets_hint_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         with attempt("90.1"):
             raise NotImplementedError("exercise 90.1")
         with attempt("90.2"):

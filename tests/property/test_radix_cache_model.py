@@ -110,8 +110,8 @@ class CacheModel(RuleBasedStateMachine):
         if in_place:
             created, hits = self.known[expected[-1]].created, self.known[expected[-1]].hits
         for prefix in self.all_prefixes(tokens, key)[len(expected) :]:
-            own = slots[len(prefix[1]) - self.page_size : len(prefix[1])]
-            self.known[prefix] = Known(own, self.clock, created, hits)
+            page = slots[len(prefix[1]) - self.page_size : len(prefix[1])]
+            self.known[prefix] = Known(page, self.clock, created, hits)
 
     @rule(pages=PAGES, key=KEYS)
     def lock(self, pages: list[int], key: Hashable) -> None:
@@ -138,11 +138,11 @@ class CacheModel(RuleBasedStateMachine):
     def expected_victims(self, num_tokens: int) -> list[Prefix]:
         """The prefixes that go, leaf by leaf, each time the first of the unlocked leaves by the policy."""
         protected = self.protected()
-        nodes = [own for own in self.prefixes_by_node() if own[-1] not in protected]
+        nodes = [tokens for tokens in self.prefixes_by_node() if tokens[-1] not in protected]
         victims: list[Prefix] = []
         while len(victims) * self.page_size < num_tokens and nodes:
-            leaves = [own for own in nodes if not self.has_continuation(own[-1], set(victims))]
-            leaf = min(leaves, key=lambda own: PRIORITIES[self.policy](self.known[own[-1]]))
+            leaves = [tokens for tokens in nodes if not self.has_continuation(tokens[-1], set(victims))]
+            leaf = min(leaves, key=lambda tokens: PRIORITIES[self.policy](self.known[tokens[-1]]))
             assert len({PRIORITIES[self.policy](self.known[prefix]) for prefix in leaf}) == 1
             nodes.remove(leaf)
             victims += leaf
@@ -156,7 +156,7 @@ class CacheModel(RuleBasedStateMachine):
             while above is not None:
                 tokens, above = above.key.tolist() + tokens, above.parent
             grouped.append(self.all_prefixes(tokens, node.edge[0])[-(len(node) // self.page_size) :])
-        assert sorted(map(repr, (prefix for own in grouped for prefix in own))) == sorted(map(repr, self.known))
+        assert sorted(map(repr, (prefix for tokens in grouped for prefix in tokens))) == sorted(map(repr, self.known))
         return grouped
 
     def has_continuation(self, prefix: Prefix, gone: set[Prefix]) -> bool:

@@ -16,7 +16,7 @@ PROMPTS = [[(11 * i + 5 * j * j) % 300 + 3 for j in range(20)] for i in range(4)
 def run(llm: LLM, params: list[SamplingParams]) -> list[list[RequestOutput]]:
     """All outputs of each request, in order."""
     engine = llm.engine
-    ids = [engine.add_request(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
+    ids = [engine.add_request(prompt, asked) for prompt, asked in zip(PROMPTS, params, strict=True)]
     outputs: dict[int, list[RequestOutput]] = {rid: [] for rid in ids}
     while engine.has_unfinished():
         engine.scheduler.new_token_ratio.value = engine.scheduler.new_token_ratio.floor

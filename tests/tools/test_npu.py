@@ -53,7 +53,7 @@ def fake_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return npu
 
 
-def test_without_torch_npu_it_is_told_to_be_missing(no_torch_npu: None) -> None:
+def test_without_torch_npu_it_gets_hint_to_be_missing(no_torch_npu: None) -> None:
     for device in ("npu", "npu:0"):
         with pytest.raises(ValueError, match=f"device='{device}': torch_npu is not installed"):
             resolve_device(device)
@@ -63,13 +63,13 @@ def test_without_torch_npu_it_is_told_to_be_missing(no_torch_npu: None) -> None:
         LLM("story", device="npu")
 
 
-def test_without_cann_the_library_that_is_missing_is_told(torch_npu_without_cann: Path) -> None:
+def test_without_cann_the_library_that_is_missing_gets_hint(torch_npu_without_cann: Path) -> None:
     with pytest.raises(ValueError, match=r"device='npu': torch_npu is installed .* CANN .*libhccl\.so"):
         resolve_device("npu")
     assert resolve_device("auto").type in ("cpu", "cuda")
 
 
-def test_without_a_device_that_is_told(fake_npu: SimpleNamespace) -> None:
+def test_without_a_device_that_gets_hint(fake_npu: SimpleNamespace) -> None:
     fake_npu.is_available = lambda: False
     with pytest.raises(ValueError, match="device='npu': torch_npu finds no NPU"):
         resolve_device("npu")

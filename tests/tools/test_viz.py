@@ -156,7 +156,7 @@ def test_a_slot_without_an_owner_is_marked_as_leaked() -> None:
     pool = make_pool(16)
     slots = take(pool, 5)
     picture = viz.slot_map(pool, {"request 1": slots[:3]})
-    assert picture.alt == "16 slots: 11 free, 2 nobody's (leaked?), 3 request 1; nobody's (leaked?): 3-4."
+    assert picture.alt == "16 slots: 11 free, 2 no owner (leaked?), 3 request 1; no owner (leaked?): 3-4."
     assert faces(picture, "slot 3") == [ROLES["leaked"].face]
 
 
@@ -183,7 +183,7 @@ def test_with_no_owners_given_slots_are_in_use_and_not_leaked() -> None:
     pool = make_pool(16)
     take(pool, 3)
     assert viz.slot_map(pool).alt == "16 slots: 13 free, 3 in use."
-    assert viz.slot_map(pool, {}).alt.startswith("16 slots: 13 free, 3 nobody's (leaked?)")
+    assert viz.slot_map(pool, {}).alt.startswith("16 slots: 13 free, 3 no owner (leaked?)")
 
 
 def test_pages_are_framed_and_never_broken_at_the_end_of_a_line() -> None:
@@ -263,7 +263,7 @@ def test_rows_show_the_slots_of_the_tree_those_of_the_request_and_what_is_left_o
     assert faces(picture, "row 1 3") == [ROLES["tree"].face]
     assert faces(picture, "row 1 13") == [REQUESTS[2].face]
     assert faces(picture, "row 1 14") == [ROLES["leftover"].face]
-    assert {"7", "8", "40", "slots of its own, each row's in its colour", "beyond its length: never read"} <= set(
+    assert {"7", "8", "40", "slots of the request, each row's in its colour", "beyond its length: never read"} <= set(
         texts(picture)
     )
     assert "slots of its tokens" in texts(viz.request_rows(make_rows(), {0: 9}))

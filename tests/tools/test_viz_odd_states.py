@@ -205,7 +205,7 @@ def test_slots_of_the_last_page_that_are_not_filled_yet_are_the_requests() -> No
     assert req.kv_len == 6
     assert slots.tolist() == [4, 5, 6, 7]
     picture = viz.slot_map(engine.cache.token_to_kv_pool, {name: slots}, radix_cache=engine.radix_cache)
-    assert "nobody" not in picture.alt
+    assert "no owner" not in picture.alt
     assert len(named(picture, "slot ")) == 256
 
 

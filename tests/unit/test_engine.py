@@ -539,7 +539,7 @@ def test_an_error_in_the_sampler_ends_the_requests_of_its_pass(monkeypatch: pyte
         patch.setattr(engine.sampler, "sample", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.step()
-    assert engine.has_unfinished(), "the end of the request has yet to be told"
+    assert engine.has_unfinished(), "the end of the request has yet to be returned"
     (ended,) = engine.step()
     assert (ended.request_id, ended.finish_reason, ended.token_ids) == (rid, "abort", [])
     assert_all_free(engine)
@@ -558,8 +558,8 @@ def test_an_error_while_results_are_processed_ends_the_requests_of_its_pass() ->
         engine.step()
     engine.check_integrity()
     assert not any(engine.is_unfinished(rid) for rid in ids)
-    told = {out.request_id: (out.finish_reason, len(out.token_ids)) for out in engine.step()}
-    assert told == {ids[0]: ("length", 1), ids[1]: ("abort", 1), ids[2]: ("abort", 1), ids[3]: ("abort", 0)}
+    ended = {out.request_id: (out.finish_reason, len(out.token_ids)) for out in engine.step()}
+    assert ended == {ids[0]: ("length", 1), ids[1]: ("abort", 1), ids[2]: ("abort", 1), ids[3]: ("abort", 0)}
     assert_all_free(engine)
     assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
 

@@ -336,7 +336,7 @@ def test_whatever_breaks_ends_the_requests_of_the_pass_and_no_slot_is_lost(
     assert_all_free(engine)
 
 
-def test_a_tokenizer_that_breaks_while_its_last_text_is_asked_for_is_told_and_loses_no_slot() -> None:
+def test_a_tokenizer_that_breaks_while_its_last_text_is_asked_for_gets_hint_and_loses_no_slot() -> None:
     engine = make_engine()
     rids = [engine.add_request(prompt, greedy(9, stop="yx")) for prompt in ("w", "b")]  # "y" will be held back
     step(engine)
@@ -352,7 +352,7 @@ def test_a_tokenizer_that_breaks_while_its_last_text_is_asked_for_is_told_and_lo
     assert_all_free(engine)
 
 
-def test_a_failed_step_is_told_with_the_end_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_gets_hint_with_the_end_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     rid = engine.add_request([5], SamplingParams(max_new_tokens=4, n=2))
     with monkeypatch.context() as patch:
@@ -383,7 +383,7 @@ def test_a_tokenizer_that_breaks_on_the_last_token_fails_the_request_and_loses_n
 
 
 def test_an_error_after_the_pass_loses_no_token(caplog: pytest.LogCaptureFixture) -> None:
-    """The line is logged when all has been done; a filter of somebody's that raises must not cost the outputs."""
+    """The line is logged when all has been done; a logging filter that raises must not cost the outputs."""
     engine = make_engine()
     rid = engine.add_request([5], greedy(1))
     other = engine.add_request([50], greedy(3))

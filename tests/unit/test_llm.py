@@ -120,10 +120,10 @@ def test_a_mixed_list_comes_back_in_order_with_the_tokens_of_transformers(llm: L
     params = [greedy(3 + i) for i in range(len(prompts))]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     model = oracle(resolve_model_path("story"))
-    for prompt, own, output in zip(prompts, params, outputs, strict=True):
+    for prompt, asked, output in zip(prompts, params, outputs, strict=True):
         ids = ids_of(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         assert output.prompt_token_ids == ids
-        assert output.token_ids == transformers_greedy(model, ids, own.max_new_tokens)
+        assert output.token_ids == transformers_greedy(model, ids, asked.max_new_tokens)
         assert output.prompt_tokens == len(ids)
 
 
@@ -294,8 +294,8 @@ def test_a_stream_emits_nothing_of_a_stop_string(
 
 def test_two_streams_may_be_read_in_turns(llm: LLM) -> None:
     prompts, params = [TEXT, "The dog"], [SamplingParams(max_new_tokens=12, seed=1, ignore_eos=True), greedy(5)]
-    wanted = [llm.generate(prompt, own)[0] for prompt, own in zip(prompts, params, strict=True)]
-    streams = [llm.stream(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    wanted = [llm.generate(prompt, asked)[0] for prompt, asked in zip(prompts, params, strict=True)]
+    streams = [llm.stream(prompt, asked) for prompt, asked in zip(prompts, params, strict=True)]
     read: list[list[StreamPiece]] = [[], []]
     for turn in range(100):
         piece = next(streams[turn % 2], None)
@@ -351,9 +351,9 @@ def test_a_stream_of_n_completions_marks_each_piece_with_its_index(llm: LLM) -> 
     wanted = llm.generate(TEXT, params)[0].outputs
     pieces = list(llm.stream(TEXT, params))
     for completion in wanted:
-        own = [piece for piece in pieces if piece.index == completion.index]
-        assert joined(own) == (completion.text, completion.token_ids)
-        assert [piece.finish_reason for piece in own] == [None] * (len(own) - 1) + [completion.finish_reason]
+        parts = [piece for piece in pieces if piece.index == completion.index]
+        assert joined(parts) == (completion.text, completion.token_ids)
+        assert [piece.finish_reason for piece in parts] == [None] * (len(parts) - 1) + [completion.finish_reason]
     assert {piece.index for piece in pieces} == {0, 1, 2}
 
 

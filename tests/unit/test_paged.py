@@ -103,7 +103,7 @@ def test_greedy_tokens_are_those_of_the_engine(checkpoint: Checkpoint) -> None:
     tokens = [caller.prefill(dict(enumerate(PROMPTS)), lm_head_indices=last).argmax(-1).tolist()]
     for _ in range(11):
         tokens.append(caller.decode({i: [token] for i, token in enumerate(tokens[-1])}).argmax(-1).tolist())
-    assert [list(own) for own in zip(*tokens, strict=True)] == [output.token_ids for output in outputs]
+    assert [list(of_one) for of_one in zip(*tokens, strict=True)] == [output.token_ids for output in outputs]
 
 
 def test_the_engines_pool_seen_in_blocks_holds_what_forward_tensor_writes(checkpoint: Checkpoint) -> None:
@@ -119,10 +119,10 @@ def test_the_engines_pool_seen_in_blocks_holds_what_forward_tensor_writes(checkp
 
     fresh = Caller(generator, 16, 4)
     fresh.prefill({0: prompt})
-    own = torch.tensor([fresh.slot(0, index) for index in range(12)])
+    slots_of_0 = torch.tensor([fresh.slot(0, index) for index in range(12)])
     for layer, (keys, values) in enumerate(fresh.kv_cache):
-        close(pool.get_key_buffer(layer)[slots], keys.flatten(0, 1)[own])
-        close(pool.get_value_buffer(layer)[slots], values.flatten(0, 1)[own])
+        close(pool.get_key_buffer(layer)[slots], keys.flatten(0, 1)[slots_of_0])
+        close(pool.get_value_buffer(layer)[slots], values.flatten(0, 1)[slots_of_0])
 
     new = int(pool.alloc(4)[0])
     table = [*(slots[::4] // 4).tolist(), new // 4]
@@ -341,7 +341,7 @@ def test_a_spec_mask_without_q_lens_is_one_for_single_tokens(
 
 
 def hidden_columns(size: int, *columns: int) -> torch.Tensor:
-    """Boolean [size, size]: nobody sees these tokens."""
+    """Boolean [size, size]: no token sees these."""
     see = torch.ones(size, size, dtype=torch.bool)
     see[:, list(columns)] = False
     return see
@@ -453,6 +453,6 @@ def test_the_bundled_model_by_name_and_no_gradients() -> None:
 
 
 def test_a_pool_of_another_model_is_refused(generator: GeneratorTorch) -> None:
-    for heads, dim, layers, told in ((2, 16, 2, "fewer layers"), (1, 16, 3, "shape"), (2, 8, 3, "shape")):
-        with pytest.raises(ValueError, match=told):
+    for heads, dim, layers, message in ((2, 16, 2, "fewer layers"), (1, 16, 3, "shape"), (2, 8, 3, "shape")):
+        with pytest.raises(ValueError, match=message):
             generator.pool_as_blocks(TokenToKVPool(16, torch.float32, heads, dim, layers, page_size=4))

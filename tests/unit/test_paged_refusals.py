@@ -24,9 +24,9 @@ def caller(generator: GeneratorTorch) -> Caller:
     return caller
 
 
-def refuse(caller: Caller, arguments: dict[str, Any], told: str) -> None:
+def refuse(caller: Caller, arguments: dict[str, Any], message: str) -> None:
     before = caller.snapshot()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         caller.generator.forward_tensor(**arguments)
     assert all(torch.equal(a, b) for a, b in zip(before, caller.snapshot(), strict=True)), "nothing is written"
 
@@ -36,7 +36,7 @@ def ints(*values: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"input_ids": [5, 6]}, "input_ids: must be a tensor, got list"),
         ({"input_ids": ints(5.0, 6.0)}, "input_ids: dtype torch.float32"),
@@ -96,8 +96,8 @@ def ints(*values: Any) -> torch.Tensor:
         ({"temperature": 1.0}, "no argument 'temperature'; has q_lens, spec_mask"),
     ],
 )
-def test_wrong_arguments_of_a_decode(changes: dict[str, Any], told: str, caller: Caller) -> None:
-    refuse(caller, {**caller.arguments({0: [5], 1: [6]}, False), **changes}, told)
+def test_wrong_arguments_of_a_decode(changes: dict[str, Any], message: str, caller: Caller) -> None:
+    refuse(caller, {**caller.arguments({0: [5], 1: [6]}, False), **changes}, message)
 
 
 def test_an_unknown_keyword_is_what_python_raises_too(caller: Caller) -> None:
@@ -111,7 +111,7 @@ def test_the_base_model_is_an_adapter_that_is_there(adapter_ids: list[str | None
 
 
 @pytest.mark.parametrize(
-    ("new", "changes", "told"),
+    ("new", "changes", "message"),
     [
         ({2: [1, 2, 3]}, {"input_lengths": ints(0)}, r"input_lengths\[0\]=0: must be at least 1"),
         ({2: [1, 2, 3]}, {"input_lengths": ints(2)}, "input_ids: 3 tokens, but 2 by position_ids and input_lengths"),
@@ -133,9 +133,9 @@ def test_the_base_model_is_an_adapter_that_is_there(adapter_ids: list[str | None
     ],
 )
 def test_wrong_arguments_of_a_prefill(
-    new: dict[int, list[int]], changes: dict[str, Any], told: str, caller: Caller
+    new: dict[int, list[int]], changes: dict[str, Any], message: str, caller: Caller
 ) -> None:
-    refuse(caller, {**caller.arguments(new, True), **changes}, told)
+    refuse(caller, {**caller.arguments(new, True), **changes}, message)
 
 
 def test_an_empty_batch_is_refused(caller: Caller) -> None:
@@ -170,8 +170,8 @@ def test_a_token_without_a_block_is_refused(caller: Caller) -> None:
     refuse(caller, {**arguments, "block_tables": lost}, r"block_tables\[0, 0\]=-1: token 0 of request 0 needs a block")
     lost = tables.clone()
     lost[0, 1] = -1
-    told = r"block_tables\[0, 1\]=-1: token 4 of request 0 needs a block"
-    refuse(caller, {**arguments, "block_tables": lost}, told)
+    message = r"block_tables\[0, 1\]=-1: token 4 of request 0 needs a block"
+    refuse(caller, {**arguments, "block_tables": lost}, message)
     lost = caller.arguments({2: [1]}, True) | {"block_tables": ints([-1])[None, 0]}
     refuse(caller, lost, r"block_tables\[0, 0\]=-1: token 0 of request 0 needs a block")
 
@@ -195,7 +195,7 @@ def test_two_different_tokens_in_one_slot_are_refused(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda kv: kv[:2], "kv_cache: 2, must be a list of 3"),
         (lambda kv: [*kv, kv[0]], "kv_cache: 4, must be a list of 3"),
@@ -218,16 +218,17 @@ def test_two_different_tokens_in_one_slot_are_refused(caller: Caller) -> None:
         (lambda kv: [tuple(t.to("meta") for t in pair) for pair in kv], r"kv_cache\[0\] K: torch.float32 on meta"),
     ],
 )
-def test_a_cache_that_does_not_fit_the_model(change: Callable[[Any], Any], told: str, caller: Caller) -> None:
+def test_a_cache_that_does_not_fit_the_model(change: Callable[[Any], Any], message: str, caller: Caller) -> None:
     arguments = caller.arguments({0: [5], 1: [6]}, False)
-    refuse(caller, {**arguments, "kv_cache": change(arguments["kv_cache"])}, told)
+    refuse(caller, {**arguments, "kv_cache": change(arguments["kv_cache"])}, message)
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "block_size", "told"), [(0, 4, "num_blocks=0"), (4, -1, "block_size=-1"), (4, 1.5, "block_size=1.5")]
+    ("num_blocks", "block_size", "message"),
+    [(0, 4, "num_blocks=0"), (4, -1, "block_size=-1"), (4, 1.5, "block_size=1.5")],
 )
-def test_a_cache_of_no_size(num_blocks: int, block_size: Any, told: str, generator: GeneratorTorch) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_cache_of_no_size(num_blocks: int, block_size: Any, message: str, generator: GeneratorTorch) -> None:
+    with pytest.raises(ValueError, match=message):
         generator.new_kv_cache(num_blocks, block_size)
 
 

@@ -358,7 +358,7 @@ def test_letting_go_twice_is_refused_and_changes_nothing() -> None:
     upper, lower = cache.match_prefix([1, 2]).last_node, cache.match_prefix([1, 2, 3, 4]).last_node
     cache.inc_lock_ref(lower)
     cache.dec_lock_ref(lower)
-    cache.inc_lock_ref(upper)  # the upper part of the path is locked, by somebody else
+    cache.inc_lock_ref(upper)  # the upper part of the path is locked, by another request
     before = snapshot(cache)
     with pytest.raises(ValueError, match="not locked"):
         cache.dec_lock_ref(lower)

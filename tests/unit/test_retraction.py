@@ -1,4 +1,4 @@
-"""Retraction: who gives way when a decode step cannot have its slots, and that nobody can tell afterwards."""
+"""Retraction: who gives way when a decode step cannot have its slots, and that the outputs do not show it."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_a_half_prefilled_request_gives_way_first_and_keeps_its_pieces_in_the_tr
     assert s.tree.peek_prefix(list(B))[0] >= 16
     s.run()
     assert_as_expected(s, running, filling)
-    assert filling.cached_tokens == 0, "its own pieces were not there when it came"
+    assert filling.cached_tokens == 0, "its own chunks were not there when it came"
     s.check_all_free()
 
 
@@ -111,9 +111,9 @@ def test_a_retracted_request_can_be_aborted(page_size: int, disable_radix_cache:
     first, second = s.add(A[:6], max_new_tokens=12), s.add(B[:6], max_new_tokens=12)
     while not second.num_retractions:
         s.step()
-    told = second.output_ids
+    returned = second.output_ids
     s.abort(second)
-    assert (second.output_ids, second.finish_reason) == (told, "abort")
+    assert (second.output_ids, second.finish_reason) == (returned, "abort")
     assert not s.scheduler.waiting
     s.run()
     assert_as_expected(s, first)

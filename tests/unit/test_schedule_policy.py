@@ -13,6 +13,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
+from tests.helpers.engines import greedy, make_engine, step
 
 
 def cache_of(*sequences: Sequence[int], extra_key: Hashable = None, **options: bool) -> RadixCache:
@@ -169,12 +170,12 @@ def test_dfs_weight_is_a_walk_of_the_tree_heaviest_subtree_first(seed: int) -> N
     def places(node: TreeNode) -> list[int]:
         """Checks the subtree; returns where its requests came in the order."""
         below = [found for child in node.children.values() if (found := places(child))]
-        own = ends_at.get(node, [])
-        assert own == sorted(own)  # as they came
-        assert all(position < first for first in own for found in below for position in found)
+        here = ends_at.get(node, [])
+        assert here == sorted(here)  # as they came
+        assert all(position < first for first in here for found in below for position in found)
         in_turn = sorted(below, key=min)
         assert all(len(a) >= len(b) for a, b in pairwise(in_turn))
-        together = sorted(own + [position for found in below for position in found])
+        together = sorted(here + [position for found in below for position in found])
         assert not together or together == list(range(together[0], together[-1] + 1))
         return together
 
@@ -188,3 +189,32 @@ def test_dfs_weight_survives_a_very_deep_tree() -> None:
         cache.match_prefix(deep[:length])  # splits: a node a token
     assert len(list(cache.nodes())) == 900
     assert order("dfs-weight", reqs_of([8, 8], [7, 7, 0], [*deep, 0]), cache) == [2, 1, 0]
+
+
+# --- a policy from outside ---------------------------------------------------------------------------------------
+
+
+def shortest_first(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
+    return sorted(reqs, key=lambda req: req.prompt_len)
+
+
+def test_an_engine_takes_a_policy_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULE_POLICIES, "shortest", shortest_first)
+    lens = [9, 2, 7, 4]
+    ends: dict[str, list[int]] = {}
+    for policy in ("fcfs", "shortest"):
+        engine = make_engine(rows=1, schedule_policy=policy)
+        ids = [engine.add_request(list(range(5, 5 + n)), greedy(2)) for n in lens]
+        ended: list[int] = []
+        while engine.has_unfinished():
+            outputs = [output for output in step(engine).values() if output.finished]
+            assert all(output.token_ids == [5 + output.prompt_tokens, 6 + output.prompt_tokens] for output in outputs)
+            ended += [lens[ids.index(output.request_id)] for output in outputs]
+        ends[policy] = ended
+    assert ends == {"fcfs": lens, "shortest": sorted(lens)}
+
+
+def test_an_unknown_policy_is_refused_by_name_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULE_POLICIES, "shortest", shortest_first)
+    with pytest.raises(ValueError, match=r"schedule_policy='longest': must be one of lpm, .*, shortest"):
+        make_engine(schedule_policy="longest")

@@ -784,7 +784,7 @@ def test_the_waiting_are_ranked_anew_after_an_arrival_or_an_insertion_and_only_t
     server.add(C[:4], max_new_tokens=2)
     while not first.finished:
         server.step()
-        assert len(policy.ranked) == ranked, "no row is free: nobody can be admitted"
+        assert len(policy.ranked) == ranked, "no row is free: no request can be admitted"
     server.step()  # its tokens went to the tree, so what waits may have become cached
     assert policy.ranked == [2, 1]
     server.run()
@@ -952,7 +952,7 @@ def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(policy: CountingPo
     server.add(C[10:15], max_new_tokens=30)
     bare_step(server)
     ranked = len(policy.ranked)
-    while server.tree.total_size() > 5:  # until the first's decode has evicted what nobody uses
+    while server.tree.total_size() > 5:  # until the first's decode has evicted what no request uses
         bare_step(server)
     assert server.cache.evicted_tokens == 10
     server.abort(blocked)  # the other is considered now

@@ -42,11 +42,11 @@ def prefilled(engine: InferenceEngine, prompt: list[int], max_new_tokens: int = 
 def served(engine: InferenceEngine, batched: bool, settings: list[dict[str, Any]]) -> list[list[int]]:
     """The tokens of PROMPTS, of which the last two join after two steps."""
     scheduler = OfflineScheduler(engine, batched)
-    for i, (prompt, own) in enumerate(zip(PROMPTS, settings, strict=True)):
+    for i, (prompt, changes) in enumerate(zip(PROMPTS, settings, strict=True)):
         if i == 2:
             scheduler.step()
             scheduler.step()
-        assert scheduler.add_request(prompt, **own) == i
+        assert scheduler.add_request(prompt, **changes) == i
     while scheduler.has_unfinished():
         scheduler.step()
     return [session.generated_ids for session in scheduler.sessions.values()]
@@ -77,7 +77,7 @@ def test_sampled_tokens_are_those_of_the_main_engine(batched: bool, checkpoint: 
         {"max_new_tokens": 7, "temperature": 0.0},
     ]
     llm = LLM(path, max_total_tokens=256)
-    outputs = llm.generate(PROMPTS, [SamplingParams(**own) for own in settings], use_tqdm=False)
+    outputs = llm.generate(PROMPTS, [SamplingParams(**changes) for changes in settings], use_tqdm=False)
     assert served(InferenceEngine(llm.model), batched, settings) == [output.token_ids for output in outputs]
 
 
@@ -174,7 +174,7 @@ def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -
 
 
 @pytest.mark.parametrize(
-    ("prompt", "settings", "told"),
+    ("prompt", "settings", "message"),
     [
         ([], {}, "is empty"),
         ([320], {}, "token id 320"),
@@ -186,11 +186,11 @@ def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -
     ],
 )
 def test_a_refused_request_is_named_and_not_added(
-    prompt: Any, settings: dict[str, Any], told: str, engine: InferenceEngine
+    prompt: Any, settings: dict[str, Any], message: str, engine: InferenceEngine
 ) -> None:
     scheduler = OfflineScheduler(engine)
     before = replace(engine.account)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         scheduler.add_request(prompt, **settings)
     assert (scheduler.sessions, scheduler.has_unfinished(), engine.account) == ({}, False, before)
     assert scheduler.add_request([1], max_new_tokens=1) == 0

@@ -1,6 +1,6 @@
 """The worked example of design.md section 4 (seed 002), number for number, through the real engine.
 
-Request 1 is "12345" and gets some output tokens, request 2 is "1234512345": what each pass is told is compared.
+Request 1 is "12345" and gets some output tokens, request 2 is "1234512345": the description of each pass is compared.
 """
 
 from collections.abc import Callable

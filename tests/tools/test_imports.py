@@ -40,6 +40,7 @@ ROOMS = (
 LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
+    *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
     *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.bench", "nanoinfer.commands"),
 )
 

@@ -1,0 +1,148 @@
+"""StepGuard: what a step promises when signals arrive, when exceptions come in pairs, and when they are no Exception."""
+
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nanoinfer.engine import Engine
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
+
+
+class Interrupted(BaseException):
+    """What the handler of a signal raises; no Exception, as KeyboardInterrupt and the panics of Rust are none."""
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A signal whose Python handler raises Interrupted."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    before = signal.signal(request.param, handler)
+    yield request.param
+    assert signal.getsignal(request.param) is handler
+    signal.signal(request.param, before)
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, effect: Callable[[], Any]) -> None:
+    """`owner.name` works as before, and the first time `effect` follows."""
+    original, effects = getattr(owner, name), iter([effect])
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        next(effects, lambda: None)()
+        return result
+
+    monkeypatch.setattr(owner, name, patched)
+
+
+BOOKKEEPING: dict[str, Callable[[Engine], tuple[Any, str]]] = {
+    "schedule": lambda engine: (engine.scheduler, "schedule"),
+    "rows": lambda engine: (engine.model_runner.req_to_token_pool, "alloc"),
+    "slots": lambda engine: (engine.model_runner.token_to_kv_pool, "alloc"),
+    "process": lambda engine: (engine.scheduler, "process_batch_result"),
+    "collect": lambda engine: (engine.open_requests, "collect"),
+    "deliver": lambda engine: (engine.open_requests, "deliver"),
+}
+
+
+@pytest.mark.parametrize("where", BOOKKEEPING)
+def test_a_handler_that_raises_waits_for_the_bookkeeping_and_costs_no_request_and_no_output(
+    monkeypatch: pytest.MonkeyPatch, where: str, number: int
+) -> None:
+    engine = make_engine()
+    first, second = engine.add_request([5], greedy(1)), engine.add_request([50, 51], greedy(3))
+    once(monkeypatch, *BOOKKEEPING[where](engine), lambda: signal.raise_signal(number))
+    with pytest.raises(Interrupted):
+        engine.step()
+    engine.check_integrity()
+    outputs = finish(engine)
+    if where in ("schedule", "rows", "slots"):  # the handler gets in before the forward pass, which it so interrupts
+        assert {outputs[rid].finish_reason for rid in (first, second)} == {"abort"}
+        assert all(isinstance(outputs[rid].error, Interrupted) for rid in (first, second))
+    else:  # it gets in when all has been done
+        assert (outputs[first].token_ids, outputs[first].finish_reason) == ([6], "length")
+        assert (outputs[second].token_ids, outputs[second].finish_reason) == ([52, 53, 54], "length")
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("owner", ["model_runner", "sampler"])
+def test_a_handler_that_raises_gets_in_at_once_in_forward_and_sample(
+    monkeypatch: pytest.MonkeyPatch, owner: str, number: int
+) -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(3))
+    went_on = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(number)
+        went_on.append(True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(engine, owner), {"model_runner": "forward", "sampler": "sample"}[owner], interrupted)
+        with pytest.raises(Interrupted):
+            engine.step()
+    assert not went_on
+    output = finish(engine)[rid]
+    assert (output.finish_reason, output.token_ids) == ("abort", [])
+    assert isinstance(output.error, Interrupted)
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("error", [ValueError("a slot is missing"), Interrupted("a panic")])
+def test_when_ending_a_failed_pass_fails_too_its_requests_end_at_the_start_of_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """They must not go on: the K/V of the pass may not be there, and their tokens would be wrong without an error."""
+    engine = make_engine()
+    failing, waiting = engine.add_request([5, 6], greedy(4)), engine.add_request([50], greedy(4))
+    step(engine)
+    model = model_of(engine)
+    model.fail_at = model.passes + 1
+
+    def second_failure(reqs: list[Any], *args: Any) -> None:
+        if reqs:
+            raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "end", second_failure)
+        with pytest.raises(type(error), match=str(error)) as raised:
+            engine.step()
+    assert raised.value.__context__ is model.error
+    late = engine.add_request([80], greedy(2))
+    outputs = finish(engine)
+    for rid in (failing, waiting):
+        assert (outputs[rid].finish_reason, len(outputs[rid].token_ids)) == ("abort", 1)
+        assert outputs[rid].error is model.error
+    assert outputs[late].token_ids == [81, 82]
+    assert engine.stats().failed == 2
+    assert_all_free(engine)
+
+
+def test_what_is_no_exception_from_the_tokenizer_ends_the_requests_of_the_pass_and_the_engine_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a panic of a tokenizer written in Rust: it may come again while the requests of the pass are ended."""
+    engine = make_engine()
+    assert engine.builder.tokenizer is not None
+    rid = engine.add_request([65, 66], greedy(3))
+    waiting = engine.add_request([70], greedy(3), timeout_s=1000.0)
+    step(engine)
+
+    def panic(*args: Any, **kwargs: Any) -> str:
+        raise Interrupted("panicked at 'index out of bounds'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.builder.tokenizer, "decode", panic)
+        with pytest.raises(Interrupted):
+            engine.step()
+        outputs = step(engine)
+    assert {outputs[i].finish_reason for i in (rid, waiting)} == {"abort"}
+    assert all(isinstance(outputs[i].error, Interrupted) for i in (rid, waiting))
+    healthy = engine.add_request([65], greedy(2))
+    assert finish(engine)[healthy].finish_reason == "length"
+    assert_all_free(engine)
