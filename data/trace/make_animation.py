@@ -97,8 +97,8 @@ def requests(sheet: Sheet, trace: Trace, event: TraceEvent, state: TraceState) -
         if req is not None:
             sheet.rect(sheet.left, sheet.y + 3, 12, 12, owner_style(req.name, index), edge="#767676")
             sheet.text(sheet.left + 19, y, req.name)
-            phase = phases.get(index, "paused" if req.is_running else req.status)
-            label = {"paused": "not in this pass", "ended": f"ended: {req.finish_reason}"}.get(phase, phase)
+            phase = phases.get(index, "idle" if req.is_running else req.status)
+            label = {"idle": "not in this pass", "ended": f"ended: {req.finish_reason}"}.get(phase, phase)
             look = PHASE_STYLES.get(phase, ROLES["free"])
             sheet.cell(sheet.left + 88, sheet.y + 2, 100, 14, look, label, edge="#b8b8b8")
             texts = [trace.texts[token].replace("\n", " ") for token in req.tokens]

@@ -145,7 +145,10 @@ class TraceData:
             prompt = req.token_ids[: req.prompt_len].tolist()
         key = None if req.extra_key is None else repr(req.extra_key)
         limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
-        self.requests.append(TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached))
+        admitted = req.num_admissions > 0
+        self.requests.append(
+            TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted)
+        )
 
     def add_event(self, event: TraceEvent) -> None:
         self._events.append(event)

@@ -64,7 +64,7 @@ class _Narrator:
     ):
         self.trace, self.texts, self.pieces, self.event = trace, texts, pieces, event
         self.back = {
-            e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].retractions
+            e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].admitted
         }
         self.free = state.free
         self.tree_size = sum(map(len, state.nodes.values()))
@@ -85,7 +85,8 @@ class _Narrator:
         evicted = self.tree_size + entering - sum(map(len, state.nodes.values()))
         given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
         freed = event.free - self.free + given - evicted
-        clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._admissions()]
+        clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._pauses()]
+        clauses += self._admissions()
         if evicted:
             clauses.append(f"{_count(evicted, 'cached token')} evicted")
         clauses += [f"a node split after token {length}" for length in _splits(state, event)[:MOST]]
@@ -115,6 +116,10 @@ class _Narrator:
             f"{self._name(i)} retracted for want of slots, {_count(len(state.requests[i].output_ids), 'output token')} kept"
             for i in self.event.retracted
         ]
+
+    def _pauses(self) -> list[str]:
+        paused = [f"{self._name(i)} paused: its row and slots are given back" for i in self.event.paused]
+        return paused + [f"{self._name(i)} resumed" for i in self.event.resumed]
 
     def _admissions(self) -> list[str]:
         def one(entry: ev.Admission) -> str:

@@ -39,7 +39,7 @@ class TraceRequest:
     """One request (with `n` > 1: one completion of it) as it arrived.
 
     `name`: what pictures call it. `time`: seconds since the trace began (negative: before). `extra_key`: its `repr`, or
-    None. `outputs`, `cached_tokens`: what it had already when the trace began.
+    None. `outputs`, `cached_tokens`: what it had already when the trace began; `admitted`: whether it had been admitted.
     """
 
     name: str
@@ -51,6 +51,7 @@ class TraceRequest:
     extra_key: str | None = None
     outputs: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    admitted: bool = False
 
 
 class Admission(NamedTuple):
@@ -122,6 +123,7 @@ class TraceEvent:
     - Requests are meant by their index in `trace.requests`, nodes of the tree by a number (0: the root).
     - `tree`: what was done to the tree, in order: `["add", node, parent, tokens, runs, extra_key, time]`,
       `["grow", node, tokens, runs]`, `["split", node, upper, length]`, `["remove", node]`.
+    - `retracted`, `paused`, `resumed`: requests that give back their row and slots, and those that wait again.
     - `free`: free slots afterwards. `error`: what the step raised.
     """
 
@@ -133,6 +135,8 @@ class TraceEvent:
     arrived: list[int] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     retracted: list[int] = field(default_factory=list)
+    paused: list[int] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
     batch: list[BatchEntry] = field(default_factory=list)
     tree: list[list[Any]] = field(default_factory=list)
     nodes: list[NodeUse] = field(default_factory=list)
@@ -148,7 +152,17 @@ class TraceEvent:
     @property
     def empty(self) -> bool:
         """Nothing has happened."""
-        return not (self.arrived or self.ended or self.tree or self.nodes or self.retracted or self.held)
+        changes = (
+            self.arrived,
+            self.ended,
+            self.tree,
+            self.nodes,
+            self.retracted,
+            self.paused,
+            self.resumed,
+            self.held,
+        )
+        return not any(changes)
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dump`: without what is empty."""

@@ -37,6 +37,7 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
                 "tokens": sum(entry.end - entry.start for entry in event.batch),
                 "admitted": len(event.admitted),
                 "retracted": len(event.retracted),
+                "paused": len(event.paused),
                 "ended": len(event.ended),
             }
             if event.error is not None:

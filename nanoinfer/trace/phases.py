@@ -1,6 +1,6 @@
-"""What each request of a trace did, as spans: waiting, extend, decode, paused, retracted. For timelines."""
+"""What each request of a trace did, as spans: waiting, extend, decode, idle, retracted, paused. For timelines."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
 
-WAITING, EXTEND, DECODE, PAUSED, RETRACTED = "waiting", "extend", "decode", "paused", "retracted"
-PHASES = (WAITING, EXTEND, DECODE, PAUSED, RETRACTED)
+WAITING, EXTEND, DECODE, IDLE, RETRACTED, PAUSED = "waiting", "extend", "decode", "idle", "retracted", "paused"
+PHASES = (WAITING, EXTEND, DECODE, IDLE, RETRACTED, PAUSED)
 
 
 @dataclass
 class Span:
     """One request in one phase, over steps `first..last`, from `start` to `end` seconds.
 
-    `tokens`: computed in it, of the prompt (extend) or sampled (decode). `paused`: it holds slots, but is not in the pass.
+    `tokens`: computed in it, of the prompt (extend) or sampled (decode). `idle`: it holds slots, but is not in the pass.
     """
 
     request: int
@@ -45,17 +45,21 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
     latest: dict[int, Span] = {}  # of each unfinished request
     since: dict[int, float] = {}  # unfinished requests → the end of their latest span, or their arrival
     holding: set[int] = set()  # requests with slots
-    retracted: set[int] = set()
+    away: dict[int, str] = {}  # requests without slots that have been retracted or paused → their phase
+    retracted: set[int] = set()  # once or more
     for event in trace.events:
         for index in event.arrived:
             since[index] = max(trace.requests[index].time, 0.0)
         retracted.update(event.retracted)
-        holding.difference_update(event.retracted)
+        away.update(dict.fromkeys(event.retracted, RETRACTED) | dict.fromkeys(event.paused, PAUSED))
+        away.update((index, RETRACTED if index in retracted else WAITING) for index in event.resumed)
+        holding.difference_update(event.retracted, event.paused)
         holding.update(entry.request for entry in event.held)
         holding.update(entry.request for entry in event.admitted)
-        retracted.difference_update(entry.request for entry in event.admitted)
+        for entry in event.admitted:
+            away.pop(entry.request, None)
         if event.is_step:
-            for index, phase, tokens in _in_step(event, since, holding, retracted):
+            for index, phase, tokens in _in_step(event, since, holding, away):
                 span = latest.get(index)
                 computing = phase in (EXTEND, DECODE)
                 if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
@@ -74,12 +78,12 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
             since.pop(index, None)
             latest.pop(index, None)
             holding.discard(index)
-            retracted.discard(index)
+            away.pop(index, None)
     return done, marks
 
 
 def _in_step(
-    event: TraceEvent, alive: Iterable[int], holding: set[int], retracted: set[int]
+    event: TraceEvent, alive: Iterable[int], holding: set[int], away: Mapping[int, str]
 ) -> Iterator[tuple[int, str, int]]:
     """Every unfinished request, its phase in this step and the tokens computed for it."""
     batch = {entry.request: entry.end - entry.start for entry in event.batch}
@@ -87,6 +91,6 @@ def _in_step(
         if index in batch:
             yield index, EXTEND if event.mode == ev.EXTEND else DECODE, batch[index]
         elif index in holding:
-            yield index, PAUSED, 0
+            yield index, IDLE, 0
         else:
-            yield index, RETRACTED if index in retracted else WAITING, 0
+            yield index, away.get(index, WAITING), 0

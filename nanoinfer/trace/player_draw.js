@@ -167,7 +167,7 @@ class Page {
   lookOfToken(req, position, entry) {
     if (entry && entry.token !== null && position === entry.end) return "new";
     if (position >= req.promptLen) return "written-text";
-    if (req.status === "waiting" || req.status === "retracted") return "pending";
+    if (req.status === "waiting" || req.status === "retracted" || req.status === "paused") return "pending";
     if (entry && req.status !== "ended" && position >= entry.start && position < entry.end) return "now";
     if (req.status !== "ended" && position >= req.kvLen) return "pending";
     return position < req.found ? "cached" : "prompt";

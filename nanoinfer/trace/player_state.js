@@ -54,6 +54,7 @@ class State {
       this.requests.set(index, {
         index, name: request.name, status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
         treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
+        admitted: request.admitted ?? false,
       });
     }
     for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
@@ -62,17 +63,24 @@ class State {
       const req = this.requests.get(index);
       const done = kvLen + 1 === req.tokens.length && req.tokens.length > req.promptLen;
       const status = done ? "running" : "prefilling";
-      Object.assign(req, { row, node, treeLen, kvLen, slots: fromRuns(runs), status, found: treeLen });
+      Object.assign(req, { row, node, treeLen, kvLen, slots: fromRuns(runs), status, found: treeLen, admitted: true });
     }
     for (const index of event.retracted ?? []) {
       const req = this.requests.get(index);
       this.release(req, "retracted");
       req.retractions += 1;
+      req.admitted = true;
+    }
+    for (const index of event.paused ?? []) this.release(this.requests.get(index), "paused");
+    for (const index of event.resumed ?? []) {
+      const req = this.requests.get(index);
+      req.status = req.retractions ? "retracted" : "waiting";
     }
     for (const [index, row, node, prefixLen] of event.admitted ?? []) {
       const req = this.requests.get(index);
       Object.assign(req, { status: "running", row, node, treeLen: prefixLen, kvLen: prefixLen, found: prefixLen });
-      if (!req.retractions) req.cached = prefixLen;
+      if (!req.admitted) req.cached = prefixLen;
+      req.admitted = true;
     }
     for (const [index, start, end, runs, token, allocated] of event.batch ?? []) {
       const req = this.requests.get(index);

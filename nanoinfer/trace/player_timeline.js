@@ -14,8 +14,8 @@ function survey(replay) {
       if (req.status === "ended" && !state.ended.includes(req)) continue;
       if (frame.mode === null) continue;
       if (req.status === "ended" && !inPass.has(req)) continue; // it ended before this step
-      const waits = req.status === "retracted" ? "retracted" : "waiting";
-      const phase = inPass.has(req) ? frame.mode.toLowerCase() : req.row === null ? waits : "paused";
+      const waits = req.status === "retracted" || req.status === "paused" ? req.status : "waiting";
+      const phase = inPass.has(req) ? frame.mode.toLowerCase() : req.row === null ? waits : "idle";
       const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
       const last = runs.at(-1);
       if (last && last.phase === phase && last.to === number && phase !== "extend") last.to = number + 1;
@@ -42,8 +42,8 @@ function drawTimeline(page, lanes) {
     const name = el("button", { type: "button", class: "chip", "data-request": index }, el("i", { class: `swatch ${page.looks[index]}` }), request.name);
     lines.push(el("div", { class: "lane" }, name, el("div", { class: "track" }, ...parts)));
   });
-  const key = ["waiting", "extend", "decode", "paused", "retracted", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
-  const words = { paused: "running, not in this pass" };
+  const key = ["waiting", "extend", "decode", "idle", "retracted", "paused", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
+  const words = { idle: "running, not in this pass" };
   const legend = el("p", { class: "legend" }, ...key.map((phase) => el("span", { class: "entry" }, el("i", { class: `swatch p-${phase}` }), words[phase] ?? phase)));
   const cursor = el("div", { class: "cursor" });
   cursor.style.width = `${100 / frames.length}%`;

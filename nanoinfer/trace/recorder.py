@@ -126,6 +126,8 @@ class Recorder:
         self._watch(engine, "submit_all", self._on_submit)
         self._watch(scheduler, "schedule", self._on_schedule)
         self._watch(scheduler, "end", self._on_end)
+        self._watch(scheduler, "pause", self._on_pause)
+        self._watch(scheduler, "resume", self._on_resume)
         for name, watcher in self._tree.watchers.items():
             self._watch(engine.radix_cache, name, watcher)
 
@@ -148,10 +150,13 @@ class Recorder:
     def _take_snapshot(self) -> None:
         """What is there already, as events describe it."""
         scheduler, rows = self._engine.scheduler, self._engine.cache.rows
-        for req in sorted((*scheduler.running, *scheduler.waiting), key=lambda req: req.ticket):
+        unfinished = (*scheduler.running, *scheduler.waiting, *scheduler.paused)
+        for req in sorted(unfinished, key=lambda req: req.ticket):
             seen = self._see(req)
             if req.num_retractions and req.req_pool_idx is None:
                 self._event.retracted.append(seen.index)
+            if req in scheduler.paused:
+                self._event.paused.append(seen.index)
         for req in scheduler.running:
             assert req.req_pool_idx is not None
             seen = self._see(req)
@@ -254,6 +259,20 @@ class Recorder:
                 if req.finished:
                     self._see(req)
                     self._note_end(req, reason.value if error is None else "error")
+
+    def _on_pause(self, pause: Call, req: Req) -> None:
+        known = req in self._engine.scheduler.paused
+        pause(req)
+        if not known:
+            seen = self._see(req)
+            seen.node = seen.tree_len = seen.allocated_len = 0
+            self._event.paused.append(seen.index)
+
+    def _on_resume(self, resume: Call, req: Req) -> None:
+        known = req in self._engine.scheduler.paused
+        resume(req)
+        if known:
+            self._event.resumed.append(self._see(req).index)
 
     def _see(self, req: Req) -> _Seen:
         """What the trace knows of `req`; one that it has not seen has just arrived."""

@@ -7,7 +7,8 @@ from typing import Any
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest, from_runs
 
-WAITING, PREFILLING, RUNNING, RETRACTED, ENDED = "waiting", "prefilling", "running", "retracted", "ended"
+WAITING, PREFILLING, RUNNING, RETRACTED = "waiting", "prefilling", "running", "retracted"
+PAUSED, ENDED = "paused", "ended"
 
 
 @dataclass(eq=False)
@@ -33,7 +34,7 @@ class NodeState:
 class RequestState:
     """A request and what it holds, with the names of Req.
 
-    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again) or ended.
+    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again), paused or ended.
     `slots`: those the request owns, from position `tree_len` on; those before are the tree's, on the path to `node`.
     """
 
@@ -46,6 +47,7 @@ class RequestState:
     kv_len: int = 0
     slots: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    admitted: bool = False
     retractions: int = 0
     finish_reason: str | None = None
 
@@ -150,7 +152,8 @@ class TraceState:
         for index in event.arrived:
             request = self._all[index]
             tokens, cached = request.prompt + request.outputs, request.cached_tokens
-            self.requests[index] = RequestState(request, tokens=tokens, cached_tokens=cached)
+            admitted = request.admitted
+            self.requests[index] = RequestState(request, tokens=tokens, cached_tokens=cached, admitted=admitted)
         for operation in event.tree:
             self._change_tree(*operation)
         for node, lock_ref, last_access_time, hit_count in event.nodes:
@@ -159,16 +162,23 @@ class TraceState:
         for index, row, number, tree_len, kv_len, runs in event.held:
             req = self.requests[index]
             req.row, req.node, req.tree_len, req.kv_len, req.slots = row, number, tree_len, kv_len, from_runs(runs)
+            req.admitted = True
             req.status = RUNNING if kv_len + 1 == len(req.tokens) and req.output_ids else PREFILLING
         for index in event.retracted:
             self._release(self.requests[index], RETRACTED)
             self.requests[index].retractions += 1
+            self.requests[index].admitted = True
+        for index in event.paused:
+            self._release(self.requests[index], PAUSED)
+        for index in event.resumed:
+            self.requests[index].status = RETRACTED if self.requests[index].retractions else WAITING
         for index, row_, number, prefix_len in event.admitted:
             req = self.requests[index]
             req.status, req.row, req.node = RUNNING, row_, number
             req.tree_len = req.kv_len = prefix_len
-            if not req.retractions:
+            if not req.admitted:
                 req.cached_tokens = prefix_len
+            req.admitted = True
         for entry in event.batch:
             self._compute(self.requests[entry.request], entry)
         for index, number, tree_len in event.paths:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
-from nanoinfer.trace.phases import DECODE, EXTEND, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
+from nanoinfer.trace.phases import DECODE, EXTEND, IDLE, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
 from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
@@ -16,7 +16,7 @@ from nanoinfer.viz.words import abridged, count, plural_list
 MOST_LANES = 32
 IN_FULL, IN_SHORT = 4, 8  # requests that `alt` describes in whole words; the most that it describes one by one
 FAILED = ev.FAILED.lower()
-WORDS = {PAUSED: "running, not in this pass", FAILED: "failed pass"}
+WORDS = {IDLE: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
 
 
@@ -138,7 +138,7 @@ def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float
     y = sheet.y
     for span in lane:
         left, right = ends(span)
-        thin = span.phase in (WAITING, PAUSED, RETRACTED)
+        thin = span.phase in (WAITING, IDLE, RETRACTED, PAUSED)
         top, tall = (y + height * 0.3, height * 0.4) if thin else (y, height)
         if right > left:
             name = f"{span.phase} {span.first}-{span.last}"
@@ -189,10 +189,12 @@ def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> st
         parts.append(f"extends {' + '.join(extends)}")
     if steps[DECODE]:
         parts.append(f"decodes {steps[DECODE]}")
-    if steps[PAUSED]:
-        parts.append(f"pauses {steps[PAUSED]}")
+    if steps[IDLE]:
+        parts.append(f"is left out of {count(steps[IDLE], 'step')}")
     if steps[RETRACTED]:
         parts.append(f"is retracted for {count(steps[RETRACTED], 'step')}")
+    if steps[PAUSED]:
+        parts.append(f"is paused for {count(steps[PAUSED], 'step')}")
     parts += [f"{mark.reason} after step {mark.step}" for mark in marks if mark.request == index]
     return " · ".join(parts)
 
@@ -204,6 +206,8 @@ def _request_in_short(drawn: Sequence[Span], marks: Sequence[Mark], index: int) 
         parts.append(f"extends {'+'.join(extends)}")
     if steps[RETRACTED]:
         parts.append(f"retracted {steps[RETRACTED]}")
+    if steps[PAUSED]:
+        parts.append(f"paused {steps[PAUSED]}")
     parts += [f"{mark.reason} at {mark.step}" for mark in marks if mark.request == index]
     return " · ".join(parts)
 

@@ -48,8 +48,9 @@ PHASE_STYLES: dict[str, Style] = {
     "waiting": ROLES["hidden"],
     "extend": ROLES["new"],
     "decode": Style("#0b5fa5", "#ffffff"),
-    "paused": REQUESTS[0],
+    "idle": REQUESTS[0],  # holds slots, but is not in the pass
     "retracted": ROLES["leaked"],
+    "paused": Style("#e3e3e3", "#5c5c5c", "//", "#9a9a9a"),
     "failed": ROLES["conflict"],
 }
 

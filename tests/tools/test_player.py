@@ -43,7 +43,7 @@ class HostileTokenizer(LetterTokenizer):
 
 @pytest.fixture(scope="module")
 def run() -> Trace:
-    """Chunks, a split, evictions, a retraction and an abort."""
+    """Chunks, a split, evictions, a retraction, an abort and a pause."""
     engine: Engine = make_engine(rows=3, slots=32, chunked_prefill_size=6, schedule_conservativeness=0.1)
     with record(engine) as trace:
         ids = [engine.add_request([97, 98, 99, 100, 101 + i], greedy(12)) for i in range(3)]
@@ -51,6 +51,10 @@ def run() -> Trace:
         for _ in range(12):
             engine.step()
         engine.abort(ids[0])
+        engine.pause(ids[1])
+        engine.step()
+        engine.step()
+        engine.resume(ids[1])
         while engine.has_unfinished():
             engine.step()
     return trace

@@ -36,17 +36,17 @@ def of_engine(engine: Engine) -> dict[str, Any]:
         return req.request_id, engine.open_requests.groups[req.request_id].reqs.index(req)
 
     scheduler, pool, rows = engine.scheduler, engine.cache.token_to_kv_pool, engine.cache.rows
+    unfinished = (*scheduler.running, *scheduler.waiting, *scheduler.paused)
     return {
         "free": pool.free_slots().tolist(),
         "rows": {req.req_pool_idx: rows[req.req_pool_idx, : req.allocated_len].tolist() for req in scheduler.running},
         "slots": sorted(rows[r.req_pool_idx, r.tree_len : r.allocated_len].tolist() for r in scheduler.running),
-        "tokens": {
-            key(req): req.token_ids[: req.num_tokens].tolist() for req in (*scheduler.running, *scheduler.waiting)
-        },
+        "tokens": {key(req): req.token_ids[: req.num_tokens].tolist() for req in unfinished},
         "kv_len": {key(req): req.kv_len for req in scheduler.running},
-        "cached": {key(req): req.cached_tokens for req in (*scheduler.running, *scheduler.waiting)},
+        "cached": {key(req): req.cached_tokens for req in unfinished},
         "waiting": sorted(map(key, scheduler.waiting)),
         "retracted": sorted(key(req) for req in scheduler.waiting if req.num_retractions),
+        "paused": sorted(map(key, scheduler.paused)),
         "prefilling": [key(req) for req in (scheduler.prefilling,) if req is not None],
         "tree": tree_of(engine.radix_cache.root)[1],
         "namespaces": [repr(child.edge[0]) for child in engine.radix_cache.root.children.values()],
@@ -67,6 +67,7 @@ def of_trace(state: TraceState) -> dict[str, Any]:
         "cached": {names[id(req)]: req.cached_tokens for req in live},
         "waiting": sorted(names[id(req)] for req in state.waiting),
         "retracted": sorted(names[id(req)] for req in state.waiting if req.status == "retracted"),
+        "paused": sorted(names[id(req)] for req in live if req.status == "paused"),
         "prefilling": [names[id(req)] for req in state.running if req.status == "prefilling"],
         "tree": tree_of(state.root)[1],
         "namespaces": [repr(None) if child.extra_key is None else child.extra_key for child in state.root.children],
@@ -93,6 +94,16 @@ class Clock:
         return self.now
 
 
+CHANCES = {
+    "add": 0.25,
+    "step": 0.54,
+    "abort": 0.04,
+    "pause": 0.03,
+    "resume": 0.03,
+    "flush": 0.02,
+    "fail": 0.05,
+    "split": 0.04,
+}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks": {"chunked_prefill_size": 5},
@@ -108,14 +119,14 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS.keys())
 def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random requests from a few prefixes, with namespaces, completions, aborts, deadlines, flushes and failing steps."""
+    """Random requests from a few prefixes, with namespaces, completions, aborts, pauses, deadlines and failing steps."""
     rng, clock = np.random.default_rng(7), Clock()
     engine = make_engine(**{"rows": 4, "slots": 96, **fields}, clock=clock)
     happened = set()
     with record(engine) as trace:
         for _ in range(150):
             clock.now += 1.0
-            what = rng.choice(["add", "step", "abort", "flush", "fail", "split"], p=[0.25, 0.6, 0.04, 0.02, 0.05, 0.04])
+            what = rng.choice(list(CHANCES), p=list(CHANCES.values()))
             if what == "add":
                 prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.integers(1, 9)] + rng.integers(
                     0, 3, rng.integers(1, 9)
@@ -128,6 +139,8 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
                 engine.step()
             elif what == "abort" and engine.open_requests.groups:
                 engine.abort(int(rng.choice(list(engine.open_requests.groups))))
+            elif what in ("pause", "resume") and engine.open_requests.groups:
+                getattr(engine, what)(int(rng.choice(list(engine.open_requests.groups))))
             elif what == "flush":
                 engine.flush_cache()
             elif what == "split":
@@ -136,6 +149,8 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
                 fail_once(engine, rng.choice(["model", "sampler", "slots", "rows"]), monkeypatch)
             assert_same(trace, engine)
             assert_same(trace, engine, step=None)
+        for request_id in engine.open_requests.groups:
+            engine.resume(request_id)
         while engine.has_unfinished():
             engine.step()
             assert_same(trace, engine)
@@ -143,8 +158,9 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
     for event, state in trace.states():
         state.check_integrity()
         happened |= {event.mode} | {operation[0] for operation in event.tree} | {ended.reason for ended in event.ended}
-        happened |= {"retracted"} if event.retracted else set()
+        happened |= {name for name in ("retracted", "paused", "resumed") if getattr(event, name)}
     wanted = {"EXTEND", "DECODE", "START", "BETWEEN", "FAILED", "length", "abort", "error", "timeout"}
+    wanted |= {"paused", "resumed"}
     wanted |= set() if fields.get("disable_radix_cache") else {"add", "split", "remove"}
     wanted |= {"retracted"} if "schedule_conservativeness" in fields else set()
     assert wanted <= happened
@@ -178,11 +194,17 @@ def test_a_trace_started_in_the_middle_begins_with_a_snapshot() -> None:
         if not engine.scheduler.retractions:
             engine.step()
     assert engine.scheduler.retractions
+    for request_id in (0, rid):
+        engine.pause(request_id)
     with record(engine) as trace:
         assert [event.mode for event in trace.events] == ["START"]
         assert_same(trace, engine)
         assert_same(trace, engine, step=0)
         assert [request.completion for request in trace.requests if request.request_id == rid] == [0, 1]
+        engine.step()
+        for request_id in (0, rid):
+            engine.resume(request_id)
+            assert_same(trace, engine)
         while engine.has_unfinished():
             engine.step()
             assert_same(trace, engine)

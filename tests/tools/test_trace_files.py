@@ -30,6 +30,10 @@ def busy() -> Trace:
         for _ in range(12):
             engine.step()
         engine.abort(ids[0])
+        engine.pause(ids[1])
+        for _ in range(2):
+            engine.step()
+        engine.resume(ids[1])
         engine.add_request("XY", SamplingParams(max_new_tokens=3, n=2))
         model_of(engine).fail_at = model_of(engine).passes + 4
         while engine.has_unfinished():
@@ -67,6 +71,8 @@ def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
     for words in (
         "left for later",
         "retracted for want of slots",
+        "request 1 paused: its row and slots are given back",
+        "request 1 resumed",
         "admitted again",
         "cached tokens evicted",
         "request 0 ends (abort)",
@@ -272,6 +278,7 @@ def test_slices_of_a_track_do_not_overlap_and_tell_the_steps(busy: Trace, tmp_pa
         "waiting",
         "extend",
         "decode",
+        "idle",
         "paused",
         "retracted",
     }
@@ -297,7 +304,7 @@ def test_a_timeline_draws_a_lane_a_request(busy: Trace, by: str) -> None:
     picture = viz.timeline(busy, by=by)
     names = [patch.get_gid() or "" for patch in picture.axes[0].patches]
     assert sum(name.startswith("pass ") for name in names) == len(busy)
-    for phase in ("waiting", "extend", "decode", "paused", "retracted"):
+    for phase in ("waiting", "extend", "decode", "idle", "retracted", "paused"):
         drawn = sum(name.startswith(phase) for name in names)
         assert drawn == sum(
             span.phase == phase and (by == "time" or span.last >= span.first) for span in spans(busy)[0]
