@@ -190,7 +190,7 @@ def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> st
     if steps[DECODE]:
         parts.append(f"decodes {steps[DECODE]}")
     if steps[IDLE]:
-        parts.append(f"is left out of {count(steps[IDLE], 'step')}")
+        parts.append(f"is idle for {count(steps[IDLE], 'step')}")
     if steps[RETRACTED]:
         parts.append(f"is retracted for {count(steps[RETRACTED], 'step')}")
     if steps[PAUSED]:
