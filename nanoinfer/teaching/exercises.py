@@ -12,6 +12,8 @@ from nanoinfer.teaching.expectations import NotWritten
 
 Checker = Callable[["Given"], str | None]
 
+_CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb04.py, and nb04_*.py where one file would be too long
+
 
 class Given:
     """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook."""
@@ -57,8 +59,9 @@ def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Che
 
     def register(checker: Checker) -> Checker:
         module = checker.__module__.rpartition(".")[2]
-        if re.fullmatch(r"nb\d+", module) and int(module[2:]) != notebook_of(id):
-            raise ValueError(f"exercise {id}: belongs to {_module_name(notebook_of(id))}.py, not to {module}.py")
+        file = _CHECKS_FILE.fullmatch(module)
+        if file and int(file[1]) != notebook_of(id):
+            raise ValueError(f"exercise {id}: belongs to nb{notebook_of(id):02d}.py, not to {module}.py")
         known = _exercises.get(id)
         if known is not None and _place(known.checker) != _place(checker):  # the same place: its module is reloaded
             raise ValueError(f"exercise {id}: is registered already ({known.title})")
@@ -94,23 +97,22 @@ def exercises_of(notebook: int) -> list[Exercise]:
 
 def all_exercises() -> list[Exercise]:
     """Every exercise of every notebook, in order."""
-    found = (re.fullmatch(r"nb(\d+)", module.name) for module in pkgutil.iter_modules(checks.__path__))
-    return [exercise for number in sorted(int(m[1]) for m in found if m) for exercise in exercises_of(number)]
+    notebooks = {number for number, _ in _checks_files()}
+    return [exercise for number in sorted(notebooks) for exercise in exercises_of(number)]
 
 
-def _module_name(notebook: int) -> str:
-    return f"nb{notebook:02d}"
+def _checks_files() -> list[tuple[int, str]]:
+    """The notebook and the module's name of every file with checks."""
+    found = ((_CHECKS_FILE.fullmatch(module.name), module.name) for module in pkgutil.iter_modules(checks.__path__))
+    return [(int(file[1]), name) for file, name in found if file]
 
 
 def _load(notebook: int) -> None:
     """Import a notebook's checks, if it has any. By their name, as plug-ins are: they import this file to register, so this
     file must not import them, and a new notebook's checks need a line nowhere else."""
-    name = f"{checks.__name__}.{_module_name(notebook)}"
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    for number, name in _checks_files():
+        if number == notebook:
+            importlib.import_module(f"{checks.__name__}.{name}")
 
 
 def _place(checker: Checker) -> tuple[str, int]:

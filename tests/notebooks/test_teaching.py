@@ -303,6 +303,19 @@ class TestExercise:
         )
         with pytest.raises(ValueError, match=r"belongs to nb93.py, not to nb92.py"):
             exercises_of(92)
+        (tmp_path / "nb90_more.py").write_text(
+            "from nanoinfer.teaching import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
+        )
+        with pytest.raises(ValueError, match=r"belongs to nb94.py, not to nb90_more.py"):
+            find("90.1")
+
+    @pytest.mark.usefixtures("notebook_90")
+    def test_a_notebooks_checks_may_be_in_several_files(self, tmp_path: Path) -> None:
+        for file, id in (("nb95.py", "95.1"), ("nb95_more.py", "95.2"), ("nb95_even_more.py", "95.10")):
+            text = f"from nanoinfer.teaching import exercise\nexercise('{id}', 'x')(lambda given: None)\n"
+            (tmp_path / file).write_text(text)
+        assert find("95.10").id == "95.10"
+        assert [exercise.id for exercise in exercises_of(95)] == ["95.1", "95.2", "95.10"]
 
 
 class TestAttempt:

@@ -1,1 +1,2 @@
-"""The checks of the exercises, one file per notebook: nb04.py has those of 04, and is loaded when one of them is used."""
+"""The checks of the exercises: nb04.py, and nb04_*.py where one file would be too long, have those of notebook 04, and are
+loaded when one of them is used."""
