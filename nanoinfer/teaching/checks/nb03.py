@@ -112,7 +112,7 @@ def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.T
     return scaled_dot_product_attention(q[:, None], k, v)[:, 0]
 
 
-@exercise("3.3", "Give every session its own again")
+@exercise("3.3", "Give every session its K/V again")
 def _(given: Given) -> str | None:
     split_rows = given["split_rows"]
     generator = torch.Generator().manual_seed(2)
