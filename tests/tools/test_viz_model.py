@@ -4,10 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import transformers
 
 from nanoinfer import viz
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import load_model, resolve_model_path
+from tests.helpers.checkpoints import FAMILIES, tiny_config
+
+ARCHITECTURES = {family: f"{family.capitalize()}ForCausalLM" for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,25 @@ def faces(picture: viz.Picture) -> dict[str, tuple[float, ...]]:
 def test_decoder_shows_the_models_number_of_parameters(config: ModelConfig) -> None:
     parameters = load_model("story").model.num_parameters
     assert f"{parameters:,} together" in viz.decoder(config).alt
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_decoder_counts_what_a_family_has_besides(family: str, bias: bool) -> None:
+    changes = {"attention_bias": True, "mlp_bias": True} if bias and family == "llama" else {"attention_bias": bias}
+    hf = tiny_config(family, **changes)
+    hf.architectures = [ARCHITECTURES[family]]
+    oracle = transformers.AutoModelForCausalLM.from_config(hf)
+    picture = viz.decoder(ModelConfig.from_hf_config(hf))
+    assert f"{sum(parameter.numel() for parameter in oracle.parameters()):,} together" in picture.alt
+    assert ("gelu(gate) · up" if family == "gemma3" else "silu(gate) · up") in texts(picture)
+
+
+def test_decoder_draws_norms_of_heads_and_behind_where_a_family_has_them() -> None:
+    hf = tiny_config("gemma3", architectures=["Gemma3ForCausalLM"])
+    shown = texts(viz.decoder(ModelConfig.from_hf_config(hf)))
+    assert shown.count("norm") == 5
+    assert "tokens see those before them; heads of query and key are normed first" in shown
 
 
 def test_decoder_draws_shapes_in_the_projects_letters(config: ModelConfig) -> None:

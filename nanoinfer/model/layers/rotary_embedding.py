@@ -25,7 +25,7 @@ class RotaryEmbedding:
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
-    """Radians a token for each pair, float32 `[D/2]`.
+    """Radians per token for each pair, float32 `[D/2]`.
 
     `linear` slows all pairs down by `factor`. `llama3` slows down by `factor` the pairs that turn less than
     `low_freq_factor` times within the original context, leaves those that turn more than `high_freq_factor` times, and
