@@ -13,17 +13,11 @@ CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are."""
-    options = [
-        "-p",
-        "nbval.plugin",
-        "--nbval",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={CELL_SECONDS}",
-        "--color=no",
-    ]
+    plugin = ["-p", "no:nbval", "-p", "nbval.plugin"]  # once, whether or not pyproject.toml applies to `path`
+    options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}", "--color=no"]
     with tempfile.TemporaryDirectory(prefix="nbval-", ignore_cleanup_errors=True) as folder:
         return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
+            [sys.executable, "-m", "pytest", *plugin, *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
             cwd=ROOT,
             env={**kernel_environment(ROOT, folder), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
             capture_output=True,

@@ -31,7 +31,7 @@ class TreeNode:
         self.edge, self.key, self.value, self.parent = edge, key, value, parent
         self.children: dict[Edge, TreeNode] = {}
         self.lock_ref = 0
-        self.creation_time: int = time  # ticks of the tree's own clock, not seconds
+        self.creation_time: int = time  # ticks of the tree's clock, not seconds
         self.last_access_time: int = time
         self.hit_count: int = 0
         self.queued: tuple[int, ...] | None = None  # the priority of its entry in the eviction queue, if it has one

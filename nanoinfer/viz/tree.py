@@ -62,7 +62,7 @@ def draw_radix_tree(
     if depth:
         sheet.y -= 3
         shown = " " + ENDS_NOTE if decode is not None else ""
-        note = "last use: last_access_time, in ticks of the tree's own clock. hits: hit_count. Widths mean nothing."
+        note = "last use: last_access_time, in ticks of the tree's clock. hits: hit_count. Widths mean nothing."
         sheet.caption(note + shown, size=TINY)
     return _alt(tree, depth, pen, marked)
 
