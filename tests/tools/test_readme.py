@@ -2,11 +2,14 @@
 
 import re
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import getsource
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from PIL import ImageColor
 
+from nanoinfer.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
 
@@ -52,6 +55,11 @@ def test_files_that_the_guide_to_the_package_names_exist() -> None:
     names = set(re.findall(r"(?<![\w./])((?:\w+/)*\w+(?:\.py|/))(?![\w*])", (package / "README.md").read_text()))
     assert len(names) > 40
     assert [name for name in sorted(names) if not (package / name).exists() and not (ROOT / name).exists()] == []
+
+
+def test_the_pass_that_the_guide_prints_is_the_engines() -> None:
+    (printed,) = re.findall(r"```py\n(.*?)```", (ROOT / "nanoinfer" / "README.md").read_text(), re.DOTALL)
+    assert printed == dedent(getsource(Engine._one_pass))
 
 
 def test_the_front_page_is_short() -> None:
