@@ -23,7 +23,7 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
     reqs = list(zip(running_labels(engine), scheduler.running, strict=True))
     shown = [(label, req) for label, req in reqs if req.req_pool_idx is not None][:MOST_ROWS]
     sheet.heading(
-        f"ReqToTokenPool: {cache.req_to_token_pool.size} rows, {cache.req_to_token_pool.available_size()} free"
+        f"ReqToTokenPool: {count(cache.req_to_token_pool.size, 'row')}, {cache.req_to_token_pool.available_size()} free"
     )
     rows = draw_request_rows(
         sheet,

@@ -1,6 +1,7 @@
 """The Python code in the READMEs runs, their links lead somewhere, and the animation can be drawn again."""
 
 import re
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import getsource
 from pathlib import Path
@@ -9,6 +10,7 @@ from textwrap import dedent
 import pytest
 from PIL import ImageColor
 
+from nanoinfer import registry
 from nanoinfer.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
@@ -23,6 +25,18 @@ BLOCKS = [
 ]
 
 
+@pytest.fixture
+def _registries_as_they_were() -> Iterator[None]:
+    """What a block registers is there for that block only."""
+    registries = [value for value in vars(registry).values() if isinstance(value, registry.Registry)]
+    before = [dict(entries) for entries in registries]
+    yield
+    for entries, kept in zip(registries, before, strict=True):
+        entries.clear()
+        entries.update(kept)
+
+
+@pytest.mark.usefixtures("_registries_as_they_were")
 @pytest.mark.parametrize("code", BLOCKS)
 def test_a_code_block_runs_as_it_stands(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
