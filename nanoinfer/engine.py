@@ -15,7 +15,7 @@ from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullEr
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -23,7 +23,7 @@ from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.signals import interruptible, uninterrupted
-from nanoinfer.stats import EngineStats
+from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
 
 
@@ -92,35 +92,45 @@ class Engine:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
         return self.submit_all([group])[0]
 
-    @uninterrupted()
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
         """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none."""
-        self._check_queue(sum(len(group.reqs) for group in groups))
-        self.open_requests.add(groups, self._clock())
-        for group in groups:
-            for req in group.reqs:
-                self.scheduler.add(req)
+        queued: list[Req] = []
+        try:
+            with uninterrupted():
+                self._check_queue(sum(len(group.reqs) for group in groups))
+                queued = [req for group in groups for req in group.reqs]
+                self.open_requests.add(groups, self._clock())
+                for req in queued:
+                    self.scheduler.add(req)
+        except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
+            with uninterrupted():
+                for req in queued:
+                    self.open_requests.groups.pop(req.request_id, None)
+                    self.scheduler.waiting.discard(req)
+            raise
         return [group.request_id for group in groups]
 
-    @uninterrupted()
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now, in whatever state it is; returns its last output.
 
         None when it is unknown, or has ended and its last output was delivered: a request may end just before its
         abort.
         """
-        self._guard.end([request_id], FinishReason.ABORT, "aborted")
-        return self.open_requests.withdraw(request_id)
+        with self._guard.handing_out() as outputs:
+            self._guard.end([request_id], FinishReason.ABORT, "aborted")
+            outputs += self.open_requests.withdraw(request_id)
+        return outputs[0] if outputs else None
 
-    @uninterrupted()
     def abort_all(self, error: BaseException | None = None) -> list[RequestOutput]:
         """End every request now; returns their last outputs, and those that `step` has yet to deliver.
 
         `error`: what made it necessary, for the outputs to say.
         """
         counted_as = "aborted" if error is None else "failed"
-        self._guard.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
-        return self.open_requests.deliver()
+        with self._guard.handing_out() as outputs:
+            self._guard.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
+            outputs += self.open_requests.deliver()
+        return outputs
 
     @uninterrupted()
     def pause(self, request_id: int) -> None:
@@ -148,9 +158,10 @@ class Engine:
 
         May be called again; then there is nothing left to do.
         """
-        self._closed = True
-        outputs = self.abort_all()
-        self.flush_cache()
+        with self._guard.handing_out() as outputs:
+            self._closed = True
+            outputs += self.abort_all()
+            self.flush_cache()
         return outputs
 
     def has_unfinished(self) -> bool:
@@ -206,28 +217,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Where requests and slots are now, sums since the start, and recent speed."""
-        pool, tree, scheduler, meter = self.cache.token_to_kv_pool, self.radix_cache, self.scheduler, self._guard.meter
-        return EngineStats(
-            waiting=len(scheduler.waiting),
-            running=len(scheduler.running),
-            paused=len(scheduler.paused),
-            total_slots=pool.size,
-            free_slots=pool.available_size(),
-            evictable_slots=tree.evictable_size(),
-            protected_slots=tree.protected_size(),
-            request_slots=sum(req.allocated_len - req.tree_len for req in scheduler.running),
-            hit_rate=scheduler.cached_tokens / scheduler.prompt_tokens if scheduler.prompt_tokens else 0.0,
-            extend_steps=meter.extend_steps,
-            decode_steps=meter.decode_steps,
-            **self.open_requests.ends,
-            retractions=scheduler.retractions,
-            evicted_tokens=self.cache.evicted_tokens,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
-            output_tokens=meter.output_tokens,
-            new_token_ratio=scheduler.new_token_ratio.value,
-            **meter.recent(),
-        )
+        return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""

@@ -9,10 +9,17 @@ The log: logger `nanoinfer.engine`, level INFO, one line per step, always these 
 `logging.basicConfig(level=logging.INFO)`.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
+
+from nanoinfer.batch import Batch
+from nanoinfer.requests.open_requests import OpenRequests
+from nanoinfer.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("nanoinfer.engine")
 
 RECENT_STEPS = 256
 
@@ -108,3 +115,51 @@ class StepMeter:
             "decode_step_seconds": sum(decode) / len(decode) if decode else 0.0,
             "longest_step_seconds": max(extend + decode, default=0.0),
         }
+
+
+def engine_stats(scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter) -> EngineStats:
+    """The numbers of the engine that these belong to."""
+    cache = scheduler.cache
+    pool, tree = cache.token_to_kv_pool, cache.radix_cache
+    return EngineStats(
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.running),
+        paused=len(scheduler.paused),
+        total_slots=pool.size,
+        free_slots=pool.available_size(),
+        evictable_slots=tree.evictable_size(),
+        protected_slots=tree.protected_size(),
+        request_slots=sum(req.allocated_len - req.tree_len for req in scheduler.running),
+        hit_rate=scheduler.cached_tokens / scheduler.prompt_tokens if scheduler.prompt_tokens else 0.0,
+        extend_steps=meter.extend_steps,
+        decode_steps=meter.decode_steps,
+        **open_requests.ends,
+        retractions=scheduler.retractions,
+        evicted_tokens=cache.evicted_tokens,
+        prompt_tokens=scheduler.prompt_tokens,
+        cached_tokens=scheduler.cached_tokens,
+        output_tokens=meter.output_tokens,
+        new_token_ratio=scheduler.new_token_ratio.value,
+        **meter.recent(),
+    )
+
+
+def log_step(batch: Batch, scheduler: Scheduler, meter: StepMeter, retracted: int, seconds: float) -> None:
+    """Log the line that is described at the top of this file."""
+    if logger.isEnabledFor(logging.INFO):
+        pool, tree = scheduler.cache.token_to_kv_pool, scheduler.cache.radix_cache
+        logger.info(
+            "step=%d mode=%s reqs=%d tokens=%d running=%d waiting=%d free=%d evictable=%d protected=%d retracted=%d"
+            " ms=%.1f",
+            meter.extend_steps + meter.decode_steps,
+            batch.forward_mode.name,
+            len(batch.reqs),
+            len(batch.input_ids),
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.available_size(),
+            tree.evictable_size(),
+            tree.protected_size(),
+            retracted,
+            1e3 * seconds,
+        )

@@ -1,7 +1,7 @@
 """StepGuard: what surrounds every pass of an engine, so that the pass itself reads as what it does."""
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
@@ -10,9 +10,7 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.signals import uninterrupted
-from nanoinfer.stats import StepMeter
-
-logger = logging.getLogger("nanoinfer.engine")
+from nanoinfer.stats import StepMeter, log_step
 
 
 class StepGuard:
@@ -35,16 +33,23 @@ class StepGuard:
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait."""
+        with self.handing_out() as outputs:
+            self._guarded(one_pass)
+            outputs += self._open.deliver()
+        return outputs
+
+    @contextmanager
+    def handing_out(self) -> Iterator[list[RequestOutput]]:
+        """An uninterrupted block that fills a list with outputs for the caller. When it raises, or a signal handler that
+        had to wait for its end does, the caller does not get them: the next step returns them."""
         outputs: list[RequestOutput] = []
         try:
             with uninterrupted():
-                self._guarded(one_pass)
-                outputs = self._open.deliver()
+                yield outputs
         except BaseException:
             with uninterrupted():
-                self._open.hold(outputs)  # the caller does not get them now: the next step returns them
+                self._open.hold(outputs)
             raise
-        return outputs
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> None:
         started, retracted = self._clock(), self._scheduler.retractions
@@ -61,43 +66,21 @@ class StepGuard:
         if batch is not None:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
-            self._log(batch, self._scheduler.retractions - retracted, seconds)
+            log_step(batch, self._scheduler, self.meter, self._scheduler.retractions - retracted, seconds)
 
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None
-    ) -> list[RequestOutput]:
-        """End those of the requests that are open, and hold their last outputs; returns these."""
+    ) -> None:
+        """End those of the requests that are open, and hold their last outputs for the next delivery."""
         groups = [self._open.groups[request_id] for request_id in request_ids if request_id in self._open.groups]
         finished = [group for group in groups if group.finished]  # whose output could not be collected
         self._scheduler.end([req for group in groups for req in group.reqs], reason, error)
         self._open.remove(finished, "finished")
         self._open.remove([group for group in groups if group not in finished], counted_as)
-        outputs = [group.output() for group in groups]
-        self._open.hold(outputs)
-        return outputs
+        self._open.hold([group.output() for group in groups])
 
     def _end_unfinished_pass(self) -> None:
         if self._in_pass:
             failed = dict.fromkeys(req.request_id for req in self._scheduler.planned)
             self.end(failed, FinishReason.ABORT, "failed", self._error)
             self._in_pass, self._error = False, None
-
-    def _log(self, batch: Batch, retracted: int, seconds: float) -> None:
-        """The line that `stats.py` describes."""
-        if logger.isEnabledFor(logging.INFO):
-            scheduler, cache = self._scheduler, self._scheduler.cache
-            logger.info(
-                "step=%d mode=%s reqs=%d tokens=%d running=%d waiting=%d free=%d evictable=%d protected=%d retracted=%d"
-                " ms=%.1f",
-                self.meter.extend_steps + self.meter.decode_steps,
-                batch.forward_mode.name,
-                len(batch.reqs),
-                len(batch.input_ids),
-                len(scheduler.running),
-                len(scheduler.waiting),
-                cache.token_to_kv_pool.available_size(),
-                cache.radix_cache.evictable_size(),
-                cache.radix_cache.protected_size(),
-                retracted,
-                1e3 * seconds,
-            )

@@ -57,6 +57,7 @@ class OpenRequests:
         outputs, self._undelivered = list(self._undelivered.values()), {}
         return outputs
 
-    def withdraw(self, request_id: int) -> RequestOutput | None:
-        """Hand out the output held for one request, None when there is none."""
-        return self._undelivered.pop(request_id, None)
+    def withdraw(self, request_id: int) -> list[RequestOutput]:
+        """Hand out the output held for one request, if there is one."""
+        output = self._undelivered.pop(request_id, None)
+        return [] if output is None else [output]

@@ -146,3 +146,35 @@ def test_what_is_no_exception_from_the_tokenizer_ends_the_requests_of_the_pass_a
     healthy = engine.add_request([65], greedy(2))
     assert finish(engine)[healthy].finish_reason == "length"
     assert_all_free(engine)
+
+
+# --- calls beside the step ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_queued_when_a_handler_raises_in_add_request(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    engine = make_engine()
+    other = engine.add_request([80], greedy(2))
+    before = engine.stats()
+    once(monkeypatch, engine.scheduler, "add", lambda: signal.raise_signal(number))
+    with pytest.raises(Interrupted):
+        engine.add_request([5, 6], greedy(3, n=1), timeout_s=60.0)
+    assert engine.stats() == before
+    last = engine.add_request([90], greedy(2))
+    assert {rid: output.token_ids for rid, output in finish(engine).items()} == {other: [81, 82], last: [91, 92]}
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("call", ["abort", "abort_all", "shutdown"])
+def test_the_outputs_of_requests_that_end_are_kept_when_a_handler_raises(
+    monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(4))
+    step(engine)
+    once(monkeypatch, engine.scheduler, "end", lambda: signal.raise_signal(number))
+    with pytest.raises(Interrupted):
+        engine.abort(rid) if call == "abort" else getattr(engine, call)()
+    outputs = finish(engine)
+    assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("abort", [6])
+    assert engine.abort(rid) is None
+    assert_all_free(engine)
