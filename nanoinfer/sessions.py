@@ -37,7 +37,7 @@ class KVAccount:
     - `decode_bytes_used`, `decode_bytes_padding`: of the rectangles of decode passes: sessions' tokens, and padding.
 
     What one step cost is a difference: `before = dataclasses.replace(engine.account)`, step, `engine.account - before`.
-    What is held now, `InferenceSession.kv_bytes` and `OfflineScheduler.kv_bytes` tell.
+    `InferenceSession.kv_bytes` and `OfflineScheduler.kv_bytes` say what is held now.
     """
 
     forwards: int = 0
@@ -295,7 +295,7 @@ class OfflineScheduler:
     """Sessions side by side: a step is one decode pass for all (`batched`) or one for each.
 
     That is continuous batching already: a request may join between any two steps. One that has ended takes no part in
-    passes and holds no K/V; its tokens stay in `sessions`, for `run` to tell.
+    passes and holds no K/V; its tokens stay in `sessions`, where `run` finds them.
     """
 
     def __init__(self, engine: InferenceEngine, batched: bool = True):

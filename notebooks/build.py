@@ -19,10 +19,11 @@ from typing import Any
 
 from notebooks.sync import REFRESH, sync
 from notebooks.tools.files import ROOT, as_text, read, source_of, sources, tags, write
-from notebooks.tools.outputs import keep_outputs, same_code
+from notebooks.tools.outputs import keep_outputs, same_code, shown_code
 from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy, tidy_outputs
 
+RUN = "python -m notebooks.build"
 CELL_SECONDS = 120  # for one cell; a whole notebook should take less than 60
 
 
@@ -61,7 +62,7 @@ def refresh_text(source: Path, root: Path = ROOT) -> tuple[Path, bool, list[str]
     stale = keep_outputs(notebook, read(target) if target.is_file() else {"cells": []})
     write(target, notebook)
     changed = before != [path.read_bytes() for path in (source, target)]
-    run = f"run it: python -m notebooks.build {source.stem}"
+    run = f"run it: {RUN} {source.stem}"
     return target, changed, [f"{target.name}, cell {number}: {reason}; {run}" for number, reason in stale]
 
 
@@ -213,8 +214,11 @@ def main(arguments: list[str] | None = None) -> int:
             if options.check:
                 problems = check(source)
             elif options.text:
+                before = shown_code(built_path(source, ROOT))
                 target, changed, problems = refresh_text(source)
                 print(f"{target.relative_to(ROOT)}: {'refreshed' if changed else 'up to date'}")
+                if not problems and shown_code(target) != before:
+                    print(f"  its package cells have other code now: if that changes an output, {RUN} {source.stem}")
             else:
                 target = build(source, timeout=options.timeout)
                 print(f"{target.relative_to(ROOT)}: {time.monotonic() - begin:.0f} s")

@@ -38,7 +38,9 @@ CORE = [
 
 # Why no notebook shows a file ("nanoinfer/cache/kv_storage.py"), a class with its methods
 # ("nanoinfer/cache/radix_cache.py:RadixCache") or a definition ("nanoinfer/cache/radix_cache.py:RadixCache.reset").
-NOT_TAUGHT: dict[str, str] = {}
+NOT_TAUGHT: dict[str, str] = {
+    "nanoinfer/cache/kv_storage.py:check_kv_storage": "it checks a storage from outside; notebook 04 shows what it must be",
+}
 
 REFRESH = "python -m notebooks.build --text"
 
@@ -168,7 +170,7 @@ def _how_to_show(name: str) -> str:
     path, _, definition = name.partition(":")
     cls, dot, method = definition.partition(".")
     if dot:
-        line = f"`@extend({cls})` and `def {method}(): ...` (or name it in the cell that shows class {cls})"
+        line = f"`@extend({cls})` and `def {method}(self): ...` (or name it in the cell that shows class {cls})"
     else:
         line = f"`class {definition}: ...`" if definition[0].isupper() else f"`def {definition}(): ...`"
     return (

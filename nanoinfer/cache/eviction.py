@@ -27,8 +27,7 @@ class EvictionQueue:
     """
 
     def __init__(self, policy: str):
-        if policy not in EVICTION_POLICIES:
-            raise ValueError(f"policy={policy!r}: must be one of {', '.join(EVICTION_POLICIES)}")
+        EVICTION_POLICIES.check(policy)
         self._priority: Policy = EVICTION_POLICIES[policy]
         self._heap: list[tuple[Priority, int, TreeNode]] = []
         self._serial = 0  # breaks ties: first offered, first out

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ class KVStorage(ABC):
     A kind is a subclass under the name that `kv_cache_dtype` gives: `KV_STORAGES["mine"] = MyStorage`. It keeps K/V in
     whatever form on `device`, but takes and gives them in `dtype`, the model's. The pool makes it by
     `MyStorage(size, dtype, head_num, head_dim, layer_num, device)`. With `has_plain_buffers` there are `key_buffers` and
-    `value_buffers` as in PlainKVStorage, and kernels may read them in place.
+    `value_buffers` as in PlainKVStorage, and kernels read them in place, without `read`: a kind that keeps K/V in another
+    form derives from KVStorage.
     """
 
     has_plain_buffers = False
@@ -70,6 +71,20 @@ def kv_storage_kind(kv_cache_dtype: str | None) -> Any:
     name = "plain" if kv_cache_dtype is None else kv_cache_dtype
     KV_STORAGES.check(name)
     return KV_STORAGES[name]
+
+
+def check_kv_storage(storage: KVStorage, size: int, dtype: torch.dtype, head_num: int, head_dim: int) -> None:
+    """ValueError unless `storage` gives K/V as KVStorage says: backends read memory by these shapes and dtypes."""
+    given = [("read", tensor, 1) for tensor in storage.read(0, slice(0, 1))]
+    if storage.has_plain_buffers:
+        plain = cast(PlainKVStorage, storage)
+        given += [("a plain buffer", buffer, size) for buffer in (*plain.key_buffers, *plain.value_buffers)]
+    for what, tensor, num_slots in given:
+        wanted = (num_slots, head_num, head_dim)
+        if tensor.dtype != dtype or tuple(tensor.shape) != wanted:
+            raise ValueError(
+                f"{type(storage).__name__}: {what} is {tensor.dtype} {list(tensor.shape)}, must be {dtype} {list(wanted)}"
+            )
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

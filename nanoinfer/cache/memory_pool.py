@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from nanoinfer.cache.indices import Indices
-from nanoinfer.cache.kv_storage import KVStorage, PlainKVStorage, kv_storage_kind
+from nanoinfer.cache.kv_storage import KVStorage, PlainKVStorage, check_kv_storage, kv_storage_kind
 from nanoinfer.cache.slot_allocator import SlotAllocator
 
 
@@ -52,7 +52,7 @@ class ReqToTokenPool:
 class TokenToKVPool:
     """`N = size` token slots, each with K and V of every layer: `head_num` heads (Hk) of `head_dim` numbers (D).
 
-    Rows, tree and requests name slots; how K/V lies in them is the KVStorage's affair, which `kv_cache_dtype` chooses.
+    Rows, tree and requests name slots; how K/V lies in them is up to the KVStorage that `kv_cache_dtype` names.
     The plain one has a key and a value buffer `[N, Hk, D]` of `dtype` per layer. With `page_size=P` slots come and go in
     aligned pages of P, and `get_key_buffer(i).view(N // P, P, Hk, D)` is the block layout that paged interfaces expect:
     the same memory, seen in blocks.
@@ -76,6 +76,7 @@ class TokenToKVPool:
         self._slots = SlotAllocator(size, page_size)
         self.size, self.page_size, self.dtype, self.device = size, page_size, dtype, torch.device(device)
         self.kv_storage: KVStorage = storage(size, dtype, head_num, head_dim, layer_num, self.device)
+        check_kv_storage(self.kv_storage, size, dtype, head_num, head_dim)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """Keys of one layer, `[N, Hk, D]`: the buffer itself, not a copy. ValueError unless the storage is plain."""

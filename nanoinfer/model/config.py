@@ -57,6 +57,7 @@ class ModelConfig:
     attention_scale: float | None = None  # scores are multiplied by it; None: head_dim ** -0.5
     attention_softcap: float | None = None  # c: scores become c * tanh(score / c)
     logit_softcap: float | None = None  # the same for logits
+    logit_scale: float = 1.0  # multiplies the logits, before their softcap
     norm_offset: float = 0.0  # added to the norms' weights: 1.0 where a checkpoint stores weight - 1
 
     @classmethod
@@ -80,7 +81,7 @@ class ModelConfig:
             )
         try:
             hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-        except (KeyError, StrictDataclassError) as error:  # how transformers says that fields are missing or at odds
+        except (KeyError, ValueError, StrictDataclassError) as error:  # how transformers says what it cannot read
             raise UnsupportedModelError(f"{path / 'config.json'}: {error}") from error
         eos = hf_config.eos_token_id
         if (path / "generation_config.json").is_file():

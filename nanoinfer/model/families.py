@@ -3,7 +3,17 @@
 A family is a network's class that also says which checkpoints it takes (see LlamaForCausalLM): `model_type` and
 `read_config`. A new one is a file and one line below; from outside the package the class itself can be registered:
 
+    class MyForCausalLM(LlamaForCausalLM):
+        model_type = "my"
+
+        @classmethod
+        def read_config(cls, hf):
+            return replace(super().read_config(hf), attention_scale=1 / hf.head_dim, logit_scale=0.5)
+
     MODEL_FAMILIES["MyForCausalLM"] = MyForCausalLM
+
+ModelConfig's fields say what can differ. What a family does to its logits beyond that belongs in `lm_head`: so prompt
+log-probabilities see it, too.
 """
 
 from importlib import import_module
@@ -29,4 +39,9 @@ def find_family(architecture: str) -> Any:
     if architecture not in list(MODEL_FAMILIES):  # a list: what a config.json has there may not be hashable
         raise UnsupportedModelError(f"architecture {architecture}: must be one of {', '.join(MODEL_FAMILIES)}")
     family = MODEL_FAMILIES[architecture]
-    return getattr(import_module(family), architecture) if isinstance(family, str) else family
+    if not isinstance(family, str):
+        return family
+    try:
+        return getattr(import_module(family), architecture)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UnsupportedModelError(f"MODEL_FAMILIES[{architecture!r}]={family!r}: {error}") from error

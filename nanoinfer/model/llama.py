@@ -9,7 +9,7 @@ from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
-from nanoinfer.model.layers.logits_processor import LogitsOutput, hidden_rows, process_logits
+from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
@@ -140,7 +140,7 @@ class LlamaForCausalLM(nn.Module):
         self.config = config
         self.model = Decoder(config, self.layer_class, dtype, device)
         head_device = torch.device("meta") if config.tie_word_embeddings else device  # a tied head needs no memory
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size, config.logit_softcap, dtype, head_device)
+        self.lm_head = LMHead(config, dtype, head_device)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
@@ -165,7 +165,7 @@ class LlamaForCausalLM(nn.Module):
                 module.kernels = kernels
 
     def rotation(self, positions: torch.Tensor) -> Any:
-        """What the layers take as `rotation`: a family with several tables says otherwise."""
+        """What the layers take as `rotation`: a family with several tables overrides it."""
         return self.rotary.cos, self.rotary.sin, positions
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
@@ -178,4 +178,4 @@ class LlamaForCausalLM(nn.Module):
             raise ValueError(f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={limit}")
         rotation = self.rotation(positions)
         hidden = self.model(input_ids, rotation, input_metadata, hidden_rows(input_metadata))
-        return process_logits(hidden, input_ids, self.lm_head, input_metadata)
+        return compute_logits(hidden, input_ids, self.lm_head, input_metadata)

@@ -36,7 +36,7 @@ class ModelRunner:
     `out_cache_loc`, which the caller writes into the rows too, for later passes.
 
     `forward_extend` and `forward_decode` are for arguments made by hand: ValueError that names one before anything is
-    written. `forward` takes the engine's Batch and enters behind these checks.
+    written. `forward` takes the engine's Batch, which needs no such checks.
     """
 
     tp_size = 1

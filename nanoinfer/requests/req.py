@@ -83,7 +83,7 @@ class Req:
     def reusable_tokens(self) -> np.ndarray:
         """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
 
-        While prompt log-probabilities are gathered, which takes the logits of every prompt token, only those it allows.
+        While prompt log-probabilities are gathered: only the tokens whose logits are not needed any more.
         """
         if self.gathered_prompt_logprobs is None or not self.wants_prompt_logprobs:
             return self.token_ids[: self.num_tokens - 1]

@@ -3,9 +3,9 @@
 Admission takes a risk: most requests end long before `max_new_tokens`, so it sets aside only a share (NewTokenRatio) of
 what the running requests may still produce, and more of them run. When that was too little, and not even eviction frees
 enough, a running request is retracted: its computed tokens go to the tree, unlocked; its row and its other slots are
-freed; and it waits again, ahead of every request that was never admitted. When it is admitted again, its prompt *and*
-its output so far are extended over whatever of them the tree still has, and it goes on with its next token as if
-nothing had happened: tokens, random numbers (a function of seed and token index), log-probabilities, penalties and text
+freed; and it waits again, ahead of every request that was never admitted. When it is admitted again, one EXTEND computes
+what the tree no longer has of its prompt *and* its output so far, and it goes on with its next token as if nothing had
+happened: tokens, random numbers (a function of seed and token index), log-probabilities, penalties and text
 are all kept in the Req.
 
 **Order.** Fewest output tokens first (SGLang's order): such a request loses the least if the tree cannot keep them. One
@@ -15,7 +15,7 @@ whose prompt is not yet computed has none and goes first; among equals the one t
 least one request stays in it, because one alone always has room (it was refused on arrival if its longest would not fit
 into the whole pool, and everything else is then evictable). The pass gives each of its requests a token, and tokens are
 never taken back. So two requests cannot retract each other forever: at most `Σ max_new_tokens` passes can produce a
-token. Nor can new requests keep a retracted one out: while one waits, no request that was never admitted comes in.
+token. New requests cannot keep a retracted one out either: while it waits, no request is admitted for the first time.
 Those it waits for (the running requests, and those retracted later, which are in front of it) are a fixed group with so
 many tokens left, and end one by one.
 """

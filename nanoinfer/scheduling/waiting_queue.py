@@ -19,7 +19,7 @@ class WaitingQueue:
     They are considered in the policy's order (of the `policy_window` longest waiting), with two exceptions, which go to
     the front and stay there until they fit:
 
-    - **retracted** and resumed requests: they have been admitted before, and their callers have seen tokens of theirs;
+    - **retracted** and resumed requests: they have been admitted before, and their callers have seen some of their tokens;
     - **overtaken** ones, so that `lpm` and `dfs-weight`, which prefer what is cached, let no request starve. Requests
       are numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for the first
       time, paused, or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.

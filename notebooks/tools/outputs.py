@@ -2,9 +2,10 @@
 
 import ast
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
-from notebooks.tools.files import source_of
+from notebooks.tools.files import read, source_of
 from notebooks.tools.package_cells import defined_name, marked_path
 
 
@@ -40,6 +41,21 @@ def keep_outputs(notebook: dict[str, Any], old: dict[str, Any]) -> list[tuple[in
         for count, (_, cell) in enumerate(new_cells, 1):
             _count(cell, count)
     return stale
+
+
+def shown_code(path: Path) -> set[str]:
+    """The definitions in the package cells of a notebook, without docstrings; none if there is no such file."""
+    shown = set()
+    for _, cell in _code(read(path)) if path.is_file() else []:
+        text = source_of(cell)
+        if marked_path(text) is None:
+            continue
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
+                node.body = node.body[1:]
+        shown |= {ast.dump(statement) for statement in tree.body}
+    return shown
 
 
 def _code(notebook: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:

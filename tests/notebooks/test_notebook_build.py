@@ -13,6 +13,7 @@ import pytest
 from nanoinfer.teaching import checks
 from notebooks.build import build, check, main, refresh_text, selected
 from notebooks.tools.files import ROOT, read, source_of, tags, write
+from notebooks.tools.outputs import shown_code
 from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import output_problems, tidy, tidy_outputs
 from tests.nbval_run import nbval
@@ -333,6 +334,18 @@ class TestText:
         for cell, old in zip(after["cells"], before["cells"], strict=True):
             assert cell.get("outputs") == old.get("outputs")
             assert cell.get("execution_count") == old.get("execution_count")
+
+    def test_code_that_is_shown_is_compared_without_its_docstrings(self, root: Path) -> None:
+        source, target = self.paths(root)
+        before = shown_code(target)
+        assert before
+        assert shown_code(root / "nowhere.ipynb") == set()
+        (root / "pack" / "box.py").write_text(BOX.replace("A box.", "A box with a lid."))
+        refresh_text(source, root)
+        assert shown_code(target) == before
+        (root / "pack" / "box.py").write_text(BOX.replace("return", "return 1 +"))
+        refresh_text(source, root)
+        assert shown_code(target) != before
 
     def test_imports_and_comments_may_change_above_an_output(self, root: Path) -> None:
         source, target = self.paths(root)

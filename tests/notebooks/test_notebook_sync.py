@@ -376,7 +376,7 @@ class TestCoverage:
     def test_both_ways_out_are_named(self, root: Path) -> None:
         problems = coverage({"pack/box.py:Box"}, ["pack/box.py"], {}, root)
         (method,) = [line for line in problems if line.startswith("pack/box.py:Box.size: ")]
-        for words in ("`# in pack/box.py`", "`@extend(Box)`", "`def size(): ...`", REFRESH, "NOT_TAUGHT"):
+        for words in ("`# in pack/box.py`", "`@extend(Box)`", "`def size(self): ...`", REFRESH, "NOT_TAUGHT"):
             assert words in method
         assert any("`def half(): ...`" in line for line in problems)
         assert any("`class Bare: ...`" in line for line in problems)

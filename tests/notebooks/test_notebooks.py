@@ -59,7 +59,8 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
 @every(BUILT)
 def test_a_notebook_runs_and_says_what_it_said(path: Path, runs: Runs) -> None:
     done = runs["nbval", path].result()
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    hint = f"\nIf this is what it should say now: python -m notebooks.build {path.stem}"
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:] + hint
 
 
 @pytest.mark.runs_notebook("graded")

@@ -1,6 +1,7 @@
 """A storage of K/V that is registered from outside serves an engine; the plain one is what it always was."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,44 @@ def test_an_unknown_storage_is_refused_before_anything_is_loaded(name: object) -
         EngineConfig(1, 16, 16, kv_cache_dtype=name)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"kv_cache_dtype=.*plain"):
         TokenToKVPool(16, torch.float32, 1, 1, 1, kv_cache_dtype=name)  # type: ignore[arg-type]
+
+
+class HalfBuffers(PlainKVStorage):
+    """Wrong: it says that its buffers are plain, and they are not of the model's dtype."""
+
+    def __init__(self, size: int, dtype: torch.dtype, *shape: Any):
+        super().__init__(size, torch.float16, *shape)
+
+
+class HalfRead(Int8Storage):
+    """Wrong: it gives K/V in another dtype than the model's."""
+
+    def read(self, layer_id: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().read(layer_id, slots)
+        return keys.half(), values.half()
+
+
+class FewerHeads(Int8Storage):
+    """Wrong: one head is missing."""
+
+    def read(self, layer_id: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().read(layer_id, slots)
+        return keys[..., 1:, :], values[..., 1:, :]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        (HalfBuffers, r"HalfBuffers: .* is torch.float16 .*, must be torch.float32"),
+        (HalfRead, r"HalfRead: read is torch.float16 .*, must be torch.float32"),
+        (FewerHeads, r"FewerHeads: read is torch.float32 \[1, 1, .*, must be torch.float32 \[1, 2,"),
+    ],
+)
+def test_a_storage_that_gives_something_else_is_refused_when_the_pool_is_made(
+    storage: type[KVStorage], message: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel would read memory that is not there, or numbers that mean something else."""
+    monkeypatch.setitem(KV_STORAGES, "wrong", storage)
+    with pytest.raises(ValueError, match=message):
+        LLM("story", dtype="float32", kv_cache_dtype="wrong", attention_backend=backend)

@@ -63,13 +63,18 @@ def test_gemma_2_added_from_outside_has_the_tokens_of_transformers(
 
 
 class ScaledLlama(LlamaForCausalLM):
-    """A Llama with another activation, scaled embeddings, scaled scores, and capped logits."""
+    """A Llama with another activation, scaled embeddings, scaled scores, and scaled and capped logits."""
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
         config = super().read_config(hf)
         return replace(
-            config, activation="gelu_tanh_and_mul", embedding_scale=2.0, attention_scale=0.4, logit_softcap=1.5
+            config,
+            activation="gelu_tanh_and_mul",
+            embedding_scale=2.0,
+            attention_scale=0.4,
+            logit_scale=0.6,
+            logit_softcap=1.5,
         )
 
 
@@ -77,7 +82,7 @@ class ScaledLlama(LlamaForCausalLM):
 def test_a_llama_with_other_fields_is_the_same_in_engine_sessions_and_forward_tensor(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """transformers' Llama, changed by hand in the same four places, is the oracle."""
+    """transformers' Llama, changed by hand in the same five places, is the oracle."""
     monkeypatch.setitem(MODEL_FAMILIES, "ScaledLlama", ScaledLlama)
     path = edited(checkpoint("llama"), tmp_path / "scaled", architectures=["ScaledLlama"])
     oracle = transformers.LlamaForCausalLM.from_pretrained(checkpoint("llama"), attn_implementation="eager").eval()
@@ -85,7 +90,7 @@ def test_a_llama_with_other_fields_is_the_same_in_engine_sessions_and_forward_te
     for layer in oracle.model.layers:
         layer.mlp.act_fn = torch.nn.GELU(approximate="tanh")
         layer.self_attn.scaling = 0.4
-    oracle.lm_head.register_forward_hook(lambda module, args, logits: 1.5 * torch.tanh(logits / 1.5))
+    oracle.lm_head.register_forward_hook(lambda module, args, logits: 1.5 * torch.tanh(0.6 * logits / 1.5))
     expected = [greedy(oracle, prompt, 8) for prompt in PROMPTS]
     assert expected != [greedy(oracle.from_pretrained(checkpoint("llama")), prompt, 8) for prompt in PROMPTS]
 
@@ -97,6 +102,11 @@ def test_a_llama_with_other_fields_is_the_same_in_engine_sessions_and_forward_te
     wanted = torch.cat([oracle(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in PROMPTS])
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
     assert float(logits.abs().max()) <= 1.5
+    (out,) = llm.generate([PROMPTS[0]], SamplingParams(max_new_tokens=1, prompt_logprobs=True), use_tqdm=False)
+    table = wanted[: len(PROMPTS[0]) - 1].log_softmax(-1)
+    following = torch.tensor(PROMPTS[0][1:])[:, None]
+    assert out.prompt_logprobs is not None
+    assert out.prompt_logprobs[1:] == pytest.approx(table.gather(1, following)[:, 0].tolist(), abs=1e-4)
 
 
 def test_the_model_type_must_be_the_familys(
@@ -131,3 +141,30 @@ def test_norm_offsets_are_added_once_and_only_where_a_family_has_them(checkpoint
         norms = LLM(path, max_total_tokens=64).model.model.model.norm.weight
         assert torch.equal(norms, oracle(path).model.norm.weight + offset)
     assert bool((random_model(num_hidden_layers=1, hidden_size=64, vocab_size=64).model.model.norm.weight == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("nanoinfer.model.nowhere", "MODEL_FAMILIES.*Mine.*No module named 'nanoinfer.model.nowhere'"),
+        ("nanoinfer.model.llama", "MODEL_FAMILIES.*Mine.*has no attribute 'Mine'"),
+    ],
+)
+def test_a_family_that_is_not_where_its_entry_says_is_refused_by_name(
+    family: str, message: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL_FAMILIES, "Mine", family)
+    with pytest.raises(UnsupportedModelError, match=message):
+        LLM(edited(checkpoint("llama"), tmp_path / "mine", architectures=["Mine"]))
+
+
+def test_a_model_type_that_transformers_does_not_know_is_refused_with_the_file(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(LlamaForCausalLM):
+        model_type = "mine_type"
+
+    monkeypatch.setitem(MODEL_FAMILIES, "Mine", Mine)
+    path = edited(checkpoint("llama"), tmp_path / "mine", architectures=["Mine"], model_type="mine_type")
+    with pytest.raises(UnsupportedModelError, match=r"config\.json: .*mine_type"):
+        LLM(path)

@@ -25,7 +25,7 @@ class CppAttention:
             raise ValueError(f"token_to_kv_pool: {metadata.token_to_kv_pool.dtype}, must be {self._dtype} as the model")
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """`q` [T, H, D], each token's heads together but tokens as far apart as they may be → [T, H, D]."""
+        """`q` [T, H, D], the heads of a token side by side in memory, tokens at any stride → [T, H, D]."""
         if layer.softcap is not None:
             raise KernelsUnavailableError(
                 f"layer {layer.layer_id}: softcap={layer.softcap}, must be None for the C++ attention; use torch_native"

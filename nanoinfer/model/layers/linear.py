@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from nanoinfer.kernels import Kernels
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS
 
@@ -51,15 +52,16 @@ class FusedLinear(Linear):
 
 
 class LMHead(Linear):
-    """Hidden states to logits, without bias. `softcap` c: logits become c * tanh(logit / c); None: as they are."""
+    """Hidden states to logits, without bias: times `config.logit_scale`, then, with `config.logit_softcap` c,
+    c * tanh(logit / c)."""
 
-    def __init__(
-        self, in_features: int, vocab_size: int, softcap: float | None, dtype: torch.dtype, device: torch.device
-    ):
-        super().__init__(in_features, vocab_size, False, dtype, device)
-        self.softcap = softcap
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        super().__init__(config.hidden_size, config.vocab_size, False, dtype, device)
+        self.scale, self.softcap = config.logit_scale, config.logit_softcap
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [k, in_features] → [k, V]."""
+        """`x` [k, hidden_size] → [k, V]."""
         logits = super().forward(x)
+        if self.scale != 1.0:
+            logits = logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap

@@ -13,7 +13,7 @@ from nanoinfer.registry import QUANTIZATIONS
 
 
 class LinearWeights(Protocol):
-    """Made of a Linear's loaded weight as DenseWeights is, with the same arguments. It keeps what it needs of them.
+    """A Linear makes one of these from its loaded weight, with the arguments of DenseWeights. It keeps what it needs.
 
     A kind that is not meant for some layers (the head, say) can tell by `name` and return DenseWeights for these.
     """

@@ -1,4 +1,7 @@
-"""From hidden states to logits, for the rows that need them."""
+"""From hidden states to logits, for the rows that need them (SGLang's LogitsProcessor).
+
+Functions that change a request's logits are in sampling/logits_processors.py.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +32,10 @@ def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
     return None if metadata.return_normalized_logprob else metadata.logit_rows
 
 
-def process_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, metadata: InputMetadata) -> LogitsOutput:
+def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, metadata: InputMetadata) -> LogitsOutput:
     """`hidden` [k, hidden_size] of the `hidden_rows` after the last norm, `input_ids` [T] → LogitsOutput.
 
-    What a family does to its logits (a scale, a softcap) belongs into `head`, so that prompt log-probabilities see it too.
+    What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it too.
     """
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
