@@ -28,19 +28,18 @@ RECENT_STEPS = 256
 class EngineStats(Mapping[str, Any]):
     """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same; `dict(stats)` has all fields.
 
-    Requests (each of `n` completions counts): `waiting`, including retracted ones; `running`, including those whose prompt
-    is computed in chunks and not yet complete; `paused`. Slots: `total_slots` = `free_slots` + `evictable_slots`
-    (in the tree, unused) + `protected_slots` (in the tree, used by running requests) + `request_slots` (held by running
-    requests, not in the tree).
-
-    Sums since the start: `extend_steps`, `decode_steps`: passes. `finished`, `aborted`, `timed_out`, `failed` (in a step
-    that raised): requests, by how they ended. `retractions`. `evicted_tokens`: tokens evicted from the tree to make room.
-    `prompt_tokens`, `cached_tokens`: prompt tokens of admitted requests, and how many of them were in the tree; `hit_rate`
-    is cached over prompt tokens. `output_tokens`.
-
-    Now: `new_token_ratio`: the share of the tokens to come that admission reserves slots for (see retraction.py). Over the
-    last 256 steps: `tokens_per_second`: output tokens per second spent in steps; `extend_step_seconds`,
-    `decode_step_seconds`: means; `longest_step_seconds`. Each is 0 before the first step of its kind.
+    - Requests now (each of `n` completions counts): `waiting`, including retracted ones; `running`, including those whose
+      prompt is computed in chunks and not yet complete; `paused`.
+    - Slots now: `total_slots` = `free_slots` + `evictable_slots` (in the tree, unused) + `protected_slots` (in the tree,
+      used by running requests) + `request_slots` (held by running requests, not in the tree).
+    - Passes since the start: `extend_steps`, `decode_steps`.
+    - Requests since the start, by how they ended: `finished`, `aborted`, `timed_out`, `failed` (in a step that raised).
+    - Tokens since the start: `prompt_tokens` of admitted requests, `cached_tokens`, how many of those were in the tree,
+      `hit_rate`, cached over prompt tokens, and `output_tokens`.
+    - Shortage since the start: `retractions`; `evicted_tokens`, evicted from the tree to make room.
+    - `new_token_ratio` now: the share of the tokens to come that admission reserves slots for (see retraction.py).
+    - Over the last 256 steps: `tokens_per_second`, output tokens per second spent in steps; `extend_step_seconds`,
+      `decode_step_seconds`, means; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
 
     waiting: int
