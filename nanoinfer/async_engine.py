@@ -103,7 +103,7 @@ class AsyncEngine:
 
     def __init__(self, llm: LLM | Engine):
         self._engine = llm.engine if isinstance(llm, LLM) else llm
-        if self._engine.has_unfinished():
+        if self._engine.has_unfinished() or self._engine.open_requests.groups:
             raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._deliveries: dict[int, Delivery] = {}  # by request id; used in the thread only
@@ -256,11 +256,11 @@ class AsyncEngine:
             self._commands.get()()  # each is refused: the engine is closed
 
     def _run_commands(self) -> None:
-        """Run the posted commands; without unfinished requests, wait for the first one."""
+        """Run the posted commands; without work, wait for the first one, or for the deadline of a paused request."""
         wait = not self._engine.has_unfinished()
         while not self._closed:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(wait, self._engine.seconds_to_deadline() if wait else None)
             except Empty:
                 return
             wait = False

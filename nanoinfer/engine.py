@@ -139,6 +139,7 @@ class Engine:
         Its row and slots are given back; its computed tokens stay in the tree while there is room, so that it goes on
         where it was. A step in which every request is paused does nothing. ValueError when no such request is open.
         """
+        self._guard.check_between_passes()
         for req in self._open_group(request_id).reqs:
             if not req.finished:
                 self.scheduler.pause(req)
@@ -147,7 +148,8 @@ class Engine:
     def resume(self, request_id: int) -> None:
         """Let a paused request go on: ahead of requests never admitted if it was admitted before, else behind them.
 
-        Does nothing to a request that is not paused. ValueError when no such request is open.
+        Does nothing to a request that is not paused, and is not refused for `max_queue`. ValueError when no such request
+        is open.
         """
         for req in self._open_group(request_id).reqs:
             self.scheduler.resume(req)
@@ -165,8 +167,17 @@ class Engine:
         return outputs
 
     def has_unfinished(self) -> bool:
-        """True while `step()` has something to do or to deliver; a paused request is nothing to do."""
-        return bool(self.scheduler.waiting or self.scheduler.running or self.open_requests)
+        """True while `step()` has something to do or to deliver."""
+        return bool(self.open_requests) or self.has_work()
+
+    def has_work(self) -> bool:
+        """True while a step would compute or end something; a paused request is no work until its deadline."""
+        return bool(self.scheduler.waiting or self.scheduler.running) or self.seconds_to_deadline() == 0
+
+    def seconds_to_deadline(self) -> float | None:
+        """Until the earliest deadline of an open request; 0 when it has passed, None when there is none."""
+        deadline = self.open_requests.next_deadline()
+        return None if deadline is None else max(deadline - self._clock(), 0.0)
 
     def is_unfinished(self, request_id: int) -> bool:
         """True while this request waits, runs or is paused."""

@@ -196,7 +196,7 @@ class LLM:
 
         RuntimeError when every request is paused, and waiting for this one would never end.
         """
-        if not self.engine.has_unfinished():
+        if not self.engine.has_work():
             raise RuntimeError(
                 "every request is paused: resume one (engine.resume) before its output can be waited for"
             )

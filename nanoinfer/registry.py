@@ -21,7 +21,7 @@ class Registry(dict[Any, T]):
 
     def check(self, name: object) -> None:
         """ValueError that lists the alternatives unless `name` is one of them."""
-        if name not in list(self):  # a list: the value may not be hashable
+        if not any(isinstance(name, type(key)) and name == key for key in self):  # it may be unhashable, or an array
             raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(map(str, self))}")
 
 

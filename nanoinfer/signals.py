@@ -26,6 +26,7 @@ class _Shield:
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
         self._held: dict[int, FrameType | None] = {}
+        self.closed = False  # down for good
 
     def up(self) -> None:
         """Replace the handlers. One that raises meanwhile does not keep the others from being replaced."""
@@ -43,10 +44,22 @@ class _Shield:
 
     def down(self) -> None:
         """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        handlers, self._handlers = self._handlers, {}
-        self._run(handlers)
+        handlers = dict(self._handlers)
+        try:
+            self._restore()
+        finally:
+            self._run(handlers)
+
+    def _restore(self) -> None:
+        """All of them: one that is back already may raise while the others are being restored."""
+        try:
+            while self._handlers:
+                number, handler = next(iter(self._handlers.items()))
+                signal.signal(number, handler)
+                del self._handlers[number]
+        finally:
+            if self._handlers:
+                self._restore()
 
     def _run(self, handlers: dict[int, Handler]) -> None:
         while self._held:
@@ -81,6 +94,7 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _active = None
+        shield.closed = True
         shield.down()
 
 
@@ -97,5 +111,7 @@ def interruptible() -> Iterator[None]:
         shield.down()
         yield
     finally:
-        shield.up()
-        _active = shield
+        # A handler that raises as the block is entered leaves this generator behind, to be closed at any later time.
+        if not shield.closed:
+            shield.up()
+            _active = shield

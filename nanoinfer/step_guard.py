@@ -22,13 +22,15 @@ class StepGuard:
       on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
       pass that did not finish, because its K/V may not be there.
     - Outputs that callers have not seen yet are kept until a step delivers them.
+    - What would change the requests of a pass is refused while it is computed.
     - The step is timed, counted and logged.
     """
 
     def __init__(self, scheduler: Scheduler, open_requests: OpenRequests, clock: Callable[[], float]):
         self.meter = StepMeter()
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
-        self._in_pass = False
+        self._in_pass = False  # until its requests have their tokens, or have ended
+        self._is_computing = False
         self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
@@ -41,7 +43,9 @@ class StepGuard:
     @contextmanager
     def handing_out(self) -> Iterator[list[RequestOutput]]:
         """An uninterrupted block that fills a list with outputs for the caller. When it raises, or a signal handler that
-        had to wait for its end does, the caller does not get them: the next step returns them."""
+        had to wait for its end does, the caller does not get them: the next step returns them. RuntimeError inside a pass.
+        """
+        self.check_between_passes()
         outputs: list[RequestOutput] = []
         try:
             with uninterrupted():
@@ -51,18 +55,27 @@ class StepGuard:
                 self._open.hold(outputs)
             raise
 
+    def check_between_passes(self) -> None:
+        """RuntimeError in code that a pass calls (a logits processor, a signal handler), or in another thread meanwhile."""
+        if self._is_computing:
+            raise RuntimeError(
+                "this engine is computing a pass: requests can be stepped, paused, aborted and shut down between passes "
+                "only; an AsyncEngine does so for any thread"
+            )
+
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> None:
         started, retracted = self._clock(), self._scheduler.retractions
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
-        self._in_pass = True
+        self._in_pass = self._is_computing = True
         try:
             batch = one_pass()
         except BaseException as error:
-            self._error = error
-            self._end_unfinished_pass()
+            with uninterrupted():  # also when it was raised while handlers were let in
+                self._is_computing, self._error = False, error
+                self._end_unfinished_pass()
             raise
-        self._in_pass = False
+        self._in_pass = self._is_computing = False
         if batch is not None:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)

@@ -30,6 +30,7 @@ CORE = [
     "nanoinfer/model/attention/base.py",
     "nanoinfer/model/attention/torch_native.py",
     "nanoinfer/model/input_metadata.py",
+    "nanoinfer/model/metadata_checks.py",
     "nanoinfer/model/layers/radix_attention.py",
     "nanoinfer/model/model_runner.py",
     "nanoinfer/scheduling",

@@ -49,13 +49,15 @@ class EvictionQueue:
             entries, self._heap, self._fallen = self._heap, [], False
             for _, _, node in sorted(entries, key=lambda entry: entry[1]):  # ties stay in order
                 self._push(node)
+        again = set[TreeNode]()  # a policy whose value changes whenever it is asked must not go on for ever
         while self._heap:
             priority, _, node = heapq.heappop(self._heap)
             node.queued = None
             if node.children or node.lock_ref or node.parent is None:
                 continue
-            if self._priority(node) == priority:
+            if node in again or self._priority(node) == priority:
                 return node
+            again.add(node)
             self._push(node)
         return None
 

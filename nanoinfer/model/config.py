@@ -107,6 +107,8 @@ class ModelConfig:
             raise UnsupportedModelError(
                 "quantization_config: quantized checkpoints are not supported; use the original"
             )
+        if getattr(hf, "is_causal", None) is False:
+            raise UnsupportedModelError("is_causal=False: must be True, the engine's masks are causal")
         heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads or hf.num_attention_heads
         if heads % kv_heads:
             raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
@@ -131,7 +133,11 @@ class ModelConfig:
         }
         if "activation" not in fields:
             fields["activation"] = read_activation(hf)
-        return cls(**{**common, **fields})
+        config = cls(**{**common, **fields})
+        for window in {*config.sliding_windows} - {None}:
+            if not isinstance(window, int) or window < 1:
+                raise UnsupportedModelError(f"sliding_window={window}: must be at least 1, or null")
+        return config
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of K and V, over all layers, that one token holds."""

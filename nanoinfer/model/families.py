@@ -36,8 +36,11 @@ MODEL_FAMILIES.update(
 
 def find_family(architecture: str) -> Any:
     """The class for `architecture`. UnsupportedModelError that lists the supported ones."""
-    if architecture not in list(MODEL_FAMILIES):  # a list: what a config.json has there may not be hashable
-        raise UnsupportedModelError(f"architecture {architecture}: must be one of {', '.join(MODEL_FAMILIES)}")
+    try:
+        MODEL_FAMILIES.check(architecture)
+    except ValueError:
+        supported = ", ".join(map(str, MODEL_FAMILIES))
+        raise UnsupportedModelError(f"architecture {architecture}: must be one of {supported}") from None
     family = MODEL_FAMILIES[architecture]
     if not isinstance(family, str):
         return family

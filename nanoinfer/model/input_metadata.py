@@ -9,6 +9,7 @@ import torch
 
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model.metadata_checks import check_indices, check_requests, check_slots
 
 
 class ForwardMode(Enum):
@@ -131,8 +132,8 @@ class InputMetadata:
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
         table = pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
         if check:
-            _check_requests(tp_size, rows, seqs, prefixes, pool)
-            _check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
+            check_requests(tp_size, rows, seqs, prefixes, pool)
+            check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
 
         new_lens = seqs - prefixes
         kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seqs, new_lens))
@@ -142,7 +143,7 @@ class InputMetadata:
         is_new = position >= prefixes[req_of_token]
         kv_indices[is_new] = slots
         if check:
-            _check_indices(kv_indices, kv_pool.size, rows[req_of_token], position)
+            check_indices(kv_indices, kv_pool.size, rows[req_of_token], position)
 
         def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
             return torch.from_numpy(array.astype(dtype)).to(kv_pool.device)
@@ -181,39 +182,3 @@ class InputMetadata:
         if self.out_cache_cont_start is not None:
             return slice(self.out_cache_cont_start, self.out_cache_cont_end)
         return self.out_cache_loc
-
-
-def _check_requests(
-    tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
-) -> None:
-    if tp_size != 1:
-        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
-    if not len(rows):
-        raise ValueError("req_pool_indices: a pass needs at least one request")
-    for name, array in (("seq_lens", seqs), ("prefix_lens", prefixes)):
-        if len(array) != len(rows):
-            raise ValueError(f"{name}: {len(array)} values for {len(rows)} requests; must be as many")
-    for name, array, low, high in (
-        ("req_pool_indices", rows, 0, np.full(len(rows), pool.size - 1)),
-        ("seq_lens", seqs, 1, np.full(len(rows), pool.max_context_len)),
-        ("prefix_lens", prefixes, 0, seqs - 1),
-    ):
-        for i in np.flatnonzero((array < low) | (array > high))[:1]:
-            raise ValueError(f"{name}[{i}]={array[i]}: must be in {low}..{high[i]}")
-
-
-def _check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, end: int | None) -> None:
-    if len(slots) != num_new:
-        raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; must be as many")
-    for slot in slots[(slots < 0) | (slots >= size)][:1]:
-        raise ValueError(f"out_cache_loc: slot {slot} is outside 0..{size - 1}")
-    if (start is None) != (end is None):
-        raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: give both or neither")
-    if start is not None and not np.array_equal(slots, np.arange(start, end)):
-        raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: not the range of out_cache_loc")
-
-
-def _check_indices(kv_indices: np.ndarray, size: int, rows: np.ndarray, positions: np.ndarray) -> None:
-    """Backends read memory wherever these say."""
-    for i in np.flatnonzero((kv_indices < 0) | (kv_indices >= size))[:1]:
-        raise ValueError(f"req_to_token[{rows[i]}, {positions[i]}]={kv_indices[i]}: must be in 0..{size - 1}")

@@ -29,6 +29,12 @@ class Deadlines:
             due.append(heapq.heappop(self._heap)[1])
         return due
 
+    def earliest(self, live: Container[int]) -> float | None:
+        """The earliest deadline of a `live` request; None when there is none. Removes the requests before it."""
+        while self._heap and self._heap[0][1] not in live:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
     def tidy(self, live: Container[int]) -> None:
         """Remove the requests that are not `live`, if there may be many of them."""
         if len(self._heap) >= self._tidy_at:

@@ -34,6 +34,10 @@ class OpenRequests:
         """The ids of requests whose time is up at `now`, earliest first; each is returned once."""
         return self._deadlines.pop_due(now)
 
+    def next_deadline(self) -> float | None:
+        """The earliest deadline; None when there is none."""
+        return self._deadlines.earliest(self.groups.keys())
+
     def remove(self, groups: Iterable[RequestGroup], counted_as: str) -> None:
         """These have ended, in the way that they are `counted_as`."""
         for group in groups:

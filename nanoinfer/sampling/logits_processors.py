@@ -5,6 +5,7 @@ after them, row by row. One more built-in rule is one more function in PROCESSOR
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,17 +96,35 @@ def apply_processors_of_requests(scores: torch.Tensor, rows: Rows) -> None:
     """Call each request's `logits_processors` in turn: (token ids so far, scores [V]) → scores [V]."""
     for row, req in rows:
         for processor in req.params.logits_processors:
-            result = processor(req.token_ids[: req.num_tokens].copy(), scores[row].clone())
-            if not isinstance(result, torch.Tensor) or result.shape != scores[row].shape:
-                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-                raise RuntimeError(
-                    f"request {req.request_id}: logits_processors: got {shape}, must be [{scores.shape[1]}]"
-                )
-            if not bool(result.max().isfinite()):  # a NaN counts as larger than any number
-                raise RuntimeError(
-                    f"request {req.request_id}: logits_processors: must allow a token, and return no NaN or +infinity"
-                )
-            scores[row] = result.to(scores)
+            try:
+                result = processor(req.token_ids[: req.num_tokens].copy(), scores[row].clone())
+            except Exception as error:
+                error.add_note(f"raised by a logits processor of request {req.request_id}")
+                raise
+            scores[row] = _checked(result, scores[row], req)
+        if req.params.logits_processors and req.num_output_tokens < req.params.min_new_tokens:
+            scores[row, sorted(req.stop_token_ids)] = -torch.inf  # a processor may have made one likely again
+            if not bool(scores[row].max().isfinite()):
+                raise RuntimeError(f"{_where(req)}: must allow a token that does not stop, until min_new_tokens")
+
+
+def _where(req: Req) -> str:
+    return f"request {req.request_id}: logits_processors"
+
+
+def _checked(result: Any, scores: torch.Tensor, req: Req) -> torch.Tensor:
+    """What a processor returned, as `scores` [V] are. RuntimeError unless it is a tensor that a token can be chosen by."""
+    if not isinstance(result, torch.Tensor):
+        raise RuntimeError(f"{_where(req)}: got {type(result).__name__}, must be a tensor {list(scores.shape)}")
+    if result.shape != scores.shape:
+        raise RuntimeError(f"{_where(req)}: got {list(result.shape)}, must be {list(scores.shape)}")
+    if not result.is_floating_point() or result.layout is not torch.strided or result.is_meta:
+        kind = f"{result.dtype}, {result.layout}, on {result.device}"
+        raise RuntimeError(f"{_where(req)}: got a tensor of {kind}: must be dense, of floating-point numbers")
+    result = result.detach().to(scores)
+    if not bool(result.max().isfinite()):  # a NaN counts as larger than any number
+        raise RuntimeError(f"{_where(req)}: must allow a token, and return no NaN or +infinity (in float32)")
+    return result
 
 
 # In the order of Hugging Face's `generate`.

@@ -33,6 +33,7 @@ class WaitingQueue:
     def __init__(self, config: EngineConfig, radix_cache: RadixCache):
         self._reqs: OrderedDict[Req, None] = OrderedDict()
         self._radix_cache = radix_cache
+        self._policy_name = config.schedule_policy
         self._policy: Policy = SCHEDULE_POLICIES[config.schedule_policy]
         self.in_order = config.schedule_policy == "fcfs"  # a request that waits holds up those behind it
         self._window, self._max_overtakes = config.policy_window, config.max_overtakes
@@ -106,6 +107,9 @@ class WaitingQueue:
         """
         made_for = (self.arrivals, self._radix_cache.insertions)
         if made_for != self._ranked_for or not any(req in self._reqs for req in self._ranked):
-            self._ranked = self._policy(list(islice(self._reqs, self._window)), self._radix_cache, self._rng)
+            longest_waiting = list(islice(self._reqs, self._window))
+            self._ranked = list(self._policy(longest_waiting, self._radix_cache, self._rng))
+            if set(self._ranked) != set(longest_waiting):
+                raise RuntimeError(f"schedule_policy={self._policy_name!r}: must return every request that it is given")
             self._ranked_for = made_for
         return self._ranked

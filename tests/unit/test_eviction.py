@@ -1,6 +1,8 @@
 """The eviction queue alone: which leaf it gives up next, and that using a node costs it nothing."""
 
+import math
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import pytest
@@ -179,3 +181,23 @@ def test_an_engine_takes_a_policy_from_outside_and_its_tokens_stay_the_same() ->
         assert llm.engine.cache.evicted_tokens > 0
         llm.engine.check_integrity()
     assert tokens[0] == tokens[1] == tokens[2]
+
+
+TICKS = count()
+
+
+@pytest.mark.parametrize("policy", [lambda node: (-next(TICKS),), lambda node: (math.nan,)], ids=["falls", "nan"])
+def test_a_policy_that_never_says_the_same_twice_does_not_hang_the_engine(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which leaf goes first is then open, but one goes."""
+    monkeypatch.setitem(EVICTION_POLICIES, "restless", policy)
+    pool = TokenToKVPool(16, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(1, 16), pool, policy="restless")
+    for first in range(4):
+        slots = pool.alloc(2)
+        assert slots is not None
+        cache.insert([first, 9], slots)
+    assert cache.evict(3) == 4
+    assert cache.evict(100) == 4
+    cache.check_integrity()

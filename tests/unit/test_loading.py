@@ -21,7 +21,7 @@ from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model, resolve_model_path
 from nanoinfer.model.weights import load_weights
 from nanoinfer.registry import MODEL_FAMILIES
-from tests.helpers.checkpoints import REMOVED, edited, greedy, save_checkpoint
+from tests.helpers.checkpoints import FAMILIES, REMOVED, edited, greedy, save_checkpoint
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -331,6 +331,22 @@ def test_an_unsupported_architecture_is_refused_with_what_is_supported(
         LLM(path)
     assert {"LlamaForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM"} <= set(MODEL_FAMILIES)
     assert all(architecture in str(caught.value) for architecture in MODEL_FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bidirectional_model_is_refused(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """transformers then masks nothing: its numbers would be others than ours."""
+    path = edited(checkpoint(family), tmp_path / "bidirectional", is_causal=False)
+    with pytest.raises(UnsupportedModelError, match="is_causal=False: must be True"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3", "gemma3"])
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_without_tokens_is_refused(family: str, window: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint(family), tmp_path / "window", sliding_window=window)
+    with pytest.raises(UnsupportedModelError, match=f"sliding_window={window}: must be at least 1"):
+        LLM(path)
 
 
 LLAMA3 = {

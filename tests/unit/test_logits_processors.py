@@ -1,6 +1,8 @@
 """A request's own logits processors: functions from outside that change what its token is chosen by."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,3 +108,52 @@ def test_what_is_no_choice_fails_its_pass_and_names_the_request(returned: object
     assert last[rid].finish_reason == "abort"
     assert last[waiting].token_ids == [51, 52]
     assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    ("returned", "named"),
+    [
+        (torch.full((V,), 1e300, dtype=torch.float64), r"infinity \(in float32\)"),
+        (torch.full((V,), -1e300, dtype=torch.float64), "must allow a token"),
+        (torch.zeros(V, dtype=torch.int64), "torch.int64.* must be dense, of floating-point numbers"),
+        (torch.zeros(V, dtype=torch.complex64), "torch.complex64"),
+        (torch.zeros(V).to_sparse(), "sparse"),
+        (torch.zeros(V, device="meta"), "on meta"),
+    ],
+    ids=["beyond float32", "below float32", "integers", "complex", "sparse", "meta"],
+)
+@pytest.mark.parametrize("seeded", [False, True])
+def test_numbers_that_float32_does_not_have_choose_no_token(returned: torch.Tensor, named: str, seeded: bool) -> None:
+    engine = make_engine()
+    choice: dict[str, Any] = {"temperature": 1.0, "seed": 1} if seeded else {"temperature": 0}
+    params = SamplingParams(max_new_tokens=2, logits_processors=[lambda ids, logits: returned], **choice)
+    rid = engine.add_request([5], params)
+    with pytest.raises(RuntimeError, match=f"request {rid}: logits_processors: .*{named}"):
+        engine.step()
+    assert finish(engine)[rid].finish_reason == "abort"
+
+
+def test_an_error_of_a_processor_names_its_request() -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=2, logits_processors=[lambda ids, logits: 1 // 0]))
+    with pytest.raises(ZeroDivisionError) as raised:
+        engine.step()
+    assert raised.value.__notes__ == [f"raised by a logits processor of request {rid}"]
+
+
+def test_a_processor_cannot_make_a_request_stop_before_min_new_tokens() -> None:
+    def only(*tokens: int) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        def processor(ids: Any, logits: torch.Tensor) -> torch.Tensor:
+            kept = torch.full_like(logits, -math.inf)
+            kept[list(tokens)] = torch.arange(len(tokens), 0, -1.0)
+            return kept
+
+        return processor
+
+    engine = make_engine(eos=[7])
+    fields: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 3, "temperature": 0}
+    rid = engine.add_request([5], SamplingParams(logits_processors=[only(7, 9)], **fields))
+    assert finish(engine)[rid].token_ids == [9, 9, 9, 7]
+    engine.add_request([5], SamplingParams(logits_processors=[only(7)], **fields))
+    with pytest.raises(RuntimeError, match="must allow a token that does not stop, until min_new_tokens"):
+        engine.step()

@@ -1,12 +1,15 @@
 """Pausing and resuming a request: it holds nothing meanwhile, and its tokens are what they would have been."""
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nanoinfer import LLM, SamplingParams
+from nanoinfer import LLM, AsyncEngine, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
+from tests.helpers.async_engines import gated, run
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import FakeServer
 
@@ -163,3 +166,71 @@ def test_a_resumed_request_is_considered_at_once_although_another_did_not_fit() 
     batch = server.step()
     assert batch is not None
     assert (batch.forward_mode, batch.reqs) == (ForwardMode.EXTEND, [small])
+
+
+# --- waiting for what is paused ----------------------------------------------------------------------------------
+
+
+def test_a_paused_request_ends_at_its_deadline_though_nothing_else_is_left() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    rid = engine.add_request([5], greedy(9), timeout_s=10.0)
+    step(engine)
+    engine.pause(rid)
+    assert (engine.has_unfinished(), engine.has_work()) == (False, False)
+    assert engine.seconds_to_deadline() == 10.0
+    clock.now += 10.0
+    assert (engine.has_unfinished(), engine.has_work()) == (True, True)
+    output = finish(engine)[rid]
+    assert (output.finish_reason, output.token_ids) == ("timeout", [6])
+    assert engine.seconds_to_deadline() is None
+    assert_all_free(engine)
+
+
+def test_a_request_that_ended_before_its_deadline_is_no_work() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.add_request([5], greedy(1), timeout_s=10.0)
+    finish(engine)
+    clock.now += 20.0
+    assert not engine.has_unfinished()
+    assert engine.seconds_to_deadline() is None
+
+
+def test_reading_a_paused_stream_raises_although_another_callers_output_is_kept() -> None:
+    llm = LLM("story", max_total_tokens=64)
+    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
+    stream = llm.stream([5, 6], params)
+    first = next(stream)
+    other = llm.engine.add_request([7, 8], replace(params, max_new_tokens=3))
+    llm.engine.pause(first.request_id)
+    with pytest.raises(RuntimeError, match="every request is paused"):
+        list(stream)
+    assert finish(llm.engine)[other].finish_reason == "length"
+
+
+def test_an_async_engine_lets_the_deadline_of_a_paused_request_pass() -> None:
+    async def test() -> None:
+        inner, gate = gated(open_at_once=False)
+        async with AsyncEngine(inner) as engine:
+            stream = await engine.add([5], greedy(60), timeout_s=0.5)
+            gate.let_one_through()
+            await anext(aiter(stream))
+            pausing = asyncio.create_task(engine.pause(stream.request_id))
+            await asyncio.sleep(0)  # it is posted now, and waits for the pass that is being made
+            gate.let_one_through()
+            await pausing
+            output = await stream.output()
+            assert output.finish_reason == "timeout"
+            assert output.token_ids in ([6], [6, 7])  # the second pass may have begun
+            assert (await engine.stats()).paused == 0
+
+    run(test)
+
+
+def test_an_async_engine_is_not_made_of_one_with_paused_requests() -> None:
+    engine = make_engine()
+    engine.pause(engine.add_request([5], greedy(2)))
+    assert not engine.has_unfinished()
+    with pytest.raises(ValueError, match="has unfinished requests"):
+        AsyncEngine(engine)

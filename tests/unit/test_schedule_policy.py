@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,3 +219,15 @@ def test_an_unknown_policy_is_refused_by_name_with_those_there_are(monkeypatch: 
     monkeypatch.setitem(SCHEDULE_POLICIES, "shortest", shortest_first)
     with pytest.raises(ValueError, match=r"schedule_policy='longest': must be one of lpm, .*, shortest"):
         make_engine(schedule_policy="longest")
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda reqs: reqs[1:], lambda reqs: [*reqs, *reqs][: len(reqs) - 1], lambda reqs: []]
+)
+def test_a_policy_that_leaves_a_request_out_is_named(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULE_POLICIES, "forgetful", lambda reqs, cache, rng: answer(reqs))
+    engine = make_engine(rows=1, schedule_policy="forgetful")
+    for first in (5, 50, 70):
+        engine.add_request([first], greedy(1))
+    with pytest.raises(RuntimeError, match="schedule_policy='forgetful': must return every request"):
+        engine.step()

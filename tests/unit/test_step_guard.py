@@ -1,12 +1,15 @@
 """StepGuard: what a step promises when signals arrive, when exceptions come in pairs, and when they are no Exception."""
 
+import gc
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from nanoinfer import SamplingParams
 from nanoinfer.engine import Engine
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
 
@@ -177,4 +180,123 @@ def test_the_outputs_of_requests_that_end_are_kept_when_a_handler_raises(
     outputs = finish(engine)
     assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("abort", [6])
     assert engine.abort(rid) is None
+    assert_all_free(engine)
+
+
+# --- the shield itself -------------------------------------------------------------------------------------------
+
+
+def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived = []
+
+    def raising(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)}
+    handlers = {signal.SIGALRM: raising}
+    handlers |= {number: lambda number, frame: arrived.append(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        original, once_more = signal.signal, iter([True])
+
+        def restored(number: int, handler: Any) -> Any:
+            result = original(number, handler)
+            if handler is raising and next(once_more, False):
+                signal.raise_signal(number)  # as soon as its handler is back
+            return result
+
+        engine = make_engine()
+        rid = engine.add_request([5], greedy(3))
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "signal", restored)
+            with pytest.raises(Interrupted):
+                engine.step()
+        assert {number: signal.getsignal(number) for number in handlers} == handlers
+        signal.raise_signal(signal.SIGUSR1)
+        assert arrived == [signal.SIGUSR1]
+        assert finish(engine)[rid].finished
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_handler_that_raises_as_it_is_let_in_leaves_no_shield_behind() -> None:
+    """The exception's traceback keeps the context manager that was being entered; it ends when that is collected."""
+
+    def raising(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(3))
+    before = signal.signal(signal.SIGALRM, raising)
+
+    def entered(frame: FrameType, event: str, arg: Any) -> None:
+        generator = getattr(frame.f_locals.get("self"), "gen", None)
+        if event == "c_return" and arg is next and getattr(generator, "__name__", "") == "interruptible":
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGALRM)
+
+    try:
+        sys.setprofile(entered)
+        try:
+            with pytest.raises(Interrupted):
+                engine.step()
+        finally:
+            sys.setprofile(None)
+        assert finish(engine)[rid].finish_reason == "abort"
+        assert_all_free(engine)
+        del engine
+        gc.collect()
+        assert signal.getsignal(signal.SIGALRM) is raising
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- calls from inside a pass ------------------------------------------------------------------------------------
+
+INSIDE: dict[str, Callable[[Engine, int], Any]] = {
+    "step": lambda engine, rid: engine.step(),
+    "pause": lambda engine, rid: engine.pause(rid),
+    "abort": lambda engine, rid: engine.abort(rid),
+    "abort_all": lambda engine, rid: engine.abort_all(),
+    "shutdown": lambda engine, rid: engine.shutdown(),
+}
+
+
+@pytest.mark.parametrize("call", INSIDE)
+@pytest.mark.parametrize("at", [1, 2], ids=["in an EXTEND", "in a DECODE"])
+def test_what_would_change_a_pass_is_refused_while_it_is_computed(call: str, at: int) -> None:
+    engine = make_engine()
+    refused = []
+
+    def meddling(token_ids: Any, logits: Any) -> Any:
+        if len(token_ids) == at:
+            with pytest.raises(RuntimeError, match="this engine is computing a pass"):
+                INSIDE[call](engine, 0)
+            refused.append(call)
+        return logits
+
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=3, temperature=0, logits_processors=[meddling]))
+    other = engine.add_request([50], greedy(4))
+    outputs = finish(engine)
+    assert refused == [call]
+    assert (outputs[rid].token_ids, outputs[other].token_ids) == ([6, 7, 8], [51, 52, 53, 54])
+    assert engine.stats().paused == 0
+    assert_all_free(engine)
+
+
+def test_a_request_may_arrive_while_a_pass_is_computed() -> None:
+    engine = make_engine()
+    late = []
+
+    def adding(token_ids: Any, logits: Any) -> Any:
+        late.append(engine.add_request([80], greedy(2)))
+        return logits
+
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=1, temperature=0, logits_processors=[adding]))
+    outputs = finish(engine)
+    assert (outputs[rid].token_ids, outputs[late[0]].token_ids) == ([6], [81, 82])
     assert_all_free(engine)
