@@ -71,8 +71,8 @@ class StepGuard:
         try:
             batch = one_pass()
         except BaseException as error:
+            self._is_computing, self._error = False, error
             with uninterrupted():  # also when it was raised while handlers were let in
-                self._is_computing, self._error = False, error
                 self._end_unfinished_pass()
             raise
         self._in_pass = self._is_computing = False
