@@ -95,6 +95,7 @@ class Engine:
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
         """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none."""
         queued: list[Req] = []
+        ids = [group.request_id for group in groups]
         try:
             with uninterrupted():
                 self._check_queue(sum(len(group.reqs) for group in groups))
@@ -102,13 +103,13 @@ class Engine:
                 self.open_requests.add(groups, self._clock())
                 for req in queued:
                     self.scheduler.add(req)
+            return ids
         except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
             with uninterrupted():
                 for req in queued:
                     self.open_requests.groups.pop(req.request_id, None)
                     self.scheduler.waiting.discard(req)
             raise
-        return [group.request_id for group in groups]
 
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now, in whatever state it is; returns its last output.
@@ -116,9 +117,12 @@ class Engine:
         None when it is unknown, or has ended and its last output was delivered: a request may end just before its
         abort.
         """
-        with self._guard.handing_out() as outputs:
+
+        def end() -> list[RequestOutput]:
             self._guard.end([request_id], FinishReason.ABORT, "aborted")
-            outputs += self.open_requests.withdraw(request_id)
+            return self.open_requests.withdraw(request_id)
+
+        outputs = self._guard.hand_out(end)
         return outputs[0] if outputs else None
 
     def abort_all(self, error: BaseException | None = None) -> list[RequestOutput]:
@@ -127,10 +131,12 @@ class Engine:
         `error`: what made it necessary, for the outputs to say.
         """
         counted_as = "aborted" if error is None else "failed"
-        with self._guard.handing_out() as outputs:
+
+        def end() -> list[RequestOutput]:
             self._guard.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
-            outputs += self.open_requests.deliver()
-        return outputs
+            return self.open_requests.deliver()
+
+        return self._guard.hand_out(end)
 
     @uninterrupted()
     def pause(self, request_id: int) -> None:
@@ -160,11 +166,14 @@ class Engine:
 
         May be called again; then there is nothing left to do.
         """
-        with self._guard.handing_out() as outputs:
+
+        def close() -> list[RequestOutput]:
             self._closed = True
-            outputs += self.abort_all()
+            outputs = self.abort_all()
             self.flush_cache()
-        return outputs
+            return outputs
+
+        return self._guard.hand_out(close)
 
     def has_unfinished(self) -> bool:
         """True while `step()` has something to do or to deliver."""

@@ -1,7 +1,6 @@
 """StepGuard: what surrounds every pass of an engine, so that the pass itself reads as what it does."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
@@ -35,21 +34,18 @@ class StepGuard:
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait."""
-        with self.handing_out() as outputs:
-            self._guarded(one_pass)
-            outputs += self._open.deliver()
-        return outputs
+        return self.hand_out(lambda: self._guarded(one_pass))
 
-    @contextmanager
-    def handing_out(self) -> Iterator[list[RequestOutput]]:
-        """An uninterrupted block that fills a list with outputs for the caller. When it raises, or a signal handler that
-        had to wait for its end does, the caller does not get them: the next step returns them. RuntimeError inside a pass.
+    def hand_out(self, outputs_of: Callable[[], list[RequestOutput]]) -> list[RequestOutput]:
+        """Call a function, uninterrupted, for outputs that go to the caller. When it raises, or a signal handler that had
+        to wait for its end does, the caller does not get them: the next step returns them. RuntimeError inside a pass.
         """
         self.check_between_passes()
         outputs: list[RequestOutput] = []
         try:
             with uninterrupted():
-                yield outputs
+                outputs = outputs_of()
+            return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
         except BaseException:
             with uninterrupted():
                 self._open.hold(outputs)
@@ -63,7 +59,7 @@ class StepGuard:
                 "only; an AsyncEngine does so for any thread"
             )
 
-    def _guarded(self, one_pass: Callable[[], Batch | None]) -> None:
+    def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         started, retracted = self._clock(), self._scheduler.retractions
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
@@ -80,6 +76,7 @@ class StepGuard:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
             log_step(batch, self._scheduler, self.meter, self._scheduler.retractions - retracted, seconds)
+        return self._open.deliver()
 
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None

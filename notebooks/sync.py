@@ -39,9 +39,7 @@ CORE = [
 
 # Why no notebook shows a file ("nanoinfer/cache/kv_storage.py"), a class with its methods
 # ("nanoinfer/cache/radix_cache.py:RadixCache") or a definition ("nanoinfer/cache/radix_cache.py:RadixCache.reset").
-NOT_TAUGHT: dict[str, str] = {
-    "nanoinfer/cache/kv_storage.py:check_kv_storage": "it checks a storage from outside; notebook 04 shows what it must be",
-}
+NOT_TAUGHT: dict[str, str] = {}
 
 REFRESH = "python -m notebooks.build --text"
 
