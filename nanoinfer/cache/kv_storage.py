@@ -13,8 +13,8 @@ from nanoinfer.registry import KV_STORAGES
 class KVStorage(ABC):
     """K and V of `size` slots in each of `layer_num` layers: `head_num` heads (Hk) of `head_dim` numbers (D) per token.
 
-    A kind is a subclass under the name that `kv_cache_dtype` gives: `KV_STORAGES["mine"] = MyStorage`. It keeps K/V in
-    whatever form on `device`, but takes and gives them in `dtype`, the model's. The pool makes it by
+    A kind is a subclass under the name that `kv_cache_dtype` gives: `KV_STORAGES["mine"] = MyStorage`. It keeps K/V on
+    `device` in any form, but takes and gives them in `dtype`, the model's. The pool makes one by
     `MyStorage(size, dtype, head_num, head_dim, layer_num, device)`. With `has_plain_buffers` there are `key_buffers` and
     `value_buffers` as in PlainKVStorage, and kernels read them in place, without `read`: a kind that keeps K/V in another
     form derives from KVStorage.
@@ -90,7 +90,7 @@ def check_kv_storage(storage: KVStorage, size: int, dtype: torch.dtype, head_num
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`torch.zeros`; on the host with memory that the system hands out page by page when it is first written to.
 
-    A pool that is never filled so never takes its full size.
+    So a pool that is never filled never takes its full size.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -116,7 +116,9 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """`input_ids` [T] → [T, hidden]; with `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
         what follows attention only for these."""
-        x, residual = self.embed_tokens(input_ids) * self.embedding_scale, None
+        x, residual = self.embed_tokens(input_ids), None
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
         *layers, last = self.layers
         for layer in layers:
             x, residual = layer(x, residual, rotation, metadata)

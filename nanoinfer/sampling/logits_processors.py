@@ -102,8 +102,8 @@ def apply_processors_of_requests(scores: torch.Tensor, rows: Rows) -> None:
                 error.add_note(f"raised by a logits processor of request {req.request_id}")
                 raise
             scores[row] = _checked(result, scores[row], req)
-        if req.params.logits_processors and req.num_output_tokens < req.params.min_new_tokens:
-            scores[row, sorted(req.stop_token_ids)] = -torch.inf  # a processor may have made one likely again
+        if req.params.logits_processors:
+            forbid_stopping_early(scores, [(row, req)])  # a processor may have made a stop token likely again
             if not bool(scores[row].max().isfinite()):
                 raise RuntimeError(f"{_where(req)}: must allow a token that does not stop, until min_new_tokens")
 
