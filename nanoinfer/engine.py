@@ -22,13 +22,17 @@ from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.signals import interruptible, uninterrupted
+from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
+from nanoinfer.turns import Turns
 
 
 class Engine:
-    """Serves one model to many requests at once. Single-threaded: nothing happens except inside `step()`.
+    """Serves one model to many requests at once. Nothing happens except inside `step()`.
+
+    Driven by hand (`add_request`, `step`), it is for one thread at a time: while requests that one has added are
+    unfinished, RuntimeError in another. All else may be called from any thread, and waits for the pass to end.
 
     `clock`: seconds, for deadlines, latencies and step times.
     """
@@ -60,6 +64,11 @@ class Engine:
         self._ids = count()
         self._closed = False
 
+    @property
+    def turns(self) -> Turns:
+        """Which thread is in the engine, and which may step it."""
+        return self._guard.turns
+
     # --- requests ------------------------------------------------------------------------------------------------
 
     def add_request(
@@ -77,6 +86,7 @@ class Engine:
         (FinishReason.TIMEOUT). Nothing has changed when it raises: InvalidRequestError (a ValueError) when the request
         can never be served, QueueFullError when too many wait, EngineClosedError after `shutdown`.
         """
+        self.turns.drive(self.open_requests.ids, step=False)
         return self.submit(self.prepare(Request(prompt, params_or_default(params), extra_key, timeout_s, name)))
 
     def prepare(self, request: Request) -> RequestGroup:
@@ -97,7 +107,7 @@ class Engine:
         queued: list[Req] = []
         ids = [group.request_id for group in groups]
         try:
-            with uninterrupted():
+            with self.turns.visit():
                 self._check_queue(sum(len(group.reqs) for group in groups))
                 queued = [req for group in groups for req in group.reqs]
                 self.open_requests.add(groups, self._clock())
@@ -105,7 +115,7 @@ class Engine:
                     self.scheduler.add(req)
             return ids
         except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
-            with uninterrupted():
+            with self.turns.visit(let_handlers_in=False):
                 for req in queued:
                     self.open_requests.groups.pop(req.request_id, None)
                     self.scheduler.waiting.discard(req)
@@ -138,27 +148,27 @@ class Engine:
 
         return self._guard.hand_out(end)
 
-    @uninterrupted()
     def pause(self, request_id: int) -> None:
         """Leave a request out of all passes until `resume`; its deadline goes on.
 
         Its row and slots are given back; its computed tokens stay in the tree while there is room, so that it goes on
         where it was. A step in which every request is paused does nothing. ValueError when no such request is open.
         """
-        self._guard.check_between_passes()
-        for req in self._open_group(request_id).reqs:
-            if not req.finished:
-                self.scheduler.pause(req)
+        with self.turns.visit():
+            self._guard.check_between_passes()
+            for req in self._open_group(request_id).reqs:
+                if not req.finished:
+                    self.scheduler.pause(req)
 
-    @uninterrupted()
     def resume(self, request_id: int) -> None:
         """Let a paused request go on: ahead of requests never admitted if it was admitted before, else behind them.
 
         Does nothing to a request that is not paused, and is not refused for `max_queue`. ValueError when no such request
         is open.
         """
-        for req in self._open_group(request_id).reqs:
-            self.scheduler.resume(req)
+        with self.turns.visit():
+            for req in self._open_group(request_id).reqs:
+                self.scheduler.resume(req)
 
     def shutdown(self) -> list[RequestOutput]:
         """End for good: `abort_all`, every slot back to the pool, and later requests are refused with
@@ -205,6 +215,7 @@ class Engine:
         Ctrl-C and other Python signal handlers interrupt the forward pass and sampling, with the same consequences;
         never the bookkeeping around them (StepGuard).
         """
+        self.turns.drive(self.open_requests.ids, step=True)
         return self._guard.step(self._one_pass)
 
     def _one_pass(self) -> Batch | None:
@@ -237,16 +248,18 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Where requests and slots are now, sums since the start, and recent speed."""
-        return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
+        with self.turns.visit():
+            return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
-        self.cache.check_integrity(self.scheduler.running)
+        with self.turns.visit():
+            self.cache.check_integrity(self.scheduler.running)
 
-    @uninterrupted()
     def flush_cache(self) -> int:
         """Free every cached token that no running request relies on; returns how many."""
-        return self.radix_cache.evict(self.radix_cache.evictable_size())
+        with self.turns.visit():
+            return self.radix_cache.evict(self.radix_cache.evictable_size())
 
     # --- how it works --------------------------------------------------------------------------------------------
 

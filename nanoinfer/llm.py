@@ -1,7 +1,6 @@
 """LLM: load a model, then generate, stream or chat."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.calls import Calls
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
 from nanoinfer.engine import Engine
@@ -19,9 +19,10 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.signals import uninterrupted
 
 if TYPE_CHECKING:
     from nanoinfer.trace import Trace
@@ -31,7 +32,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class LLM:
-    """A model and the engine that serves it.
+    """A model and the engine that serves it. All methods may be called from any thread; calls are served together.
 
     - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, or a Hub name.
     - `dtype`: float32, bfloat16 or float16; None keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
@@ -89,7 +90,7 @@ class LLM:
             from nanoinfer.trace import Recorder
 
             self.trace = Recorder(self.engine).trace
-        self._own: set[int] = set()  # requests whose callers read them here, not from the engine's steps
+        self._calls = Calls(self.engine)
 
     def generate(
         self,
@@ -160,49 +161,30 @@ class LLM:
         return self.engine.shutdown()
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
-        pieces = PieceReader(group)
+        call = self._calls.open([group], stream=True)
         try:
-            self._own.add(self.engine.submit(group))
-            while not pieces.done:
-                yield from pieces.read()
-                if not group.finished:
-                    self._step()
+            while True:
+                was_done = call.done  # the last piece comes before
+                yield from call.read()
+                if was_done:
+                    return
+                self._calls.wait(call)
         finally:
-            self.engine.abort(group.request_id)
-            self._own.discard(group.request_id)
+            self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
         from tqdm.auto import tqdm
 
-        try:
-            self._own.update(self.engine.submit_all(groups))
-            ids = {group.request_id for group in groups}
-            left = deque(groups)  # the front is looked at, not the whole queue: a step costs what is in it
-            with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
-                while left:
-                    if left[0].finished:
-                        left.popleft()
-                        continue
-                    if ended := sum(out.finished and out.request_id in ids for out in self._step()):
-                        bar.update(ended)
-        finally:
-            for group in groups:
-                self.engine.abort(group.request_id)
-                self._own.discard(group.request_id)
-        return [group.output() for group in groups]
-
-    def _step(self) -> list[RequestOutput]:
-        """Step the engine; outputs of requests that were added to it directly stay for the next caller of its `step`.
-
-        RuntimeError when every request is paused, and waiting for this one would never end.
-        """
-        if not self.engine.has_work():
-            raise RuntimeError(
-                "every request is paused: resume one (engine.resume) before its output can be waited for"
-            )
-        outputs = self.engine.step()
-        self.engine.deliver_later([out for out in outputs if out.request_id not in self._own])
-        return outputs
+        with uninterrupted():  # but for passes, and for waiting while another thread makes one
+            call = self._calls.open(groups)
+            try:
+                with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
+                    while not call.done:
+                        self._calls.wait(call)
+                        bar.update(call.newly_ended())
+            finally:
+                self._calls.close(call)
+        return [call.outputs[group.request_id] for group in groups]
 
 
 def _is_prompt(prompts: Any) -> bool:

@@ -10,7 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 # The signals that programs put handlers on; a handler for anything else (a fault, a stopped child) has its own reasons.
@@ -115,3 +116,25 @@ def interruptible() -> Iterator[None]:
         if not shield.closed:
             shield.up()
             _active = shield
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised this exception, as far as its traceback shows: then it is for the main thread,
+    whatever was going on there. (That of Ctrl-C is written in C and leaves no frame, only its KeyboardInterrupt.)
+    """
+    if not _concerned():
+        return False
+    codes = {code for number in SIGNALS if (code := _code_of(signal.getsignal(number))) is not None}
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code not in codes:
+        traceback = traceback.tb_next
+    return traceback is not None or isinstance(error, KeyboardInterrupt)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code that runs first when `handler` is called, if it is written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = getattr(handler, "__func__", type(handler).__call__)
+    return getattr(handler, "__code__", None)

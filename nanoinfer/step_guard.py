@@ -10,6 +10,7 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.signals import uninterrupted
 from nanoinfer.stats import StepMeter, log_step
+from nanoinfer.turns import Turns
 
 
 class StepGuard:
@@ -21,15 +22,14 @@ class StepGuard:
       on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
       pass that did not finish, because its K/V may not be there.
     - Outputs that callers have not seen yet are kept until a step delivers them.
-    - What would change the requests of a pass is refused while it is computed.
+    - One thread at a time is in the engine (turns.py); what would change the requests of a pass is refused inside it.
     - The step is timed, counted and logged.
     """
 
     def __init__(self, scheduler: Scheduler, open_requests: OpenRequests, clock: Callable[[], float]):
-        self.meter = StepMeter()
+        self.meter, self.turns = StepMeter(), Turns()
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
         self._in_pass = False  # until its requests have their tokens, or have ended
-        self._is_computing = False
         self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
@@ -40,38 +40,37 @@ class StepGuard:
         """Call a function, uninterrupted, for outputs that go to the caller. When it raises, or a signal handler that had
         to wait for its end does, the caller does not get them: the next step returns them. RuntimeError inside a pass.
         """
-        self.check_between_passes()
         outputs: list[RequestOutput] = []
         try:
-            with uninterrupted():
+            with self.turns.visit():
+                self.check_between_passes()
                 outputs = outputs_of()
             return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
         except BaseException:
-            with uninterrupted():
+            with self.turns.visit(let_handlers_in=False):
                 self._open.hold(outputs)
             raise
 
     def check_between_passes(self) -> None:
-        """RuntimeError in code that a pass calls (a logits processor, a signal handler), or in another thread meanwhile."""
-        if self._is_computing:
+        """RuntimeError in code that a pass calls (a logits processor, a signal handler)."""
+        if self.turns.is_computing:
             raise RuntimeError(
-                "this engine is computing a pass: requests can be stepped, paused, aborted and shut down between passes "
-                "only; an AsyncEngine does so for any thread"
+                "this engine is computing a pass: steps, pauses, aborts and shutdowns are possible between passes only"
             )
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         started, retracted = self._clock(), self._scheduler.retractions
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
-        self._in_pass = self._is_computing = True
+        self._in_pass = self.turns.is_computing = True
         try:
             batch = one_pass()
         except BaseException as error:
-            self._is_computing, self._error = False, error
+            self.turns.is_computing, self._error = False, error
             with uninterrupted():  # also when it was raised while handlers were let in
                 self._end_unfinished_pass()
             raise
-        self._in_pass = self._is_computing = False
+        self._in_pass = self.turns.is_computing = False
         if batch is not None:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)

@@ -20,6 +20,10 @@ class OpenRequests:
         """True while there is something to deliver."""
         return bool(self._undelivered)
 
+    def ids(self) -> set[int]:
+        """The requests that have not ended or have an output to be delivered. May be called from any thread."""
+        return {*list(self.groups), *list(self._undelivered)}
+
     def add(self, groups: Sequence[RequestGroup], now: float) -> None:
         """Requests arrive at `now`, in seconds."""
         for group in groups:

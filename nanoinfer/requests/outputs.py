@@ -1,7 +1,7 @@
 """What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (newly generated text)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -99,6 +99,10 @@ class StreamPiece:
     finish_reason: FinishReason | None
     prompt_tokens: int
     cached_tokens: int
+
+    def __add__(self, following: "StreamPiece") -> "StreamPiece":
+        """This piece and the one that follows it, of the same completion, as one."""
+        return replace(following, text=self.text + following.text, token_ids=self.token_ids + following.token_ids)
 
 
 class RequestGroup:

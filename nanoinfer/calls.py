@@ -1,0 +1,158 @@
+"""Calls: the calls of an LLM that are in flight, from any number of threads, and how they share one engine.
+
+No thread serves the others. Whichever waits for an output steps the engine, one at a time, and puts what the step gave
+into the calls that it belongs to, so that all of them are batched together:
+
+    thread A   wait ─ step ─ step ─ step ─ step ─ has its outputs
+    thread B      wait ······ a piece ·· a piece ·········· step ─ step ─ has its outputs
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from weakref import ReferenceType, ref
+
+from nanoinfer.engine import Engine
+from nanoinfer.errors import StepFailedError
+from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.signals import raised_by_handler
+
+
+class Call:
+    """One call and what it has received: pieces of its only request, or the last output of each.
+
+    `outputs`: the last outputs by request id. `error`: what ended a request in a step.
+    """
+
+    def __init__(self, groups: Sequence[RequestGroup], stream: bool):
+        self.groups = groups
+        self.outputs: dict[int, RequestOutput] = {}
+        self._pieces: dict[int, StreamPiece] = {}  # not read yet, by completion
+        self._reading = threading.Lock()
+        self.error: BaseException | None = None
+        self._reader = PieceReader(groups[0]) if stream else None
+        self._unended = deque(groups)
+        self._seen = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended and its last output is here."""
+        return len(self.outputs) == len(self.groups)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come since the last `newly_ended`, or pieces can be read."""
+        return bool(self._pieces) or len(self.outputs) > self._seen
+
+    def newly_ended(self) -> int:
+        """How many requests have ended since this was last asked."""
+        before, self._seen = self._seen, len(self.outputs)
+        return self._seen - before
+
+    def read(self) -> list[StreamPiece]:
+        """What is new since the last read: one piece for each completion that has something new."""
+        with self._reading:
+            pieces, self._pieces = list(self._pieces.values()), {}
+            return pieces
+
+    def first_unended(self) -> RequestGroup | None:
+        """The first request whose last output has not come."""
+        while self._unended and self._unended[0].request_id in self.outputs:
+            self._unended.popleft()
+        return self._unended[0] if self._unended else None
+
+    def put(self, output: RequestOutput) -> None:
+        """A step has given an output. To be called between two passes."""
+        if self._reader is not None:
+            with self._reading:
+                for piece in self._reader.read():
+                    waiting = self._pieces.get(piece.index)
+                    self._pieces[piece.index] = piece if waiting is None else waiting + piece
+        self.error = self.error or output.error
+        if output.finished:
+            self.outputs[output.request_id] = output
+
+
+class Calls:
+    """The calls in flight on one engine. A call that was dropped without being closed is closed by the next step."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._calls: dict[int, ReferenceType[Call]] = {}  # by request id
+
+    def open(self, groups: Sequence[RequestGroup], stream: bool = False) -> Call:
+        """Queue the requests of a call, all or none. Errors as `Engine.submit_all`; RuntimeError when an AsyncEngine serves
+        with this engine.
+        """
+        call, turns = Call(groups, stream), self._engine.turns
+        with turns.visit():
+            if turns.taken_by is not None:
+                raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
+            for request_id in self._engine.submit_all(groups):
+                self._calls[request_id], turns.callers[request_id] = ref(call), threading.current_thread()
+        return call
+
+    def close(self, call: Call) -> None:
+        """The call is over: abort those of its requests that have not ended."""
+        with self._engine.turns.visit(let_handlers_in=False):
+            if self._engine.turns.is_computing:
+                return  # a stream was dropped, and collected in the middle of a pass
+            for group in call.groups:
+                self._forget(group.request_id, abort=group.request_id not in call.outputs)
+
+    def wait(self, call: Call) -> None:
+        """Until the call has news, or this thread has made a step.
+
+        Raises what that step raised if it concerns this call, and StepFailedError when a step that another thread made
+        has ended a request of the call. RuntimeError when every request is paused.
+        """
+        turns = self._engine.turns
+        with turns.step_unless(lambda: call.has_news or self._is_gone(call.first_unended())) as is_my_turn:
+            if is_my_turn:
+                self._step(call)
+        if self._is_gone(call.first_unended()):  # either its output is being put here by another thread, or it was
+            with turns.visit():  # aborted by hand or by a shutdown: then the last output went to who did that
+                group = call.first_unended()
+                if group is not None and self._is_gone(group):
+                    call.put(group.output())
+        if call.error is not None:
+            reason = f"{type(call.error).__name__}: {call.error}"
+            raise StepFailedError(f"a request ended because its step failed: {reason}") from call.error
+
+    def _is_gone(self, group: RequestGroup | None) -> bool:
+        return group is not None and not self._engine.is_unfinished(group.request_id)
+
+    def _step(self, call: Call) -> None:
+        if not self._engine.has_work():
+            self._deliver(self._engine.open_requests.deliver())
+            if call.has_news:
+                return
+            raise RuntimeError(
+                "every request is paused: resume one (engine.resume) before its output can be waited for"
+            )
+        try:
+            self._deliver(self._engine.step())
+        except BaseException as error:
+            ended = self._engine.open_requests.deliver()
+            self._deliver(ended)
+            is_known = any(output.error is error for output in ended)  # to the requests of the pass
+            if call.error is error or not is_known or raised_by_handler(error):
+                raise
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """Put outputs into their calls; those of requests that were added by hand stay for the next `Engine.step`."""
+        by_hand = []
+        for output in outputs:
+            if output.request_id not in self._calls:
+                by_hand.append(output)
+            elif (call := self._calls[output.request_id]()) is not None:
+                call.put(output)
+            else:
+                self._forget(output.request_id, abort=not output.finished)
+        self._engine.deliver_later(by_hand)
+
+    def _forget(self, request_id: int, abort: bool) -> None:
+        self._calls.pop(request_id, None)
+        self._engine.turns.callers.pop(request_id, None)
+        if abort:
+            self._engine.abort(request_id)

@@ -1,0 +1,59 @@
+"""exit_gate: no thread is in the middle of compiled code when the interpreter ends.
+
+A daemon thread that comes back from C++ or Rust while Python is being taken down is ended by the system in the middle of
+code that does not expect it, and the whole process is aborted. (Other threads have ended by then: Python waits for them.)
+"""
+
+import atexit
+import threading
+from collections.abc import Callable
+from weakref import WeakMethod
+
+
+class ExitGate:
+    """Threads pass through it (`with exit_gate:`) to make passes and to tokenize.
+
+    When Python exits it first calls what was given to `before_closing`; then it waits until no thread is inside, and lets
+    none in but the main thread. Those that come later wait, and end with the process.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside: dict[threading.Thread, int] = {}
+        self._is_closed = False
+        self._before_closing: list[WeakMethod[Callable[[], None]]] = []
+
+    def __enter__(self) -> None:
+        me = threading.current_thread()
+        with self._changed:
+            while self._is_closed and me is not threading.main_thread() and me not in self._inside:
+                self._changed.wait()
+            self._inside[me] = self._inside.get(me, 0) + 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        me = threading.current_thread()
+        with self._changed:
+            self._inside[me] -= 1
+            if not self._inside[me]:
+                del self._inside[me]
+                self._changed.notify_all()
+
+    def before_closing(self, method: Callable[[], None]) -> None:
+        """Call a bound method when Python exits, if its object still exists then."""
+        self._before_closing = [kept for kept in self._before_closing if kept() is not None]
+        self._before_closing.append(WeakMethod(method))
+
+    def close(self) -> None:
+        """What happens at exit."""
+        for reference in self._before_closing:
+            method = reference()
+            if method is not None:
+                method()
+        with self._changed:
+            self._is_closed = True
+            while any(thread is not threading.main_thread() and thread.is_alive() for thread in self._inside):
+                self._changed.wait()
+
+
+exit_gate = ExitGate()
+atexit.register(exit_gate.close)

@@ -1,0 +1,119 @@
+"""Turns: one thread at a time in an engine, and which thread may step it by hand."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from nanoinfer.exit_gate import exit_gate
+from nanoinfer.signals import interruptible, uninterrupted
+
+# While the main thread waits, signal handlers run so often. (A handler that raises inside `Condition.wait` could leave
+# its lock in two minds, so none runs there.)
+SECONDS_BETWEEN_HANDLERS = 0.02
+
+USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or serve with an AsyncEngine"
+
+
+class Turns:
+    """The right to be in an engine. One thread has it at a time, and may take it again inside.
+
+    It is taken to make a pass, and for a visit between two passes: to add or abort requests, or to look. Visitors go
+    first, so that a thread that makes pass after pass keeps none of them waiting for longer than a pass. Signal handlers
+    run while a thread waits, and not while it has the turn (`uninterrupted`).
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder: threading.Thread | None = None
+        self._visitors = 0  # threads that wait for a visit
+        self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
+        self.taken_by: str | None = None  # what serves with this engine alone, if anything does
+        self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
+        self.is_computing = False  # in the middle of a pass, whose requests must not be changed
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn."""
+        return self._holder is threading.current_thread()
+
+    @contextmanager
+    def visit(self, let_handlers_in: bool = True) -> Iterator[None]:
+        """A turn between two passes. Inside a turn that this thread has, it is the same turn.
+
+        `let_handlers_in`: signal handlers run while this thread waits for its turn, and one that raises ends the wait.
+        """
+        if self.is_mine:
+            with uninterrupted():
+                yield
+            return
+        with uninterrupted(), exit_gate:
+            with self._changed:
+                self._visitors += 1
+            try:
+                self._wait(self._take, let_handlers_in)
+            finally:
+                with self._changed:
+                    self._visitors -= 1
+                    if not self.is_mine:  # a handler has raised: the visit is off, and steps need not wait for it
+                        self._changed.notify_all()
+            try:
+                yield
+            finally:
+                self._give_back()
+
+    @contextmanager
+    def step_unless(self, done: Callable[[], bool]) -> Iterator[bool]:
+        """Wait for a turn to step, or until `done()`; gives whether this thread has the turn.
+
+        `done` is called when other threads have finished a turn, or make one: it must not read what passes change.
+        """
+        with uninterrupted(), exit_gate:
+            self._wait(lambda: done() or (not self._visitors and self._take()))
+            try:
+                yield self.is_mine
+            finally:
+                if self.is_mine:
+                    self._give_back()
+
+    def drive(self, request_ids: Callable[[], Iterable[int]], step: bool) -> None:
+        """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
+
+        RuntimeError when it may not: something else serves with the engine, other threads wait for calls of an LLM, or
+        another thread drives it, some of whose requests are among `request_ids()`, the unfinished ones.
+        """
+        me, last = threading.current_thread(), self._by_hand
+        if self._holder is me:
+            return
+        if self.taken_by is not None:
+            raise RuntimeError(f"{self.taken_by} serves with this engine: use its methods")
+        if step and any(thread is not me for thread in list(self.callers.values())):
+            raise RuntimeError(f"other threads wait for calls of an LLM, which step this engine: {USE_INSTEAD}")
+        if not (last is None or last is me) and last.is_alive() and any(i not in self.callers for i in request_ids()):
+            raise RuntimeError(
+                f"thread {last.name!r} drives this engine by hand, and its requests have not ended: an engine "
+                f"is for one thread. To share it between threads, {USE_INSTEAD}"
+            )
+        self._by_hand = me
+
+    def _take(self) -> bool:
+        """Take the turn, unless another thread has it. (After a fork, threads of the parent process are not alive.)"""
+        if self._holder is None or not self._holder.is_alive():
+            self._holder = threading.current_thread()
+        return self.is_mine
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._holder = None
+            self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], bool], let_handlers_in: bool = True) -> None:
+        """Until `ready()`, which is called while no turn begins or ends."""
+        let_handlers_in &= threading.current_thread() is threading.main_thread()  # no other thread runs them
+        while True:
+            with self._changed:
+                if ready():
+                    return
+                self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None)
+            if let_handlers_in:
+                with interruptible():
+                    pass
