@@ -23,6 +23,7 @@ OPTIONS: list[dict[str, object]] = [
     {"factor": 3.7},
     {"factor": 1.0},
     {"factor": 40},
+    {"rope_theta": 1000000},
     {"original_max_position_embeddings": 32768},
     {"original_max_position_embeddings": 2},  # no pair turns once in it
     {"attention_factor": 0.7},
