@@ -105,7 +105,7 @@ class ModelConfig:
             raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
         rope = dict(rope_parameters or hf.rope_parameters or {})
         # Also where each type of layer has its rope, transformers reads this one beside the types.
-        rope["truncate"] = (hf.rope_parameters or {}).get("truncate", True)
+        rope["truncate"] = (getattr(hf, "rope_parameters", None) or {}).get("truncate", True)
         scaling = read_rope_scaling(rope, hf.max_position_embeddings)
         common = {
             "architecture": _architecture(hf.to_dict()),
