@@ -8,21 +8,11 @@ import torch
 
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.model.families import find_family
+from nanoinfer.model.families import find_family, infer_architecture
+from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 
 # What transformers calls an activation → the operation of Kernels that applies it between the MLP's products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched for longer contexts; `rope_type` is default, linear or llama3."""
-
-    rope_type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,7 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float
-    max_position_embeddings: int
+    max_position_embeddings: int  # with yarn: at least what that stretches the original context to
     rope_theta: float
     rope_scaling: RopeScaling
     tie_word_embeddings: bool
@@ -81,8 +71,9 @@ class ModelConfig:
             )
         try:
             hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-        except (KeyError, ValueError, StrictDataclassError) as error:  # how transformers says what it cannot read
-            raise UnsupportedModelError(f"{path / 'config.json'}: {error}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StrictDataclassError) as error:
+            # How transformers says what it cannot read.
+            raise UnsupportedModelError(f"{path / 'config.json'}: {type(error).__name__}: {error}") from error
         eos = hf_config.eos_token_id
         if (path / "generation_config.json").is_file():
             eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
@@ -113,6 +104,9 @@ class ModelConfig:
         if heads % kv_heads:
             raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
         rope = dict(rope_parameters or hf.rope_parameters or {})
+        # Also where each type of layer has its rope, transformers reads this one beside the types.
+        rope["truncate"] = (getattr(hf, "rope_parameters", None) or {}).get("truncate", True)
+        scaling = read_rope_scaling(rope, hf.max_position_embeddings)
         common = {
             "architecture": _architecture(hf.to_dict()),
             "vocab_size": hf.vocab_size,
@@ -123,9 +117,9 @@ class ModelConfig:
             "num_key_value_heads": kv_heads,
             "head_dim": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
             "rms_norm_eps": hf.rms_norm_eps,
-            "max_position_embeddings": hf.max_position_embeddings,
+            "max_position_embeddings": scaling.context_len(hf.max_position_embeddings),
             "rope_theta": float(rope.get("rope_theta", 10000.0)),
-            "rope_scaling": _rope_scaling(rope, hf.max_position_embeddings),
+            "rope_scaling": scaling,
             "tie_word_embeddings": bool(hf.tie_word_embeddings),
             "sliding_windows": (None,) * hf.num_hidden_layers,
             "eos_token_ids": _end_tokens(hf.eos_token_id),
@@ -162,34 +156,9 @@ def read_sliding_windows(hf: Any) -> tuple[int | None, ...]:
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    architecture: str = (config.get("architectures") or [f"model_type {config.get('model_type')}"])[0]
-    return architecture
+    architectures: list[str] = config.get("architectures") or [infer_architecture(config.get("model_type"))]
+    return architectures[0]
 
 
 def _end_tokens(eos: int | list[int] | None) -> tuple[int, ...]:
     return tuple([eos] if isinstance(eos, int) else eos or ())
-
-
-def _rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
-    kind = rope.get("rope_type", "default")
-    fields = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }
-    if kind not in fields:
-        raise UnsupportedModelError(f"rope_type={kind!r}: must be one of {', '.join(fields)}")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(f"partial_rotary_factor={rope['partial_rotary_factor']}: must be 1.0")
-    rope.setdefault("original_max_position_embeddings", max_position_embeddings)
-    missing = [name for name in fields[kind] if name not in rope]
-    if missing:
-        raise UnsupportedModelError(f"rope_type={kind!r}: {', '.join(missing)} missing from the checkpoint's config")
-    scaling = RopeScaling(rope_type=kind, **{name: rope[name] for name in fields[kind]})
-    if not scaling.factor >= 1:
-        raise UnsupportedModelError(f"rope factor={scaling.factor}: must be at least 1")
-    if not 0 < scaling.low_freq_factor < scaling.high_freq_factor:
-        raise UnsupportedModelError(
-            f"rope high_freq_factor={scaling.high_freq_factor}: must exceed low_freq_factor={scaling.low_freq_factor} > 0"
-        )
-    return scaling

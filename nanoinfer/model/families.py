@@ -48,3 +48,17 @@ def find_family(architecture: str) -> Any:
         return getattr(import_module(family), architecture)
     except (ModuleNotFoundError, AttributeError) as error:
         raise UnsupportedModelError(f"MODEL_FAMILIES[{architecture!r}]={family!r}: {error}") from error
+
+
+def infer_architecture(model_type: Any) -> str:
+    """For a config without `architectures`: that of the one family with this `model_type`. UnsupportedModelError, which
+    lists the families, where there is none or more than one."""
+    types = {architecture: find_family(architecture).model_type for architecture in MODEL_FAMILIES}
+    matching = [architecture for architecture in types if types[architecture] == model_type]
+    if len(matching) == 1:
+        return str(matching[0])
+    families = ", ".join(f"{architecture} (model_type {types[architecture]})" for architecture in matching or types)
+    raise UnsupportedModelError(
+        f"architectures: missing from config.json, and model_type={model_type!r} does not say which of these it is: "
+        f"{families}"
+    )

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.model.config import ModelConfig, RopeScaling, read_activation, read_sliding_windows
+from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_windows
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
 from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM, Rotation
+from nanoinfer.model.rope import RopeScaling
 
 
 class Gemma3DecoderLayer(DecoderLayer):

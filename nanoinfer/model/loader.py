@@ -125,8 +125,8 @@ def load_model(
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
+    tokenizer = Tokenizer.from_pretrained(path)  # before the weights, which take longer, should it fail
     network = find_family(config.architecture)(config, context, resolved_dtype, resolved_device)
     load_weights(network, path)
     network.use_kernels(chosen, quantization)
-    tokenizer = Tokenizer.from_pretrained(path)
     return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nanoinfer.requests.tokenizer_files import read_tokenizer_files
+
 TokenIds = Sequence[int] | np.ndarray
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
@@ -20,12 +21,12 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (it then serves token ids only)."""
-        if not any((Path(path) / name).is_file() for name in TOKENIZER_FILES):
-            return None
-        from transformers import AutoTokenizer
+        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (it then serves token ids only).
 
-        return cls(AutoTokenizer.from_pretrained(str(path), trust_remote_code=False))
+        UnsupportedModelError naming the file that cannot be read, or the package that reading it needs.
+        """
+        hf_tokenizer = read_tokenizer_files(Path(path))
+        return None if hf_tokenizer is None else cls(hf_tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds."""

@@ -31,6 +31,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 # Windows are shorter than every prompt below that is compared in full.
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
@@ -42,6 +43,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
     "llama-rope-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
     "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen3-rope-yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
     "mistral-head-dim": ("mistral", {"head_dim": 8, "sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 5, "rms_norm_eps": 1e-3}),
     "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
@@ -243,6 +245,7 @@ RUNS = [
     ("qwen3", 1, "fcfs"),
     ("qwen3-window-bias", 4, "random"),
     ("qwen3-mqa-tied", 16, "dfs-weight"),
+    ("qwen3-rope-yarn", 4, "lpm"),
     ("gemma3", 1, "lpm"),
     ("gemma3-softcap-untied-biases", 4, "fcfs"),
     ("gemma3-pattern-two-ropes", 16, "random"),

@@ -164,6 +164,10 @@ def test_rope_scaling_keeps_the_fields_of_its_type() -> None:
     }
     llama3 = config_of("qwen2", rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **fields})
     assert llama3.rope_scaling == RopeScaling("llama3", **fields)
+    yarn = {"factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 16, "attention_factor": 1.5}
+    qwen3 = config_of("qwen3", rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, **yarn})
+    assert qwen3.rope_scaling == RopeScaling("yarn", **yarn)
+    assert qwen3.max_position_embeddings == 8 * 64
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,74 @@
+"""Read a checkpoint's tokenizer files through transformers; what cannot be read is named."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nanoinfer.errors import UnsupportedModelError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
+JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
+TEMPLATE_FILE = "chat_template.json"  # transformers reads it for its processors only
+
+
+def read_tokenizer_files(path: Path) -> Any:
+    """The transformers tokenizer of a checkpoint directory; None if it has no tokenizer files. Its chat template is that of
+    chat_template.jinja, tokenizer_config.json or chat_template.json, the first that there is.
+
+    Raises UnsupportedModelError naming the file that cannot be read, or the package that reading it needs.
+    """
+    present = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    if not present:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise all kinds, few of which say where
+        raise UnsupportedModelError(_problem(path, present[0], error)) from error
+    if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():
+        tokenizer.chat_template = _separate_template(path / TEMPLATE_FILE)
+    return tokenizer
+
+
+def _problem(path: Path, main_file: str, error: Exception) -> str:
+    """What to say of tokenizer files that gave `error`, `main_file` being what the vocabulary is read from."""
+    for name in JSON_FILES:
+        if (path / name).is_file() and (reason := _not_an_object(path / name)):
+            return f"{path / name}: {reason}"
+    if main_file == "tokenizer.model":
+        missing = [package for package, module in SENTENCEPIECE_NEEDS.items() if not _is_installed(module)]
+        if missing:
+            what = f"a SentencePiece model, and {' and '.join(missing)} not installed"
+            return f"{path / main_file}: {what}; to read it: pip install {' '.join(missing)}"
+    if main_file == "vocab.json" and not (path / "merges.txt").is_file():
+        return f"{path / main_file}: no merges.txt beside it"
+    return f"{path / main_file}: no tokenizer that can be read ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
+def _not_an_object(path: Path) -> str | None:
+    """Why a file is not the JSON object that it should be; None where it is one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"cannot be read as JSON ({error})"
+    return None if isinstance(value, dict) else f"must be a JSON object, is {type(value).__name__}"
+
+
+def _separate_template(path: Path) -> str:
+    reason = _not_an_object(path)
+    if reason is None:
+        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(template, str):
+            return template
+        reason = f"chat_template={template!r}: must be text"
+    raise UnsupportedModelError(f"{path}: {reason}")

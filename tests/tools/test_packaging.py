@@ -1,0 +1,158 @@
+"""What is published: metadata, the page on a package index, and what is in the archives."""
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
+LINK = re.compile(r"\]\(([^)\s]*)\)|<(?:img|a)\s[^>]*(?:src|href)=[\"']([^\"']*)")
+CODE = re.compile(r"```.*?```", re.DOTALL)
+PINS = {
+    requirement.name: Version(next(iter(requirement.specifier)).version)
+    for line in (ROOT / "requirements.txt").read_text().splitlines()
+    if line and not line.startswith("#") and (requirement := Requirement(line))
+}
+BOUNDED = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["notebooks"]]
+
+
+def relative_links(markdown: str) -> list[str]:
+    links = [one or other for one, other in LINK.findall(CODE.sub("", markdown))]
+    return [link for link in links if "://" not in link]
+
+
+# --- metadata --------------------------------------------------------------------------------------------------------
+
+
+def test_the_licence_is_apache_2() -> None:
+    project = PYPROJECT["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    text = (ROOT / "LICENSE").read_text()
+    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert all(f"\n   {number}. " in text for number in range(1, 10))
+    assert "APPENDIX: How to apply the Apache License to your work." in text
+    assert not [name for name in project["classifiers"] if name.startswith("License")], "the expression says it"
+
+
+@pytest.mark.parametrize("dependency", BOUNDED)
+def test_a_dependency_ends_before_the_major_version_after_the_tested_one(dependency: str) -> None:
+    requirement = Requirement(dependency)
+    tested = PINS[requirement.name]
+    assert tested in requirement.specifier
+    assert Version(f"{tested.major}.999") in requirement.specifier
+    assert Version(f"{tested.major + 1}.0") not in requirement.specifier
+
+
+def test_every_extra_but_the_pinned_one_has_upper_bounds() -> None:
+    for extra, requirements in PYPROJECT["project"]["optional-dependencies"].items():
+        for requirement in map(Requirement, requirements):
+            operators = {specifier.operator for specifier in requirement.specifier}
+            assert requirement.name == "nanoinfer" or operators in ({">=", "<"}, {"=="}), f"{extra}: {requirement}"
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """README.md as pyproject.toml says that it is rewritten."""
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    parts = [(ROOT / part["path"]).read_text() if "path" in part else part["text"] for part in hook["fragments"]]
+    text = "".join(parts)
+    for substitution in hook["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    return text
+
+
+def test_no_picture_or_link_of_the_page_is_relative() -> None:
+    assert relative_links(README), "in the repository they are"
+    assert relative_links(page()) == []
+    assert "![" not in page()
+
+
+def test_the_page_keeps_code_headings_and_the_words_of_links() -> None:
+    assert CODE.findall(page()) == CODE.findall(README)
+    headings = re.compile(r"^#.*$|^\|.*\|$", re.MULTILINE)
+    assert len(headings.findall(page())) == len(headings.findall(README))
+    words = re.findall(r"(?<!!)\[([^\]]+)\]\(", CODE.sub("", README))
+    assert len(words) > 10
+    assert [text for text in words if text not in page()] == []
+
+
+# --- archives --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheel and sdist, built by what builds them everywhere."""
+    builder = pytest.importorskip("hatchling.build")
+    pytest.importorskip("hatch_fancy_pypi_readme")
+    target = tmp_path_factory.mktemp("dist")
+    before = Path.cwd()
+    os.chdir(ROOT)  # a build backend builds what is in the current directory
+    try:
+        return target / builder.build_wheel(str(target)), target / builder.build_sdist(str(target))
+    finally:
+        os.chdir(before)
+
+
+def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(archives[0]) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(wheel.read(name))
+        (licence,) = [name for name in wheel.namelist() if name.endswith("licenses/LICENSE")]
+        assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    description = metadata.get_payload(decode=True)
+    assert isinstance(description, bytes)
+    assert description.decode().strip() == page().strip()
+
+
+def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[Path, Path]) -> None:
+    files = [path.relative_to(ROOT) for path in (ROOT / "nanoinfer").rglob("*") if path.is_file()]
+    wanted = {str(path) for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
+    wanted |= {f"nanoinfer/_bundled/story/{path.name}" for path in (ROOT / "data" / "story").iterdir()}
+    assert {"nanoinfer/kernels/attention.cpp", "nanoinfer/trace/player.html"} <= wanted
+    with zipfile.ZipFile(archives[0]) as wheel:
+        packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packed == wanted
+
+
+def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path]) -> None:
+    with tarfile.open(archives[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    wanted = {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "data/trace/example.gif", "tests/soak.py"}
+    wanted |= {"data/story/model.safetensors", "notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h"}
+    assert wanted - names == set()
+
+
+def test_an_installed_wheel_serves_the_bundled_model_from_any_directory(
+    archives: tuple[Path, Path], tmp_path: Path
+) -> None:
+    zipfile.ZipFile(archives[0]).extractall(tmp_path / "site")
+    (tmp_path / "elsewhere").mkdir()
+    code = (
+        "import nanoinfer\n"
+        "llm = nanoinfer.LLM('story', max_total_tokens=64, kernels='torch', trace=True)\n"
+        "params = nanoinfer.SamplingParams(max_new_tokens=4, temperature=0)\n"
+        "print(llm.model.path, llm.generate('Once upon a time', params)[0].token_ids)\n"
+        "llm.trace.player().save('run.html')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(f"{tmp_path / 'site' / 'nanoinfer' / '_bundled' / 'story'} [")
+    assert (tmp_path / "elsewhere" / "run.html").stat().st_size > 10_000
