@@ -1,10 +1,13 @@
-"""aclnnAdvanceStep, the two-phase C interface of CANN (seed 003), in Python.
+"""aclnnAdvanceStep and aclnnAdvanceStepV2, the two-phase C interface of CANN (seed 003), in Python.
 
 Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide; phase two computes. A
-serving loop runs phase one once and phase two at every step. Errors are status numbers, as in C; here a status also
-carries a message.
+serving loop runs phase one once and phase two at every step. Errors are status numbers, as in C, and nothing raises; here
+a status also carries a message. V2 is the speculative form. Results are those of `npu_advance_step_flashattn`, whose slots
+are by row.
+Source: seed 003; CANN's pages of both interfaces, and the checks of its ops-nn, `advance_step` tiling.
 """
 
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +16,13 @@ import torch
 from nanoinfer.device import on_stream
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.ops.advance_step_call import AdvanceStepCall
+from nanoinfer.ops.advance_step_call import WRITTEN, AdvanceStepCall, as_int64
 
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001
 ACLNN_ERR_PARAM_INVALID = 161002
-ACLNN_ERR_INNER_TILING_ERROR = 561002  # what CANN answers when shapes do not fit together
+ACLNN_ERR_RUNTIME_ERROR = 361001  # the device failed, for want of memory for instance
+ACLNN_ERR_INNER_TILING_ERROR = 561002  # what CANN answers when shapes and sizes do not fit together
 
 
 class AclnnStatus(int):
@@ -56,40 +60,44 @@ def aclnn_advance_step_get_workspace_size(
 ) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
     """Phase one: check everything, change nothing → `(status, workspace_size in bytes, executor)`.
 
-    The arguments are those of `npu_advance_step_flashattn` without speculation. `workspace_size` is 0: the operator needs
-    no scratch memory from the caller. Never raises; with a status other than 0 the executor is None:
+    The arguments are those of `npu_advance_step_flashattn` without speculation; the four tensors that change may be
+    [num_seqs, 1] as well, as in CANN's example. `workspace_size` is 0: the operator needs no scratch memory from the
+    caller. Never raises; with a status other than 0 the executor is None:
 
     - 161001, a null pointer: a tensor is None.
-    - 161002, an invalid parameter: an argument that is not a tensor, a dtype other than int64, an empty tensor, sizes that
-      are not integers or below 1, negative lengths or block numbers.
-    - 561002, shapes that do not fit together, including `num_seqs <= num_queries` (CANN requires padding rows, the operator
-      here does not) and a `block_tables` that is too narrow.
+    - 161002, an invalid parameter: an argument that is not a tensor, another dtype, device or layout, sizes that are not
+      integers or beyond int64, negative lengths or block numbers, a slot beyond int64, shared memory.
+    - 561002, what CANN's tiling refuses: sizes below 1, an empty tensor, shapes that do not fit together,
+      `num_seqs <= num_queries` (CANN requires padding rows, the operator here does not), and a `block_tables` that is too
+      narrow. CANN's example has such a table: its kernel reads on in the next row, and so does not notice.
+    - 361001: torch or the device failed.
     """
-    arguments: dict[str, Any] = {
-        "input_tokens": input_tokens,
-        "sampled_token_ids": sampled_token_ids,
-        "input_positions": input_positions,
-        "seq_lens": seq_lens,
-        "slot_mapping": slot_mapping,
-        "block_tables": block_tables,
-    }
-    for name, tensor in arguments.items():
-        if tensor is None:
-            return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{name}: null pointer"), 0, None
-        if not isinstance(tensor, torch.Tensor):
-            return _invalid(f"{name}: must be a tensor, got {type(tensor).__name__}"), 0, None
-    for name, size in (("num_seqs", num_seqs), ("num_queries", num_queries), ("block_size", block_size)):
-        if not isinstance(size, int) or isinstance(size, bool):
-            return _invalid(f"{name}={size!r}: must be an integer"), 0, None
-    if 1 <= num_seqs <= num_queries:
-        message = f"num_seqs={num_seqs}: must be greater than num_queries={num_queries}"
-        return AclnnStatus(ACLNN_ERR_INNER_TILING_ERROR, message), 0, None
-    call = AdvanceStepCall(**arguments, num_seqs=num_seqs, num_queries=num_queries, block_size=block_size)
-    try:
-        call.plan()
-    except ValueError as error:
-        return _status(error), 0, None
-    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call, workspace_size=0)
+    tensors = _tensors(input_tokens, sampled_token_ids, input_positions, seq_lens, slot_mapping, block_tables)
+    return _phase_one(tensors, num_seqs, num_queries, block_size)
+
+
+def aclnn_advance_step_v2_get_workspace_size(
+    input_tokens: torch.Tensor | None,
+    sampled_token_ids: torch.Tensor | None,
+    input_positions: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    slot_mapping: torch.Tensor | None,
+    block_tables: torch.Tensor | None,
+    spec_token: torch.Tensor | None,
+    accepted_num: torch.Tensor | None,
+    num_seqs: int,
+    num_queries: int,
+    block_size: int,
+) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
+    """Phase one of aclnnAdvanceStepV2, the speculative form; arguments in CANN's order, which differs from torch_npu's.
+
+    As `aclnn_advance_step_get_workspace_size`, but for: `spec_token` and `accepted_num` must be there too (161001);
+    `num_seqs` must equal `num_queries` (561002); the tensors that change are flat, [num_seqs * (1 + K)], as CANN's code and
+    example have them, or [num_seqs, 1 + K], as its page says. `accepted_num` may exceed K, as in CANN's example.
+    """
+    tensors = _tensors(input_tokens, sampled_token_ids, input_positions, seq_lens, slot_mapping, block_tables)
+    speculation = {"spec_token": spec_token, "accepted_num": accepted_num}
+    return _phase_one(tensors | speculation, num_seqs, num_queries, block_size)
 
 
 def aclnn_advance_step(
@@ -100,44 +108,118 @@ def aclnn_advance_step(
     `workspace`: memory of at least `workspace_size` bytes, or None where that is 0. `stream`: the device's stream to run
     on, None for the current one; ignored on a CPU.
 
-    Returns status 161001 without an executor, or without a workspace where one is needed; 161002 for a workspace that is
-    too small, or for tensors with invalid values; 561002 when the sequences have outgrown `block_tables`. With any of
-    these, nothing has changed.
+    Never raises. Returns status 161001 without an executor, or without a workspace where one is needed; 161002 for a
+    workspace that is too small or not a tensor, an executor of the other interface, or tensors with invalid values; 561002
+    when the sequences have outgrown `block_tables`; 361001 when torch or the device failed. With any of these but the last,
+    nothing has changed.
     """
-    if executor is None:
-        return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, "executor: null pointer")
-    if not isinstance(executor, AclOpExecutor):
-        return _invalid(f"executor: must be what phase one returned, got {type(executor).__name__}")
-    if not isinstance(workspace_size, int) or workspace_size < executor.workspace_size:
-        return _invalid(f"workspace_size={workspace_size!r}: must be at least {executor.workspace_size}")
-    if workspace is None and workspace_size:
-        return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"workspace: null pointer with workspace_size={workspace_size}")
-    if workspace is not None and workspace.nbytes < workspace_size:
-        return _invalid(f"workspace: {workspace.nbytes} bytes, must be at least workspace_size={workspace_size}")
-    call = executor.call
+    return _phase_two(workspace, workspace_size, executor, stream, speculative=False)
+
+
+def aclnn_advance_step_v2(
+    workspace: torch.Tensor | None, workspace_size: int, executor: AclOpExecutor | None, stream: Any = None
+) -> AclnnStatus:
+    """Phase two of aclnnAdvanceStepV2. As `aclnn_advance_step`."""
+    return _phase_two(workspace, workspace_size, executor, stream, speculative=True)
+
+
+class _RefusedError(ValueError):
+    """An argument that is answered with `code`."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _tensors(*tensors: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+    """The tensors that both interfaces have, by name, in their order."""
+    return dict(zip(list(AdvanceStepCall.__annotations__)[: len(tensors)], tensors, strict=True))
+
+
+def _phase_one(
+    tensors: dict[str, Any], num_seqs: Any, num_queries: Any, block_size: Any
+) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
     try:
+        for name, tensor in tensors.items():
+            if tensor is None:
+                raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, f"{name}: null pointer")
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name}: must be a tensor, got {type(tensor).__name__}")
+            if tensor.dtype != torch.int64:
+                raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64")
+        sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
+        sizes = {name: as_int64(name, size) for name, size in sizes.items()}
+        _check_tiling(tensors, sizes)
+        arguments: dict[str, Any] = {**_flattened(tensors, sizes["num_seqs"]), **sizes}
+        call = AdvanceStepCall(**arguments)
+        call.plan()
+    except Exception as error:  # whatever the arguments are: this interface answers with a status
+        return _status(error), 0, None
+    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call, workspace_size=0)
+
+
+def _check_tiling(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+    """561002 for what CANN's tiling, which divides the work among cores, refuses; AdvanceStepCall looks at the shapes."""
+    seqs, queries = sizes["num_seqs"], sizes["num_queries"]
+    problems = [f"{name}={size}: must be at least 1" for name, size in sizes.items() if size < 1]
+    empty = {name: list(tensor.shape) for name, tensor in tensors.items() if not tensor.numel()}
+    problems += [f"{name}: shape {shape}, must not be empty" for name, shape in empty.items()]
+    if "spec_token" not in tensors and seqs <= queries:
+        problems.append(f"num_seqs={seqs}: must be greater than num_queries={queries}")
+    if "spec_token" in tensors and seqs != queries:
+        problems.append(f"num_seqs={seqs}: must equal num_queries={queries} when there is speculation")
+    if problems:
+        raise _RefusedError(ACLNN_ERR_INNER_TILING_ERROR, problems[0])
+
+
+def _flattened(tensors: dict[str, torch.Tensor], num_seqs: int) -> dict[str, torch.Tensor]:
+    """`tensors` with views of one dimension where CANN takes two: [n, 1], and with speculation [num_seqs, 1 + K]."""
+    flat = dict(tensors)
+    spec_token = tensors.get("spec_token")
+    rows = None if spec_token is None else (num_seqs, 1 + spec_token.shape[-1])
+    for name in (*WRITTEN, "accepted_num"):
+        tensor = tensors.get(name)
+        if tensor is None or tensor.layout != torch.strided or tensor.ndim != 2:
+            continue
+        if tensor.shape[1] == 1:
+            flat[name] = tensor[:, 0]
+        elif tensor.shape == rows and tensor.is_contiguous() and name in WRITTEN:
+            flat[name] = tensor.view(-1)
+    return flat
+
+
+def _phase_two(workspace: Any, workspace_size: Any, executor: Any, stream: Any, speculative: bool) -> AclnnStatus:
+    try:
+        if executor is None:
+            raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, "executor: null pointer")
+        if not isinstance(executor, AclOpExecutor):
+            raise ValueError(f"executor: must be what phase one returned, got {type(executor).__name__}")
+        call = executor.call
+        if call.speculative != speculative:
+            raise ValueError(f"executor: was planned by phase one of aclnnAdvanceStep{'' if speculative else 'V2'}")
+        if (size := as_int64("workspace_size", workspace_size)) < executor.workspace_size:
+            raise ValueError(f"workspace_size={size}: must be at least {executor.workspace_size}")
+        if workspace is None and size:
+            raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, f"workspace: null pointer with workspace_size={size}")
+        if workspace is not None and not isinstance(workspace, torch.Tensor):
+            raise ValueError(f"workspace: must be a tensor or None, got {type(workspace).__name__}")
+        if workspace is not None and workspace.nbytes < size:
+            raise ValueError(f"workspace: {workspace.nbytes} bytes, must be at least workspace_size={size}")
         with on_stream(call.input_tokens.device, stream):
-            npu_advance_step_flashattn(
-                call.input_tokens,
-                call.sampled_token_ids,
-                call.input_positions,
-                call.seq_lens,
-                call.slot_mapping,
-                call.block_tables,
-                call.num_seqs,
-                call.num_queries,
-                call.block_size,
-            )
-    except ValueError as error:
+            npu_advance_step_flashattn(**vars(call))
+    except Exception as error:  # as in phase one
         return _status(error)
     return AclnnStatus(ACLNN_SUCCESS)
 
 
-def _invalid(message: str) -> AclnnStatus:
-    return AclnnStatus(ACLNN_ERR_PARAM_INVALID, message)
-
-
-def _status(error: ValueError) -> AclnnStatus:
-    if isinstance(error, ShapeMismatchError):
-        return AclnnStatus(ACLNN_ERR_INNER_TILING_ERROR, str(error))
-    return _invalid(str(error))
+def _status(error: Exception) -> AclnnStatus:
+    """The status that says what an exception says."""
+    code = ACLNN_ERR_PARAM_INVALID
+    if isinstance(error, _RefusedError):
+        code = error.code
+    elif isinstance(error, ShapeMismatchError):
+        code = ACLNN_ERR_INNER_TILING_ERROR
+    elif isinstance(error, (RuntimeError, MemoryError)):
+        code = ACLNN_ERR_RUNTIME_ERROR
+    text = traceback.format_exception_only(error)[0].strip()  # "type: message", even where str(error) raises
+    return AclnnStatus(code, text.partition(": ")[2] if isinstance(error, ValueError) else text)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from nanoinfer.device import NPU_DISPATCH_KEY, import_torch_npu
-from nanoinfer.ops.advance_step_call import AdvanceStepCall
+from nanoinfer.ops.advance_step_call import FORMULAS, AdvanceStepCall, as_int64
 
 NAME = "nanoinfer::npu_advance_step_flashattn"
+MAX_INT32 = 2**31 - 1
 
 
 def npu_advance_step_flashattn(
@@ -58,17 +59,25 @@ def npu_advance_step_flashattn(
     kernel (row i begins stride·i elements further on) written as if it were arithmetic on block numbers, so it reads row 0
     only. It is here for comparison.
 
-    Raises ValueError naming the argument, before anything has changed: another dtype or device, not a tensor, an empty
-    tensor, sizes below 1, a `num_queries` that does not fit, only one of `spec_token` and `accepted_num`, `accepted_num`
-    outside 0..K, a negative length, a negative block number where a slot is needed; ShapeMismatchError (a ValueError) for
-    shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no blocks.
+    `accepted_num` is added as it is: it may exceed K, and is not compared with the tokens in `sampled_token_ids`. Drafts of
+    this step number K, but nothing says that those of the last one did; torch_npu's page and CANN's state no upper limit,
+    their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
 
-    A PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. On an NPU the speculative form is torch_npu's.
-    Source: seeds 001 and 003; vLLM's `advance_step_flashattn`.
+    Raises ValueError naming the argument, before anything has changed: another dtype, device or layout, not a tensor, an
+    empty tensor, sizes that are not integers in 1..2**63 − 1, a `num_queries` that does not fit, only one of `spec_token`
+    and `accepted_num`, a negative `accepted_num`, length or position, a sampled token below −1 or none in a row (with
+    speculation), a negative block number where a slot is needed, a length, position or slot beyond int64; a tensor that is
+    written to and shares an element with another argument or, expanded, with itself (views of one buffer that do not
+    overlap are fine), or that was made in `torch.inference_mode()` and is not used there; ShapeMismatchError (a ValueError)
+    for shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no blocks.
+
+    A PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. In a graph of torch.compile it works on copies
+    that torch makes and writes back, and sees shared memory only if it was there when the graph was compiled.
+    On an NPU the speculative form is torch_npu's, where its int32 arithmetic suffices and all tensors are contiguous;
+    everything else is this code, there too.
+    Source: seeds 001 and 003; vLLM's `advance_step_flashattn`; torch_npu's and CANN's pages, and CANN's ops-nn.
     """
-    for size_name, size in (("num_seqs", num_seqs), ("num_queries", num_queries), ("block_size", block_size)):
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise ValueError(f"{size_name}={size!r}: must be an integer")
+    sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
     tensors = {
         "input_tokens": input_tokens,
         "sampled_token_ids": sampled_token_ids,
@@ -76,13 +85,17 @@ def npu_advance_step_flashattn(
         "seq_lens": seq_lens,
         "slot_mapping": slot_mapping,
         "block_tables": block_tables,
+        "spec_token": spec_token,
+        "accepted_num": accepted_num,
     }
-    speculation = {"spec_token": spec_token, "accepted_num": accepted_num}
-    for name, value in tensors.items() | {item for item in speculation.items() if item[1] is not None}:
-        if not isinstance(value, torch.Tensor):
+    for name, value in tensors.items():
+        optional = name in ("spec_token", "accepted_num")
+        if not isinstance(value, torch.Tensor) and not (optional and value is None):
             raise ValueError(f"{name}: must be a tensor, got {type(value).__name__}")
+    if not isinstance(formula, str):
+        raise ValueError(f"formula={formula!r}: must be one of {', '.join(FORMULAS)}")
     torch.ops.nanoinfer.npu_advance_step_flashattn(
-        **tensors, num_seqs=num_seqs, num_queries=num_queries, block_size=block_size, **speculation, formula=formula
+        **tensors, **{name: as_int64(name, size) for name, size in sizes.items()}, formula=formula
     )
 
 
@@ -92,12 +105,21 @@ def _advance(*args: Any, **kwargs: Any) -> None:
 
 
 def _advance_npu(*args: Any, **kwargs: Any) -> None:
-    """torch_npu's operator for the speculative form; plain torch where CANN's kernel reads row 0 only (see `formula`)."""
+    """torch_npu's operator for the speculative form, where it computes the same; plain torch otherwise.
+
+    CANN's kernel for the other form reads row 0 only (see `formula`). The speculative one computes in int32 and walks
+    through its tensors as if they were contiguous.
+    """
     call = AdvanceStepCall(*args, **kwargs)
     if call.formula != "by_row" or not call.speculative:
         call.run()
         return
-    call.plan()  # raises errors that name the argument; the device's errors do not
+    new = call.plan()  # raises errors that name the argument; the device's errors do not
+    tensors = [value for value in vars(call).values() if isinstance(value, torch.Tensor)]
+    largest = max(int(new[name].max()) for name in ("seq_lens", "slot_mapping"))
+    if largest > MAX_INT32 or not all(tensor.is_contiguous() for tensor in tensors):
+        call.run()
+        return
     speculation = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
     import_torch_npu().npu_advance_step_flashattn(*args, **speculation)
 

@@ -1,12 +1,17 @@
 """AdvanceStepCall: one call of npu_advance_step_flashattn as an object: arguments, their checks, the arithmetic."""
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from nanoinfer.errors import ShapeMismatchError
+from nanoinfer.ops.shared_memory import refuse_shared_memory
 
 FORMULAS = ("by_row", "kernel")
+WRITTEN = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")  # what changes in place
+MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,53 +37,71 @@ class AdvanceStepCall:
 
     def run(self) -> None:
         """Check, then write. May be run again: every run reads the tensors' current values."""
-        tokens, positions, slots = self.plan()
-        used = len(positions)
-        self.seq_lens[:used] = positions + 1
-        for tensor, values, padding in (
-            (self.input_tokens, tokens, 0),
-            (self.input_positions, positions, 0),
-            (self.slot_mapping, slots, -1),
-        ):
-            tensor[:used] = values
-            tensor[used:] = padding
+        new = self.plan()
+        # One call, so that no signal handler can raise between the first tensor and the last (no public name for it).
+        torch._foreach_copy_([getattr(self, name) for name in new], list(new.values()))
 
-    def plan(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Check everything; returns the new tokens, positions and slots of all rows but the padding, each flat, int64.
+    def plan(self) -> dict[str, torch.Tensor]:
+        """Check everything; returns what each of the four tensors that change will hold, by name, int64, same shape.
 
         Changes nothing. Errors as `npu_advance_step_flashattn`.
         """
         self._check_kinds()
         self._check_shapes()
+        tensors = self._tensors()
+        read = {name: tensor for name, tensor in tensors.items() if name not in WRITTEN}
+        refuse_shared_memory({name: tensors[name] for name in WRITTEN}, read)
+
+        tokens, positions, rows = self._queries()
+        slots = self._slots(positions, rows)
+        padding = (0, self.num_seqs - self.num_queries)
+        return {
+            "input_tokens": torch.nn.functional.pad(tokens, padding),
+            "input_positions": torch.nn.functional.pad(positions, padding),
+            "seq_lens": torch.cat((positions + 1, self.seq_lens[len(positions) :])),
+            "slot_mapping": torch.nn.functional.pad(slots, padding, value=-1),
+        }
+
+    def _queries(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """New tokens and positions of all rows but the padding, and each one's row of the block table; all [tokens]."""
         rows = torch.arange(self.num_queries, device=self.block_tables.device)
         if self.spec_token is None or self.accepted_num is None:
             positions = self.seq_lens[: self.num_queries].clone()
             _check_values("seq_lens", positions, positions < 0, "must not be negative")
-            return self.sampled_token_ids[:, 0], positions, self._slots(positions, rows)
+            _check_values("seq_lens", positions, positions == MAX_INT64, "one more is beyond int64")
+            return self.sampled_token_ids[:, 0], positions, rows
 
-        drafts = self.spec_token.shape[1]
-        accepted, sampled = self.accepted_num, self.sampled_token_ids
-        _check_values("accepted_num", accepted, (accepted < 0) | (accepted > drafts), f"must be in 0..{drafts}")
+        accepted, sampled, before = self.accepted_num, self.sampled_token_ids, self.input_positions
+        _check_values("accepted_num", accepted, accepted < 0, "must not be negative")
         _check_values("sampled_token_ids", sampled[:, 0], sampled[:, 0] == -1, "each row has at least one token")
+        lowest = sampled.amin(1)  # the device takes the lowest value for the padding
+        _check_values("sampled_token_ids", lowest, lowest < -1, "must be a token, or −1 for padding")
         before_padding = (sampled == -1).int().cumsum(1).eq(0).sum(1)  # tokens before the first −1
         tokens = torch.cat((sampled.gather(1, before_padding[:, None] - 1), self.spec_token), dim=1).flatten()
-        rows = rows.repeat_interleave(1 + drafts)
-        positions = self.input_positions + accepted[rows] + 1
-        _check_values("input_positions", self.input_positions, positions < 0, "must not be negative")
-        return tokens, positions, self._slots(positions, rows)
+        rows = rows.repeat_interleave(1 + self.spec_token.shape[1])
+        positions = before + accepted[rows] + 1  # wraps around where the sum is beyond int64
+        too_large = (positions < before) | (positions == MAX_INT64)
+        _check_values("input_positions", before, too_large, "with accepted_num added it is beyond int64")
+        _check_values("input_positions", before, positions < 0, "must not be negative with accepted_num + 1 added")
+        return tokens, positions, rows
 
     def _slots(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The slot of each position, read from that token's row of the block table; `positions`, `rows`: [tokens]."""
-        pages, width = positions // self.block_size, self.block_tables.shape[1]
+        pages, offsets, width = positions // self.block_size, positions % self.block_size, self.block_tables.shape[1]
         if (page := int(pages.max())) >= width:
             raise ShapeMismatchError(
                 f"block_tables: {width} blocks per row; position {int(positions.max())} with block_size={self.block_size} "
                 f"needs at least {page + 1}"
             )
-        read = self.block_tables[rows, pages] if self.formula == "by_row" else self.block_tables.flatten()[pages]
-        _check_values("block_tables", read, read < 0, "must not be negative where a token needs a slot")
-        blocks = read if self.formula == "by_row" else read + self.block_tables.stride(0) * rows
-        return blocks * self.block_size + positions % self.block_size
+        # The kernel's formula reads flatten()[page], which is row 0, and adds the distance of the rows to what it read.
+        read_rows, more = rows, 0 * rows
+        if self.formula == "kernel":
+            read_rows, more = more, self.block_tables.stride(0) * rows
+        read = self.block_tables[read_rows, pages]
+        _check_values("block_tables", read, read < 0, "must not be negative where a token needs a slot", read_rows)
+        too_large = read > (MAX_INT64 - offsets) // self.block_size - more
+        _check_values("block_tables", read, too_large, f"times block_size={self.block_size} is beyond int64", read_rows)
+        return (read + more) * self.block_size + offsets
 
     def _check_kinds(self) -> None:
         if self.formula not in FORMULAS:
@@ -92,8 +115,14 @@ class AdvanceStepCall:
                 raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64")
             if tensor.device != device:
                 raise ValueError(f"{name}: on {tensor.device}, must be on {device}, where input_tokens is")
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{name}: layout {tensor.layout}, must be torch.strided")
             if not tensor.numel():
                 raise ValueError(f"{name}: shape {list(tensor.shape)}, must not be empty")
+            if name in WRITTEN and tensor.is_inference() and not torch.is_inference_mode_enabled():
+                raise ValueError(f"{name}: was made in torch.inference_mode(), and can be written to only there")
+        if device.type == "meta":
+            raise ValueError("input_tokens: on meta, where tensors have no values")
         seqs, queries = self.num_seqs, self.num_queries
         for name, size in (("num_seqs", seqs), ("num_queries", queries), ("block_size", self.block_size)):
             if size < 1:
@@ -113,14 +142,25 @@ class AdvanceStepCall:
         _check_shape("sampled_token_ids", self.sampled_token_ids, (self.num_queries, width))
         _check_shape("block_tables", self.block_tables, (seqs, None))
         tensors = self._tensors()
-        for name in ("input_tokens", "input_positions", "seq_lens", "slot_mapping"):
+        for name in WRITTEN:
             _check_shape(name, tensors[name], (seqs * width,))
-            if tensors[name].stride(0) == 0 and len(tensors[name]) > 1:
-                raise ValueError(f"{name}: stride 0, its rows share memory; must not be expanded, for it is written to")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that are given, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+
+def as_int64(name: str, value: Any) -> int:
+    """`value`, a Python or NumPy integer, as an int; ValueError for anything else, and for what int64 cannot hold."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: must be an integer")
+    if not -MAX_INT64 <= number <= MAX_INT64:
+        raise ValueError(f"{name}={number}: must be in 1..{MAX_INT64}, an int64")
+    return number
 
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
@@ -133,8 +173,11 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...])
         raise ShapeMismatchError(f"{name}: shape {actual}, must be [{wanted}]")
 
 
-def _check_values(name: str, values: torch.Tensor, wrong: torch.Tensor, why: str) -> None:
-    """`values`, `wrong`: [rows]. ValueError naming the first that is wrong."""
+def _check_values(
+    name: str, values: torch.Tensor, wrong: torch.Tensor, why: str, rows: torch.Tensor | None = None
+) -> None:
+    """`values`, `wrong`: [n], and `rows` where a value's row is not its index. ValueError naming the first wrong one."""
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0, 0])
-        raise ValueError(f"{name}: {int(values[row])} in row {row}: {why}")
+        first = int(wrong.nonzero()[0, 0])
+        row = first if rows is None else int(rows[first])
+        raise ValueError(f"{name}: {int(values[first])} in row {row}: {why}")

@@ -1,11 +1,14 @@
 """Ascend NPUs: messages where something is missing, which operator runs, and, on an NPU, that numbers equal the CPU's."""
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +16,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.device import import_torch_npu, on_stream, resolve_device
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.helpers.advance_step import example, lists, speculative_example
+from tests.helpers.advance_step import example, lists, loop, speculative_example
 from tests.helpers.paged import Caller
 
 
@@ -111,13 +114,31 @@ def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Pat
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
-    """What torch_npu's operator is called with."""
-    made: list[tuple[tuple[object, ...], dict[str, object]]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """torch_npu with an operator that computes what CANN's kernels do; the list is of the arguments it was called with."""
+    made: list[dict[str, Any]] = []
+    names = list(inspect.signature(npu_advance_step_flashattn).parameters)
+
+    def operator(*args: Any, **kwargs: Any) -> None:
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        made.append(arguments)
+        on_device = {name: as_the_kernel_reads(value) for name, value in arguments.items()}
+        new = loop(lists(on_device), "by_row" if kwargs else "kernel")
+        for name, values in new.items():
+            on_device[name].copy_(torch.tensor(values).int())  # the speculative kernel computes in int32
+
     module = ModuleType("torch_npu")
-    module.npu_advance_step_flashattn = lambda *args, **kwargs: made.append((args, kwargs))  # type: ignore[attr-defined]
+    module.npu_advance_step_flashattn = operator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch_npu", module)
     return made
+
+
+def as_the_kernel_reads(value: Any) -> Any:
+    """A tensor as one that is contiguous from its first element on, whatever its strides."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    strides = [int(np.prod(value.shape[i + 1 :])) for i in range(value.dim())]
+    return value.as_strided(value.shape, strides)
 
 
 def on_an_npu(*args: object, **kwargs: object) -> None:
@@ -126,37 +147,64 @@ def on_an_npu(*args: object, **kwargs: object) -> None:
     torch.ops.nanoinfer.npu_advance_step_flashattn.default.redispatch(npu, *args, **kwargs)
 
 
-def test_on_an_npu_torch_npus_operator_runs_the_speculative_form(
-    calls: list[tuple[tuple[object, ...], dict[str, object]]],
-) -> None:
-    *arguments, spec_token, accepted_num = speculative_example().values()
-    on_an_npu(*arguments, spec_token=spec_token, accepted_num=accepted_num, formula="by_row")
-    assert [(len(args), sorted(kwargs)) for args, kwargs in calls] == [(9, ["accepted_num", "spec_token"])]
-    assert calls[0][0][0] is arguments[0]
+def run_on_an_npu(arguments: dict[str, Any], formula: str = "by_row") -> None:
+    """The operator on an NPU, and that it does what the plain loop does."""
+    before = lists(arguments)
+    names = list(inspect.signature(npu_advance_step_flashattn).parameters)
+    positional = [arguments[name] for name in names[:9]]
+    on_an_npu(*positional, **{name: arguments.get(name) for name in names[9:11]}, formula=formula)
+    assert lists(arguments) == {**before, **loop(before, formula)}
 
 
-def test_on_an_npu_plain_torch_runs_what_the_operator_there_does_not_do(
-    calls: list[tuple[tuple[object, ...], dict[str, object]]],
-) -> None:
-    """Without speculation CANN's kernel reads row 0 only and wants padding."""
+def test_the_devices_operator_without_speculation_computes_another_slot(calls: list[dict[str, Any]]) -> None:
+    """Which is why it is not used: each query after the first gets a slot in a block that may be another's."""
+    arguments = example()
+    import_torch_npu().npu_advance_step_flashattn(*arguments.values())
+    assert arguments["slot_mapping"].tolist() == [23, 16, -1, -1]
+
+
+def test_on_an_npu_slots_are_by_row_whatever_the_devices_operator_computes(calls: list[dict[str, Any]]) -> None:
     padded = example()
-    on_an_npu(*padded.values(), spec_token=None, accepted_num=None)
+    run_on_an_npu(padded)
     assert padded["slot_mapping"].tolist() == [23, 28, -1, -1]
     whole = example(num_queries=4, sampled_token_ids=[[7], [8], [9], [6]], seq_lens=[3, 4, 0, 7])
-    on_an_npu(*whole.values())
+    run_on_an_npu(whole)
     assert whole["slot_mapping"].tolist() == [23, 28, 8, 39]
     by_kernel = example()
-    on_an_npu(*by_kernel.values(), formula="kernel")
+    run_on_an_npu(by_kernel, "kernel")
     assert by_kernel["slot_mapping"].tolist() == [23, 16, -1, -1]
     assert calls == []
 
 
-def test_on_an_npu_the_same_is_refused(calls: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
+def test_on_an_npu_torch_npus_operator_runs_the_speculative_form(calls: list[dict[str, Any]]) -> None:
+    for arguments in (speculative_example(), speculative_example(accepted_num=[4, 0])):
+        run_on_an_npu(arguments)
+        assert len(calls) == 1
+        call = calls.pop()
+        assert call.keys() == arguments.keys()
+        assert all(call[name] is arguments[name] for name in arguments)
+
+
+def test_on_an_npu_plain_torch_runs_what_the_speculative_operator_cannot(calls: list[dict[str, Any]]) -> None:
+    beyond_int32 = speculative_example(block_tables=[[5, 2, 6], [1, 7, 2**30]])
+    run_on_an_npu(beyond_int32)
+    assert beyond_int32["slot_mapping"].tolist() == [9, 10, 11, 31, 2**32, 2**32 + 1]
+    for name in ("input_positions", "block_tables", "sampled_token_ids", "accepted_num"):
+        tensor = speculative_example()[name]
+        strided = torch.stack((tensor, torch.zeros_like(tensor)), dim=-1)[..., 0]
+        run_on_an_npu({**speculative_example(), name: strided})
+    assert calls == []
+
+
+def test_on_an_npu_the_same_is_refused(calls: list[dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="block_tables: 2 blocks per row"):
-        on_an_npu(*example(seq_lens=[3, 8, 0, 0]).values())
-    *arguments, spec_token, accepted_num = speculative_example(accepted_num=[3, 0]).values()
-    with pytest.raises(ValueError, match="accepted_num: 3 in row 0"):
-        on_an_npu(*arguments, spec_token=spec_token, accepted_num=accepted_num)
+        run_on_an_npu(example(seq_lens=[3, 8, 0, 0]))
+    with pytest.raises(ValueError, match="accepted_num: -1 in row 0"):
+        run_on_an_npu(speculative_example(accepted_num=[-1, 0]))
+    arguments = speculative_example()
+    arguments["input_positions"] = arguments["seq_lens"]
+    with pytest.raises(ValueError, match="input_positions: shares memory with seq_lens"):
+        run_on_an_npu(arguments)
     assert calls == []
 
 

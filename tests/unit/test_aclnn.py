@@ -1,15 +1,27 @@
-"""The two phases of aclnnAdvanceStep: statuses, and an executor that runs again and again."""
+"""The two phases of aclnnAdvanceStep and of its V2: statuses, and an executor that runs again and again."""
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from nanoinfer.ops.aclnn import aclnn_advance_step, aclnn_advance_step_get_workspace_size
+from nanoinfer.ops import aclnn
+from nanoinfer.ops.aclnn import (
+    AclOpExecutor,
+    aclnn_advance_step,
+    aclnn_advance_step_get_workspace_size,
+    aclnn_advance_step_v2,
+    aclnn_advance_step_v2_get_workspace_size,
+)
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from tests.helpers.advance_step import example, lists
+from tests.helpers.advance_step import IN_PLACE, example, lists, loop, speculative_example
 
 TENSORS = [name for name, value in example().items() if isinstance(value, torch.Tensor)]
+SPECULATIVE_TENSORS = [name for name, value in speculative_example().items() if isinstance(value, torch.Tensor)]
 
 
 def test_phase_one_plans_and_changes_nothing() -> None:
@@ -46,20 +58,38 @@ def test_a_missing_tensor_is_a_null_pointer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_wrong_dtype_or_an_empty_tensor_is_an_invalid_parameter(name: str) -> None:
-    for wrong in (example()[name].int(), example()[name][:0], [1, 2]):
+def test_a_wrong_dtype_is_an_invalid_parameter_and_an_empty_tensor_does_not_fit(name: str) -> None:
+    right = example()[name]
+    for wrong, code in (
+        (right.int(), 161002),
+        (right.tolist(), 161002),
+        (right.numpy(), 161002),
+        (right.to_sparse(), 161002),
+        (right[:0], 561002),
+    ):
         status, _, executor = aclnn_advance_step_get_workspace_size(**{**example(), name: wrong})
-        assert (int(status), executor) == (161002, None)
+        assert (int(status), executor) == (code, None)
         assert name in status.message
+
+
+def test_a_wrong_dtype_is_found_before_sizes_that_do_not_fit() -> None:
+    """In CANN the one is phase one's check, the other the tiling's, which comes later."""
+    status, _, _ = aclnn_advance_step_get_workspace_size(**example(num_queries=4, seq_lens=torch.ones(4)))
+    assert status == 161002
+    assert "seq_lens: dtype" in status.message
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"num_seqs": 0}, 161002),
-        ({"num_queries": -1}, 161002),
-        ({"block_size": 0}, 161002),
+        ({"num_seqs": 0}, 561002),
+        ({"num_queries": -1}, 561002),
+        ({"block_size": 0}, 561002),
         ({"block_size": 4.0}, 161002),
+        ({"block_size": 2**63}, 161002),
+        ({"num_seqs": -(2**70)}, 161002),
+        ({"block_size": 2**63 - 1}, 161002),
+        ({"block_tables": [[2**62, 2], [1, 7], [2, 8], [3, 9]]}, 161002),
         ({"num_queries": True}, 161002),
         ({"num_queries": 5}, 561002),
         ({"num_queries": 4, "sampled_token_ids": [[7], [8], [9], [6]], "seq_lens": [3, 4, 0, 7]}, 561002),
@@ -94,6 +124,10 @@ def test_statuses_of_phase_two() -> None:
         ((None, -1, executor), 161002, "workspace_size=-1"),
         ((None, 8, executor), 161001, "workspace"),
         ((small, 8, executor), 161002, "4 bytes"),
+        ((None, None, executor), 161002, "workspace_size=None"),
+        ((None, 2**64, executor), 161002, "workspace_size"),
+        ((1 << 20, 0, executor), 161002, "workspace: must be a tensor or None, got int"),  # an address, as in C
+        ((b"12345678", 8, executor), 161002, "workspace: must be a tensor or None, got bytes"),
     ):
         status = aclnn_advance_step(*call)  # type: ignore[arg-type]
         assert int(status) == code
@@ -104,3 +138,161 @@ def test_statuses_of_phase_two() -> None:
     arguments["seq_lens"][0] = 3
     assert aclnn_advance_step(small, 4, executor, stream=object()) == 0
     assert arguments["slot_mapping"].tolist() == [23, 28, -1, -1]
+    assert aclnn_advance_step(None, np.int64(0), executor) == 0  # type: ignore[arg-type]
+
+
+def test_tensors_may_have_a_second_dimension_of_one_as_in_canns_example() -> None:
+    """CANN's example but for the block size, which is such that a table of one block suffices."""
+    eight = torch.arange(8)[:, None]
+    tensors = [eight.clone() for _ in range(6)]
+    tensors[1] = torch.arange(4)[:, None]
+    expected = [tensor[:, 0].clone() for tensor in tensors]
+    expected[1], expected[5] = tensors[1].clone(), tensors[5].clone()
+    npu_advance_step_flashattn(*expected, 8, 4, 4)
+
+    status, _, executor = aclnn_advance_step_get_workspace_size(*tensors, 8, 4, 4)
+    assert status == 0, status
+    assert aclnn_advance_step(None, 0, executor) == 0
+    for tensor, flat in zip(tensors, expected, strict=True):
+        assert tensor.view(-1).tolist() == flat.view(-1).tolist()
+    assert tensors[4].view(-1).tolist() == [0, 5, 10, 15, -1, -1, -1, -1]
+    # CANN's own block size: position 2 would be in a second block of row 2, which the table does not have
+    assert aclnn_advance_step_get_workspace_size(*tensors, 8, 4, 2)[0] == 561002
+
+
+def test_shared_memory_is_an_invalid_parameter() -> None:
+    arguments = example()
+    column = arguments["block_tables"][:, :1]
+    before = lists(arguments)
+    status, _, executor = aclnn_advance_step_get_workspace_size(**{**arguments, "slot_mapping": column})
+    assert (int(status), executor) == (161002, None)
+    assert "slot_mapping: shares memory with block_tables" in status.message
+    assert lists(arguments) == before
+
+
+# --- V2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_v2_has_canns_order_of_arguments() -> None:
+    names = list(inspect.signature(aclnn_advance_step_v2_get_workspace_size).parameters)
+    assert names == [*TENSORS, "spec_token", "accepted_num", "num_seqs", "num_queries", "block_size"]
+
+
+@pytest.mark.parametrize("shape", ["flat", "column", "rows"])
+def test_v2_is_the_speculative_form(shape: str) -> None:
+    """Flat as in CANN's code and example, or in rows as on its page."""
+    arguments = speculative_example()
+    expected = {**lists(arguments), **loop(lists(arguments), "by_row")}
+    shaped = {name: arguments[name].view({"flat": (6,), "column": (6, 1), "rows": (2, 3)}[shape]) for name in IN_PLACE}
+    status, workspace_size, executor = aclnn_advance_step_v2_get_workspace_size(**{**arguments, **shaped})
+    assert (status, workspace_size) == (0, 0), status
+    assert aclnn_advance_step_v2(None, 0, executor) == 0
+    assert lists(arguments) == expected
+    arguments["input_positions"][0] = 40  # beyond the table
+    before = lists(arguments)
+    assert aclnn_advance_step_v2(None, 0, executor) == 561002
+    assert lists(arguments) == before
+
+
+def test_v2_runs_canns_example() -> None:
+    """Eight rows of one draft; up to seven are said to have been accepted."""
+    sixteen = torch.arange(16)
+    tables = torch.full((8, 1000), 7)
+    tensors = [sixteen.clone(), sixteen.view(8, 2).clone(), *(sixteen.clone() for _ in range(3)), tables]
+    drafts, accepted = torch.arange(8)[:, None], torch.arange(8)
+    status, _, executor = aclnn_advance_step_v2_get_workspace_size(*tensors, drafts, accepted, 8, 8, 8)
+    assert status == 0, status
+    assert aclnn_advance_step_v2(None, 0, executor) == 0
+    positions = [i + i // 2 + 1 for i in range(16)]
+    assert tensors[0].tolist() == [token for i in range(8) for token in (2 * i + 1, i)]
+    assert tensors[2].tolist() == positions
+    assert tensors[3].tolist() == [position + 1 for position in positions]
+    assert tensors[4].tolist() == [7 * 8 + position % 8 for position in positions]
+
+
+@pytest.mark.parametrize("name", SPECULATIVE_TENSORS)
+def test_v2_wants_every_tensor(name: str) -> None:
+    right = speculative_example()[name]
+    for wrong, code in ((None, 161001), (right.float(), 161002), (right[:0], 561002), (right[:1], 561002)):
+        status, _, executor = aclnn_advance_step_v2_get_workspace_size(**{**speculative_example(), name: wrong})
+        assert (int(status), executor) == (code, None)
+        assert name in status.message
+
+
+def test_v2_wants_as_many_queries_as_sequences() -> None:
+    for queries in (1, 3):
+        status, _, _ = aclnn_advance_step_v2_get_workspace_size(**speculative_example(num_queries=queries))
+        assert status == 561002
+        assert f"num_seqs=2: must equal num_queries={queries}" in status.message
+
+
+def test_an_executor_belongs_to_its_interface() -> None:
+    first, second = example(), speculative_example()
+    _, _, executor = aclnn_advance_step_get_workspace_size(**first)
+    _, _, executor_2 = aclnn_advance_step_v2_get_workspace_size(**second)
+    before = lists(first), lists(second)
+    assert aclnn_advance_step_v2(None, 0, executor) == 161002
+    assert aclnn_advance_step(None, 0, executor_2) == 161002
+    assert (lists(first), lists(second)) == before
+
+
+# --- nothing raises ----------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """Raises whatever is asked of it, even its name."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise LookupError(name)
+
+    def __index__(self) -> int:
+        raise KeyError(self)
+
+    def __repr__(self) -> str:
+        raise OSError("no name")
+
+
+def test_whatever_the_arguments_are_there_is_a_status() -> None:
+    _, _, right = aclnn_advance_step_get_workspace_size(**example())
+    for value in (Hostile(), object(), 1e400, b"", {}, np.zeros(3), torch.ones(2), torch.ones(2).to("meta"), 2**70):
+        for phase_one, arguments in (
+            (aclnn_advance_step_get_workspace_size, example()),
+            (aclnn_advance_step_v2_get_workspace_size, speculative_example()),
+        ):
+            for name in arguments:
+                status, workspace_size, executor = phase_one(**{**arguments, name: value})
+                assert (int(status), workspace_size, executor) == (161002, 0, None)
+                assert status.message
+        for phase_two in (None, value, right), (None, 0, value), (None, 0, AclOpExecutor(value, 0)):  # type: ignore[arg-type]
+            assert aclnn_advance_step(*phase_two) == 161002  # type: ignore[arg-type]
+        if type(value) is not torch.Tensor:  # isinstance would ask the value
+            assert aclnn_advance_step(value, 0, right) == 161002  # type: ignore[arg-type]
+
+
+def test_tensors_without_values_are_invalid() -> None:
+    arguments = {name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in example().items()}
+    status, _, _ = aclnn_advance_step_get_workspace_size(**arguments)
+    assert status == 161002
+    assert "meta" in status.message
+
+
+def test_what_the_device_raises_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def broken(device: torch.device, stream: Any) -> Iterator[None]:
+        raise stream
+        yield
+
+    monkeypatch.setattr(aclnn, "on_stream", broken)
+    arguments = example()
+    _, _, executor = aclnn_advance_step_get_workspace_size(**arguments)
+    for error, code in (
+        (RuntimeError("lost"), 361001),
+        (MemoryError("full"), 361001),
+        (TypeError("no stream"), 161002),
+    ):
+        status = aclnn_advance_step(None, 0, executor, error)
+        assert int(status) == code
+        assert str(error) in status.message
+    with pytest.raises(KeyboardInterrupt):
+        aclnn_advance_step(None, 0, executor, KeyboardInterrupt())
+    assert lists(arguments) == lists(example())

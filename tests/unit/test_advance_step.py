@@ -1,15 +1,17 @@
 """npu_advance_step_flashattn against a plain loop over Python lists, as a PyTorch operator, and what it refuses."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.ops.advance_step_call import AdvanceStepCall
-from tests.helpers.advance_step import IN_PLACE, check, example, lists, speculative_example
+from tests.helpers.advance_step import IN_PLACE, check, example, lists, loop, speculative_example
 
 OP = torch.ops.nanoinfer.npu_advance_step_flashattn
 
@@ -50,6 +52,15 @@ def test_by_row_is_the_default_and_the_formula_of_the_kernel_differs_from_row_1_
     assert differing.tolist() == [False, True, False, False]
 
 
+def test_more_drafts_may_have_been_accepted_than_are_given_now() -> None:
+    """torch_npu's and CANN's examples pass such numbers; the kernel adds them."""
+    arguments = speculative_example(accepted_num=[3, 0])
+    before = lists(arguments)
+    npu_advance_step_flashattn(**arguments)
+    assert arguments["input_positions"].tolist() == [7, 8, 9, 7, 8, 9]
+    assert lists(arguments) == {**before, **loop(before, "by_row")}
+
+
 def test_many_steps_walk_through_the_blocks_of_each_row() -> None:
     arguments = example(seq_lens=[0, 2, 0, 0], block_tables=[[5, 2, 6], [1, 7, 0], [2, 8, 8], [3, 9, 9]])
     walked = []
@@ -81,6 +92,17 @@ def test_padding_rows_need_no_blocks() -> None:
     assert arguments["seq_lens"].tolist() == [4, 5, 1000, -5]
 
 
+def test_views_of_one_buffer_that_do_not_overlap_are_separate_tensors() -> None:
+    """Rows of a buffer, or columns, whose elements alternate."""
+    for dim in (0, 1):
+        arguments = example()
+        buffer = torch.stack([arguments[name] for name in (*IN_PLACE, "input_tokens")], dim=dim)
+        views = dict(zip(IN_PLACE, buffer.unbind(dim), strict=False))
+        npu_advance_step_flashattn(**{**arguments, **views})
+        assert buffer.unbind(dim)[3].tolist() == [23, 28, -1, -1]
+        assert buffer.unbind(dim)[4].tolist() == [1, 2, 3, 4]
+
+
 # --- the operator ------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +127,45 @@ def test_fake_tensors_stay_fake() -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
-def refuse(arguments: dict[str, Any], message: str, error: type[ValueError] = ValueError, **more: Any) -> None:
+def test_tensors_that_are_written_to_share_no_memory() -> None:
+    long = torch.arange(9)
+    halves = np.arange(40, dtype=np.int8)
+    refuse(dict.fromkeys(IN_PLACE[:2], long[:4]), "input_tokens: shares memory with input_positions", fill=example)
+    refuse({"seq_lens": long[:4], "slot_mapping": long[3:7]}, "seq_lens: shares memory with slot_mapping", fill=example)
+    refuse({"seq_lens": long[:8:2], "slot_mapping": long[2:6]}, "seq_lens: shares memory with slot_m", fill=example)
+    tables = example()["block_tables"]
+    for view in (tables[:, 0], tables.view(-1)[1::2], tables.flatten(0)[:4]):
+        refuse(
+            {"slot_mapping": view, "block_tables": tables},
+            "slot_mapping: shares memory with block_tables",
+            fill=example,
+        )
+    refuse(
+        {"input_tokens": long[:4], "sampled_token_ids": long[:2, None]}, "input_tokens: shares .* sampled", fill=example
+    )
+    refuse({"seq_lens": long[:6], "accepted_num": long[5:7]}, "seq_lens: sh.* accepted_num", fill=speculative_example)
+    bytes_apart = {"input_tokens": halves[:32].view(np.int64), "seq_lens": halves[4:36].view(np.int64)}
+    shared = {name: torch.from_numpy(array) for name, array in bytes_apart.items()}
+    refuse(shared, "input_tokens: shares memory with seq_lens", fill=example)
+
+
+def test_a_tensor_of_inference_mode_is_refused_before_the_others_change() -> None:
+    with torch.inference_mode():
+        made = torch.tensor([1, 2, 3, 4])
+        npu_advance_step_flashattn(**{**example(), "input_tokens": made})
+    for name in IN_PLACE:
+        refuse({name: made}, f"{name}: was made in torch.inference_mode", fill=example)
+
+
+def refuse(
+    arguments: dict[str, Any],
+    message: str,
+    error: type[ValueError] = ValueError,
+    fill: Callable[[], dict[str, Any]] = dict,
+    **more: Any,
+) -> None:
+    """`fill`: where the arguments that are not given come from."""
+    arguments = {**fill(), **arguments}
     before = lists(arguments)
     with pytest.raises(error, match=message):
         npu_advance_step_flashattn(**arguments, **more)
@@ -122,7 +182,11 @@ def test_every_tensor_is_an_int64_tensor_that_is_not_empty(name: str) -> None:
     refuse(speculative_example(**{name: tensor[:0]}), f"{name}: shape .* must not be empty")
     with pytest.raises(ValueError, match=r"on (meta|cpu), must be on (meta|cpu), where input_tokens is"):
         AdvanceStepCall(**speculative_example(**{name: tensor.to("meta")})).plan()
-    refuse(speculative_example(**{name: 3}), f"{name}: must be a tensor, got int")
+    for value in (3, tensor.tolist(), tensor.numpy()):
+        with pytest.raises(ValueError, match=f"{name}: must be a tensor, got {type(value).__name__}"):
+            npu_advance_step_flashattn(**{**speculative_example(), name: value})
+    with pytest.raises(ValueError, match=f"{name}: layout torch.sparse_coo, must be torch.strided"):
+        AdvanceStepCall(**speculative_example(**{name: tensor.to_sparse()})).plan()
 
 
 @pytest.mark.parametrize("name", ["input_tokens", "input_positions", "seq_lens", "slot_mapping"])
@@ -136,8 +200,37 @@ def test_a_tensor_whose_rows_share_memory_cannot_be_written_to(name: str) -> Non
 def test_sizes_are_positive_integers(make: Callable[..., dict[str, Any]], name: str) -> None:
     for size in (0, -1):
         refuse(make(**{name: size}), f"{name}={size}: must be at least 1")
-    for size in (2.0, True, None, "2"):
-        refuse(make(**{name: size}), f"{name}={size!r}: must be an integer")
+    for size in (2.0, True, None, "2", np.float64(2), np.True_):
+        refuse(make(**{name: size}), re.escape(f"{name}={size!r}: must be an integer"))
+    for size in (2**63, -(2**64)):
+        refuse(make(**{name: size}), f"{name}={size}: must be in 1..{2**63 - 1}")
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array])
+def test_sizes_may_be_numpy_integers(number: Callable[[int], Any]) -> None:
+    sizes = {name: number(example()[name]) for name in ("num_seqs", "num_queries", "block_size")}
+    arguments = example(**sizes)
+    npu_advance_step_flashattn(**arguments)
+    assert arguments["slot_mapping"].tolist() == [23, 28, -1, -1]
+
+
+def test_what_int64_cannot_hold() -> None:
+    """Each would have wrapped around to a number that looks like any other."""
+    top = 2**63 - 1
+    refuse(
+        example(block_tables=[[5, 2], [1, 2**61], [2, 8], [3, 9]]),
+        f"block_tables: {2**61} in row 1: times block_size=4",
+    )
+    refuse(example(block_size=top), f"block_tables: 5 in row 0: times block_size={top} is beyond int64")
+    refuse(example(seq_lens=[3, top, 9, 9], block_size=top), f"seq_lens: {top} in row 1: one more is beyond int64")
+    refuse(speculative_example(accepted_num=[0, top]), "input_positions: 6 in row 3: with accepted_num added")
+    refuse(speculative_example(input_positions=[top, 4, 5, 6, 7, 8]), f"input_positions: {top} in row 0: with accepted")
+    refuse(speculative_example(block_tables=[[5, 2, 6], [1, 2**62, 3]]), f"block_tables: {2**62} in row 1: times")
+    arguments = example(block_tables=[[5, 2], [1, 2**61 - 1], [2, 8], [3, 9]], seq_lens=[3, 7, 9, 9])
+    npu_advance_step_flashattn(**arguments)
+    assert arguments["slot_mapping"].tolist() == [23, top, -1, -1]
+    by_kernel = example(block_tables=[[2**61 - 2, 2**61 - 2], [1, 7], [2, 8], [3, 9]])
+    refuse(by_kernel, f"block_tables: {2**61 - 2} in row 0: times block_size=4 is beyond int64", formula="kernel")
 
 
 @pytest.mark.parametrize(
@@ -183,13 +276,16 @@ def test_values_that_do_not_fit() -> None:
     refuse(
         speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num must be given together"
     )
-    refuse(speculative_example(accepted_num=[0, 3]), r"accepted_num: 3 in row 1: must be in 0\.\.2")
-    refuse(speculative_example(accepted_num=[-1, 0]), r"accepted_num: -1 in row 0: must be in 0\.\.2")
+    refuse(speculative_example(accepted_num=[-1, 0]), "accepted_num: -1 in row 0: must not be negative")
+    refuse(
+        speculative_example(sampled_token_ids=[[1, 2, -2], [3, -1, -1]]), "sampled_token_ids: -2 in row 0: must be a to"
+    )
     refuse(speculative_example(sampled_token_ids=[[1, 2, 3], [-1, 4, 5]]), "sampled_token_ids: -1 in row 1")
     refuse(speculative_example(input_positions=[-9, 4, 5, 6, 7, 8]), "input_positions: -9 in row 0: must not be")
     refuse(example(seq_lens=[3, -4, 9, 9]), "seq_lens: -4 in row 1: must not be negative")
     refuse(example(block_tables=[[5, 2], [1, -1], [2, 8], [3, 9]]), "block_tables: -1 in row 1: must not be negative")
-    refuse(example(), "formula='row'", formula="row")
+    for formula in ("row", None, 3, ["by_row"]):
+        refuse(example(), f"formula={re.escape(repr(formula))}: must be one of by_row, kernel", formula=formula)
 
 
 def test_speculation_is_keyword_only() -> None:
