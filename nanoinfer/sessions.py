@@ -183,6 +183,7 @@ class InferenceSession:
         do_sample: bool = True,
     ):
         self._req: Req | None = None
+        self._keeps_kv = True
         self.engine = engine
         self.kv_cache: KVCache = []
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
@@ -264,7 +265,7 @@ class InferenceSession:
         logits, kv_cache = self.engine.extend(prompt_ids, keep_kv)
         req.append(int(self.engine.sampler.sample(logits, [req])[0]))
         self.kv_cache = [] if req.finished else kv_cache
-        self._req = req
+        self._keeps_kv, self._req = keep_kv, req
         return int(req.token_ids[req.prompt_len])
 
     def step_once(self) -> int | None:
@@ -285,10 +286,10 @@ class InferenceSession:
         req, model = self.req, self.engine.model
         check_last_logits(last_logits, model.config.vocab_size)
         check_kv_cache("session", self.kv_cache, model, req.num_tokens)
-        if self.kv_cache and self.kv_len < req.num_tokens:
+        if self._keeps_kv and self.kv_len < req.num_tokens:
             raise ValueError(
-                f"last_logits: token {req.num_tokens - 1}, the newest, has not been through decode_step_sessions; after "
-                "each pass a session takes one row, once"
+                f"last_logits: token {req.num_tokens - 1}, the newest, has no K/V yet; each decode_step_sessions gives a "
+                "session one row, to be taken once"
             )
         token_id = int(self.engine.sampler.sample(last_logits.detach().view(1, -1), [req])[0])
         req.append(token_id)

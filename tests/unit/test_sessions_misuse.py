@@ -41,7 +41,7 @@ def test_a_row_taken_twice_is_refused(engine: InferenceEngine, session: Inferenc
     expected = engine.generate(PROMPT, 6, **GREEDY)
     logits = engine.decode_step_sessions([session])
     session.apply_batch_logits(logits)
-    with pytest.raises(ValueError, match="token 6, the newest, has not been through decode_step_sessions"):
+    with pytest.raises(ValueError, match="token 6, the newest, has no K/V yet; each decode_step_sessions"):
         session.apply_batch_logits(logits)
     assert session.generated_ids == expected[:2]
     assert rest(session) == expected
@@ -54,6 +54,14 @@ def test_a_row_before_any_pass_is_refused(engine: InferenceEngine, session: Infe
     with pytest.raises(ValueError, match="has not been prefilled"):
         InferenceSession(engine).apply_batch_logits(logits)
     assert rest(session) == engine.generate(PROMPT, 6, **GREEDY)
+
+
+def test_a_released_session_takes_no_rows(engine: InferenceEngine, session: InferenceSession) -> None:
+    logits = engine.decode_step_sessions([session])
+    session.release()
+    with pytest.raises(ValueError, match="the newest, has no K/V"):
+        session.apply_batch_logits(logits)
+    assert session.step_count == 1
 
 
 def test_without_kv_rows_are_the_callers_business(engine: InferenceEngine) -> None:
