@@ -63,7 +63,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="show requests that share a prefix: tokens cached and computed, time saved")
     demo.add_argument(
-        "what", nargs="?", choices=["paged"], help="paged: block tables and slots, by forward_tensor and advance_step"
+        "what",
+        nargs="?",
+        choices=["paged", "sessions"],
+        help="paged: block tables and slots, by forward_tensor and advance_step; sessions: the series' first engine",
     )
     demo.add_argument("--steps", type=int, help="demo paged: decode steps (default: 8)")
     demo.add_argument("--block-size", type=int, help="demo paged: slots per block (default: 4)")
@@ -153,6 +156,11 @@ def _demo(args: argparse.Namespace) -> int:
         return 0 if run_paged_demo(_load(args), **given) else 1
     if given:
         raise ValueError("--steps, --block-size: options of demo paged only")
+    if args.what == "sessions":
+        from nanoinfer.commands.sessions_demo import run_sessions_demo
+
+        run_sessions_demo(_load(args))
+        return 0
     from nanoinfer.commands.demo import run_demo
 
     run_demo(_load(args))

@@ -6,8 +6,9 @@ what the sessions hold into it, runs, and cuts the result up again. `KVAccount` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import count
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from nanoinfer.requests.request import Prompt
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.session_checks import check_kv_cache, check_last_logits, check_sessions
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [1, Hk, S, D]
 
@@ -91,9 +93,10 @@ class InferenceEngine:
                 session.apply_batch_logits(logits)
         return session.generated_ids
 
-    def extend(self, token_ids: np.ndarray, keep: bool = True) -> tuple[torch.Tensor, KVCache]:
+    def extend(self, token_ids: Sequence[int] | np.ndarray, keep: bool = True) -> tuple[torch.Tensor, KVCache]:
         """Compute a sequence, `token_ids` int64 [S], from its first token: logits [1, V] of the last, and the K/V of all
-        (empty unless it is to be kept)."""
+        (empty unless it is to be kept). ValueError when it is empty, outside the vocabulary or longer than the context."""
+        token_ids = self.builder.prompt_ids(token_ids, "token_ids")
         total = len(token_ids)
         runner = self._runner(1, total)
         logits, _ = runner.forward_extend(torch.from_numpy(token_ids), [0], [total], [0], range(total))
@@ -106,19 +109,12 @@ class InferenceEngine:
 
         The caller then gives each session its row (`apply_batch_logits`); until then the same pass can be made again. The
         sessions' K/V is padded to the longest, [B, longest + 1] tokens. No sessions, no pass: logits [0, V]. ValueError
-        when one is there twice, has finished, has no K/V, or is of another model; nothing has changed then.
+        when one is there twice, has finished, has no K/V or K/V that does not fit, or is of another model; nothing has
+        changed then.
         """
+        check_sessions(sessions, self.model)
         if not sessions:
             return torch.empty(0, self.model.config.vocab_size, dtype=self.model.dtype, device=self.model.device)
-        for i, session in enumerate(sessions):
-            if session.engine.model is not self.model:
-                raise ValueError(f"sessions[{i}]: is of another model")
-            if session.finished or not session.prefilled:
-                raise ValueError(f"sessions[{i}]: has {'finished' if session.finished else 'not been prefilled'}")
-            if session.kv_len < session.req.num_tokens - 1:
-                raise ValueError(f"sessions[{i}]: its K/V has been released")
-        if len(set(map(id, sessions))) < len(sessions):
-            raise ValueError("sessions: the same session twice in one step")
         past = [session.req.num_tokens - 1 for session in sessions]
         lens, width = [n + 1 for n in past], max(past) + 1
         runner = self._runner(len(sessions), width)
@@ -149,7 +145,7 @@ class InferenceEngine:
     def _fill(self, pool: TokenToKVPool, caches: Sequence[KVCache], lens: Sequence[int], width: int) -> None:
         for layer in range(self.model.config.num_hidden_layers):
             for row, (cache, length) in enumerate(zip(caches, lens, strict=True)):
-                keys, values = (kv[0, :, :length].transpose(0, 1) for kv in cache[layer])  # [length, Hk, D]
+                keys, values = (kv.detach()[0, :, :length].transpose(0, 1) for kv in cache[layer])  # [length, Hk, D]
                 pool.set_kv_buffer(layer, slice(row * width, row * width + length), keys, values)
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
 
@@ -168,9 +164,12 @@ class InferenceEngine:
 class InferenceSession:
     """One request that owns its K/V: `kv_cache`, per layer K and V [1, Hk, S, D]; empty before `prefill` and at the end.
 
-    Settings, here or assigned before `prefill`: `max_new_tokens`, `temperature` (0 is greedy), `top_k` (-1: off), `top_p`,
-    `seed` as SamplingParams has them; `stop_on_eos`: one of the model's end tokens ends the session.
+    Settings, here or assigned before `prefill`, which fixes them: `max_new_tokens` (0 or less: as many as the context has
+    room for), `temperature` (0 is greedy), `top_k` (-1: off), `top_p`, `seed` as SamplingParams has them; `stop_on_eos`:
+    one of the model's end tokens ends the session; `do_sample=False`: greedy, whatever the temperature.
     """
+
+    SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop_on_eos", "seed", "do_sample")
 
     def __init__(
         self,
@@ -181,29 +180,38 @@ class InferenceSession:
         top_p: float = 1.0,
         stop_on_eos: bool = True,
         seed: int | None = None,
+        do_sample: bool = True,
     ):
+        self._req: Req | None = None
+        self._keeps_kv = True
         self.engine = engine
         self.kv_cache: KVCache = []
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
-        self.stop_on_eos, self.seed = stop_on_eos, seed
-        self._req: Req | None = None
+        self.stop_on_eos, self.seed, self.do_sample = stop_on_eos, seed, do_sample
         self.params()  # raises now, not at the prefill
 
-    def params(self) -> SamplingParams:
-        """The settings as the sampler takes them; assigning others has no effect after `prefill`.
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.SETTINGS and self._req is not None:
+            raise ValueError(f"{name}={value!r}: settings are fixed by prefill; make a new session for others")
+        super().__setattr__(name, value)
 
-        ValueError naming the one that is out of range.
-        """
-        if not isinstance(self.stop_on_eos, bool):
-            raise ValueError(f"stop_on_eos={self.stop_on_eos!r}: must be True or False")
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
+    def params(self, prompt_len: int = 0) -> SamplingParams:
+        """The settings as the sampler takes them, after a prompt of so many tokens. ValueError naming one out of range."""
+        for name in ("stop_on_eos", "do_sample"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+        limit = self.max_new_tokens
+        if isinstance(limit, Integral) and not isinstance(limit, bool) and limit <= 0:
+            limit = max(self.engine.model.max_context_len - prompt_len, 1)
+        params = SamplingParams(
+            max_new_tokens=limit,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             ignore_eos=not self.stop_on_eos,
             seed=self.seed,
         )
+        return params if self.do_sample else replace(params, temperature=0.0)
 
     @property
     def req(self) -> Req:
@@ -220,6 +228,11 @@ class InferenceSession:
     def generated_ids(self) -> list[int]:
         """Tokens sampled so far, a new list."""
         return self._req.output_ids if self._req is not None else []
+
+    @property
+    def step_count(self) -> int:
+        """How many tokens have been sampled, that of the prefill included."""
+        return self._req.num_output_tokens if self._req is not None else 0
 
     @property
     def finished(self) -> bool:
@@ -246,14 +259,13 @@ class InferenceSession:
             raise ValueError("session: has been prefilled before; make a new one for another prompt")
         builder, context = self.engine.builder, self.engine.model.max_context_len
         prompt_ids = builder.prompt_ids(prompt)
-        params = self.params()
+        params = self.params(len(prompt_ids))
         builder.check_context(prompt_ids, params, context)
         (req,) = builder.build(next(self.engine.session_ids), prompt_ids, params)
         logits, kv_cache = self.engine.extend(prompt_ids, keep_kv)
         req.append(int(self.engine.sampler.sample(logits, [req])[0]))
-        self._req = req
-        if not req.finished:
-            self.kv_cache = kv_cache
+        self.kv_cache = [] if req.finished else kv_cache
+        self._keeps_kv, self._req = keep_kv, req
         return int(req.token_ids[req.prompt_len])
 
     def step_once(self) -> int | None:
@@ -265,17 +277,22 @@ class InferenceSession:
     def apply_batch_logits(self, last_logits: torch.Tensor) -> int | None:
         """Sample the next token from this session's row of logits, [V] or [1, V]; None when the session has finished.
 
-        A session that ends lets its K/V go. ValueError when `last_logits` is anything but one row.
+        A session that ends lets its K/V go. ValueError when `last_logits` is anything but one row, and when the newest
+        token has not been through a pass: the row would be that of the token before. (Of a session that keeps no K/V only
+        the caller knows this.)
         """
         if self.finished:
             return None
-        vocab_size = self.engine.model.config.vocab_size
-        if last_logits.shape not in ((vocab_size,), (1, vocab_size)):
+        req, model = self.req, self.engine.model
+        check_last_logits(last_logits, model.config.vocab_size)
+        check_kv_cache("session", self.kv_cache, model, req.num_tokens)
+        if self._keeps_kv and self.kv_len < req.num_tokens:
             raise ValueError(
-                f"last_logits: shape {list(last_logits.shape)}, must be [{vocab_size}] or [1, {vocab_size}]"
+                f"last_logits: token {req.num_tokens - 1}, the newest, has no K/V yet; each decode_step_sessions gives a "
+                "session one row, to be taken once"
             )
-        token_id = int(self.engine.sampler.sample(last_logits.view(1, -1), [self.req])[0])
-        self.req.append(token_id)
+        token_id = int(self.engine.sampler.sample(last_logits.detach().view(1, -1), [req])[0])
+        req.append(token_id)
         if self.finished:
             self.release()
         return token_id

@@ -7,18 +7,20 @@ import numpy as np
 import torch
 
 from nanoinfer.model.loader import LoadedModel
+from nanoinfer.paged.memory import check_memory
 
 KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [num_blocks, P, Hk, D]
 
 
 def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
-    """(num_blocks, block size) of a K/V cache that fits the model; ValueError naming layer and tensor otherwise."""
+    """(num_blocks, block size) of a K/V cache that fits the model and has a place for each element; else ValueError naming
+    layer and tensor."""
     config = model.config
     if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
         size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
         raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one for each layer")
     first: tuple[int, ...] | None = None
-    owners: dict[int, str] = {}
+    tensors: list[torch.Tensor] = []
     for layer, pair in enumerate(kv_cache):
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
             raise ValueError(f"kv_cache[{layer}]: must be a pair of tensors (K, V)")
@@ -36,10 +38,8 @@ def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
                     f"kv_cache[{layer}] {name}: {tensor.dtype} on {tensor.device}, must be the model's "
                     f"{model.dtype} on {model.device}"
                 )
-            if (
-                owner := owners.setdefault(tensor.data_ptr(), f"kv_cache[{layer}] {name}")
-            ) != f"kv_cache[{layer}] {name}":
-                raise ValueError(f"kv_cache[{layer}] {name}: is the same memory as {owner}")
+            tensors.append(tensor)
+    check_memory(tensors)
     assert first is not None
     return first[0], first[1]
 

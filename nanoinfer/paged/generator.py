@@ -25,8 +25,16 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.attention import BlockKV, PagedAttention
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
+from nanoinfer.paged.sharing import check_shared_slots
 
-OPTIONS = {"q_lens": None, "spec_mask": None, "atten_mask": None, "adapter_ids": None, "max_out_len": 256}
+OPTIONS = {
+    "q_lens": None,
+    "spec_mask": None,
+    "atten_mask": None,
+    "atten_mask_rows": None,
+    "adapter_ids": None,
+    "max_out_len": 256,
+}
 BASE_ADAPTERS = (None, "base")
 
 
@@ -118,7 +126,9 @@ class GeneratorTorch:
 
         A prefill whose first tokens have K/V already (a prefix that another request has computed, or a prompt's earlier
         chunk) brings only the others: `position_ids` then begin at the prefix's length, and the block table names the
-        blocks of all. Requests may share blocks, also within a pass.
+        blocks of all. Requests may share blocks, also within a pass: one that is written only up to where all their tokens
+        are the same. In a prefill one may bring the prefix that another reads; in a decode pass no request may write what
+        another one reads.
 
         The new tokens of a request always see each other, stored or not: with all slots −1 a prefill is a plain forward.
         A decode row with slot −1 at position 0 is padding, as `npu_advance_step_flashattn` leaves it: its length and its
@@ -132,8 +142,10 @@ class GeneratorTorch:
           by index; 0 = see, a large negative number = hide. For drafts that are a tree: siblings hide each other and have
           equal `position_ids`. Without it drafts are a line, each one after the other.
         - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's
-          scaled_dot_product_attention). Shapes: [T, max(input_lengths)]; [M, M] by index for every request or [B, M, M],
-          M ≥ max(input_lengths), as ATB has them. A shape that could be both is taken as the first.
+          scaled_dot_product_attention). Shapes: [T, max(input_lengths)], a row per new token; or as ATB has them, a row
+          per index, [M, M] for every request or [B, M, M], M ≥ max(input_lengths).
+        - `atten_mask_rows`: "tokens" or "indices" where an `atten_mask` of shape [M, M] could be either, T = M =
+          max(input_lengths), and the two would hide different things; None (else): the shape tells. Not in the seed.
         - `adapter_ids`: LoRA adapters' names, up to B; None or "base" is the base model, and so are the requests after.
         - `max_out_len`, default 256: how many tokens the caller will generate at most. Checked (an integer of at least 1);
           one pass needs nothing of it, because the blocks are the caller's to reserve.
@@ -145,8 +157,9 @@ class GeneratorTorch:
         Raises, before anything is written, ValueError naming the argument, its value and the limit: wrong types, dtypes,
         shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
         −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
-        the block table puts the token; different tokens in one slot; an unknown adapter; UnknownArgumentError for an
-        unknown keyword. Source: seed 000 (MindIE's `forward_tensor`).
+        the block table puts the token; a slot that is written for one token and used by a different one, or by another
+        request's prefix; K and V, or layers, that share memory; an `atten_mask` that could be read in two ways; an unknown
+        adapter; UnknownArgumentError for an unknown keyword. Source: seed 000 (MindIE's `forward_tensor`).
         """
         unknown = kwargs.keys() - OPTIONS.keys()
         if unknown:
@@ -168,6 +181,7 @@ class GeneratorTorch:
             lm_head_indices,
             **cast(Any, options),
         )
+        check_shared_slots(inputs, kv_cache[0][0].shape[1])
         runner = self._runner(inputs, BlockKV(kv_cache, inputs.slots))
         return runner.run(torch.from_numpy(inputs.input_ids), make_metadata(inputs, runner)).logits
 

@@ -1,7 +1,7 @@
 """PagedInputs: the arguments of one forward_tensor call, checked against each other and against the model.
 
-Everything is checked here, on the host, before the pass writes anything: wrong slots do not crash, they overwrite the K/V
-of another request.
+Everything is checked, here and in sharing.py, on the host, before the pass writes anything: wrong slots do not crash, they
+overwrite the K/V of another request.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ class PagedInputs:
     request's row of the block tables. Its *position* is what rotary embeddings see. They differ for drafts in a tree.
     """
 
+    is_prefill: bool
     one_token_each: bool  # a plain decode pass
     input_ids: np.ndarray  # [T]
     position_ids: np.ndarray  # [T]
@@ -56,6 +57,7 @@ def read_inputs(
     q_lens: Sequence[int] | None,
     spec_mask: torch.Tensor | None,
     atten_mask: torch.Tensor | None,
+    atten_mask_rows: str | None,
     max_out_len: int,
 ) -> PagedInputs:
     """Check and translate. Arguments and errors as `GeneratorTorch.forward_tensor`; changes nothing."""
@@ -96,16 +98,24 @@ def read_inputs(
     rows = np.where(tables[..., None] < 0, -1, tables[..., None] * block_size + np.arange(block_size))
     rows = rows.reshape(len(tables), -1)
     _check_blocks(rows, prefix_lens, request, indices, slot_ids, block_size)
-    _check_duplicates(slot_ids, ids, positions)
     width = max(int(lengths.max()), 1)
     bias = read_masks(
-        spec_mask, atten_mask, is_prefill, request, indices, len(lengths), width, model.dtype, model.device
+        spec_mask,
+        atten_mask,
+        atten_mask_rows,
+        is_prefill,
+        request,
+        indices,
+        len(lengths),
+        width,
+        model.dtype,
+        model.device,
     )
     if bias is not None:
         bias[torch.from_numpy(first[padding]).to(bias.device)] = 0
     one_token_each = not is_prefill and len(ids) == len(lengths)
     return PagedInputs(
-        one_token_each, ids, positions, slot_ids, indices, new_lens, prefix_lens, padding, rows, head, bias
+        is_prefill, one_token_each, ids, positions, slot_ids, indices, new_lens, prefix_lens, padding, rows, head, bias
     )
 
 
@@ -191,13 +201,3 @@ def _check_blocks(
         if slot < 0:
             raise ValueError(f"block_tables[{i}, {page}]=-1: token {indices[t]} of request {i} needs a block")
         raise ValueError(f"slots[{t}]={slots[t]}: block_tables[{i}, {page}] puts token {indices[t]} into slot {slot}")
-
-
-def _check_duplicates(slots: np.ndarray, ids: np.ndarray, positions: np.ndarray) -> None:
-    """Requests that share a block may both write it, with the same tokens; two different ones may not share a slot."""
-    order = np.argsort(slots, kind="stable")
-    before, after = order[:-1], order[1:]
-    clash = (slots[before] >= 0) & (slots[before] == slots[after])
-    clash &= (ids[before] != ids[after]) | (positions[before] != positions[after])
-    for k in np.flatnonzero(clash)[:1]:
-        raise ValueError(f"slots: {slots[after[k]]} is given to tokens {before[k]} and {after[k]}, which differ")

@@ -27,7 +27,7 @@ ROOMS = (
         "engine step_guard stats",
         "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
     ),
-    ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
+    ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
     ("llm", "a model and its engine in one object"),

@@ -1,0 +1,22 @@
+"""`python -m nanoinfer demo sessions`: the run that seed 004 shows, three requests decoded side by side."""
+
+from nanoinfer.commands.terminal import styled
+from nanoinfer.llm import LLM
+from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+
+PROMPTS = ("hi,", "hello,", "how")
+MAX_NEW_TOKENS = 48
+
+
+def run_sessions_demo(llm: LLM) -> None:
+    """Serve the prompts with an OfflineScheduler, greedily, and print each one's text, an empty line between them.
+
+    ValueError when the model has no tokenizer.
+    """
+    if llm.tokenizer is None:
+        raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
+    scheduler = OfflineScheduler(InferenceEngine(llm.model))
+    for prompt in PROMPTS:
+        scheduler.add_request(prompt, MAX_NEW_TOKENS, do_sample=False)
+    texts = [f"{styled(f'### request {i}', 'bold')}\n{text.rstrip()}" for i, text in scheduler.run().items()]
+    print("\n\n".join(texts))

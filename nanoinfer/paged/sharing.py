@@ -1,0 +1,89 @@
+"""Slots that a pass of forward_tensor writes and that more than one token uses: allowed where they mean the same K/V.
+
+A token's K/V depends on every token before it. So two requests may have a token in one slot only where all tokens before it
+are the same as well: in the same slots, as the block tables say, and with the same ids where the pass brings them.
+"""
+
+import numpy as np
+import torch
+
+from nanoinfer.paged.inputs import PagedInputs
+
+
+def check_shared_slots(inputs: PagedInputs, block_size: int) -> None:
+    """ValueError naming a slot that the pass writes and another token uses, too, unless that is the same token.
+
+    It is where both have the same index and all tokens up to there are the same, with the same masks. In a prefill one
+    request may bring what the other reads as its prefix. In a decode pass it may not: there prefixes were computed before,
+    and would be overwritten.
+    """
+    slots = inputs.slots
+    written = np.flatnonzero(slots >= 0)
+    if not written.size:
+        return
+    blocks = inputs.rows[:, ::block_size]  # each one's first slot, −1 where there is no block
+    reach = -(-inputs.seq_lens // block_size)  # as many of them as the pass may look at
+    used = blocks[(np.arange(blocks.shape[1]) < reach[:, None]) & (blocks >= 0)] // block_size
+    suspects = written[np.bincount(used)[slots[written] // block_size] > 1]
+    if suspects.size:  # as a rule there are none: a block that is written stands once in the tables
+        _check_suspects(inputs, suspects, block_size)
+
+
+def _check_suspects(inputs: PagedInputs, suspects: np.ndarray, block_size: int) -> None:
+    """The same for new tokens, `suspects` [n], whose blocks stand in the tables more than once."""
+    slots, indices = inputs.slots, inputs.indices
+    request = np.repeat(np.arange(len(inputs.rows)), inputs.new_lens)
+    # Of every token of every request, [B, S]: the slot its K/V is read from, −1 where it is stored nowhere; and its number
+    # in the pass, −1 where it was computed before.
+    shape = (len(inputs.rows), int(inputs.seq_lens.max()))
+    width = min(shape[1], inputs.rows.shape[1])
+    source, new = np.full(shape, -1), np.full(shape, -1)
+    source[:, :width] = np.where(np.arange(width) < inputs.prefix_lens[:, None], inputs.rows[:, :width], -1)
+    source[request, indices], new[request, indices] = slots, np.arange(len(slots))
+
+    shared, first = np.unique(slots[suspects], return_index=True)
+    pairs: dict[tuple[int, int], int] = {}  # two requests → the last token that they share
+    for other, index in np.argwhere(np.isin(source, shared)).tolist():
+        t = suspects[first[np.searchsorted(shared, source[other, index])]]
+        writer = int(request[t])
+        if (other, index) == (writer, indices[t]):
+            continue
+        if index != indices[t]:
+            raise ValueError(
+                f"slots[{t}]={slots[t]}: token {indices[t]} of request {writer} is written where "
+                f"block_tables[{other}, {index // block_size}] puts token {index} of request {other}"
+            )
+        if new[other, index] < 0 and not inputs.is_prefill:
+            raise ValueError(
+                f"slots[{t}]={slots[t]}: token {index} of request {writer} is written where request {other} reads one "
+                "of its prefix; in a decode pass no request may write what another one reads"
+            )
+        pairs[writer, other] = max(pairs.get((writer, other), 0), index)
+    for (writer, other), last in pairs.items():
+        upto = slice(last + 1)
+        apart = np.flatnonzero(source[writer, upto] != source[other, upto])
+        if apart.size:
+            a, b = (f"in slot {at}" if at >= 0 else "not stored" for at in source[[writer, other], apart[0]])
+            raise ValueError(
+                f"slots: {source[writer, last]} is given to token {last} of requests {writer} and {other}, but of the "
+                f"tokens before it number {apart[0]} is {a} and {b}"
+            )
+        both = (new[writer, upto] >= 0) & (new[other, upto] >= 0)
+        _check_equal_tokens(inputs, new[writer, upto][both], new[other, upto][both], source[writer, last])
+
+
+def _check_equal_tokens(inputs: PagedInputs, a: np.ndarray, b: np.ndarray, shared: int) -> None:
+    """ValueError unless the new tokens `a` and `b`, [n] each, one with one, are the same and see the same. They stand
+    before the slot `shared`, or in it."""
+    ids, positions, slots = inputs.input_ids, inputs.position_ids, inputs.slots
+    for k in np.flatnonzero((ids[a] != ids[b]) | (positions[a] != positions[b]))[:1]:
+        first, second = sorted((int(a[k]), int(b[k])))
+        where = f"{slots[first]} is given to" if slots[first] >= 0 else f"{shared} is shared, but comes after"
+        raise ValueError(f"slots: {where} tokens {first} and {second}, which differ")
+    if inputs.bias is None:
+        return
+    device = inputs.bias.device
+    later = torch.arange(inputs.bias.shape[1], device=device) > torch.from_numpy(inputs.indices[a]).to(device)[:, None]
+    seen = [inputs.bias[torch.from_numpy(tokens).to(device)].masked_fill(later, 0) for tokens in (a, b)]
+    for k in (seen[0] != seen[1]).any(dim=1).nonzero().flatten().tolist()[:1]:
+        raise ValueError(f"slots: {shared} is shared, but the masks of tokens {a[k]} and {b[k]} differ")

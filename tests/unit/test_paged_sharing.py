@@ -1,0 +1,252 @@
+"""forward_tensor and shared memory: which slots, blocks and tensors may be used twice in one pass."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.paged.memory import check_memory
+from tests.helpers.paged import Caller
+
+PROMPTS = ([1, 2, 3, 4, 5, 6], [7, 8, 9])
+
+
+@pytest.fixture(scope="module")
+def generator(checkpoint: Callable[..., Path]) -> GeneratorTorch:
+    return GeneratorTorch(checkpoint("llama"))
+
+
+@pytest.fixture
+def caller(generator: GeneratorTorch) -> Caller:
+    """Request 0 has 6 tokens in two of 8 blocks of 4, request 1 has 3 in another."""
+    caller = Caller(generator, 8, 4)
+    caller.prefill(dict(enumerate(PROMPTS)))
+    return caller
+
+
+def refuse(caller: Caller, arguments: dict[str, Any], message: str) -> None:
+    before = caller.snapshot()
+    with pytest.raises(ValueError, match=message):
+        caller.generator.forward_tensor(**arguments)
+    assert all(torch.equal(a, b) for a, b in zip(before, caller.snapshot(), strict=True)), "nothing is written"
+
+
+# --- slots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_decode_that_writes_into_the_prefix_of_another_request_is_refused(caller: Caller) -> None:
+    """Request 2 began as a copy of request 0's table and went on; request 0 now writes where it has a token already."""
+    caller.blocks[2], caller.tokens[2] = list(caller.blocks[0]), [*PROMPTS[0], 50]
+    arguments = caller.arguments({0: [60], 2: [51]}, False)
+    slot = caller.slot(0, 6)
+    refuse(caller, arguments, rf"slots\[0\]={slot}: token 6 of request 0 is written where request 1 reads one")
+
+
+@pytest.mark.parametrize("is_prefill", [True, False])
+def test_a_slot_that_is_a_prefix_elsewhere_in_another_row_is_refused(is_prefill: bool, caller: Caller) -> None:
+    """Request 1's new token lies in a block that stands first in request 0's row."""
+    caller.blocks[1].append(caller.blocks[0][0])
+    caller.tokens[1] = [7, 8, 9, 10]
+    arguments = caller.arguments({0: [60], 1: [61]}, is_prefill)
+    message = (
+        rf"slots\[1\]={caller.slot(1, 4)}: token 4 of request 1 is written where block_tables\[0, 0\] puts token 0"
+    )
+    refuse(caller, arguments, message)
+
+
+def test_a_block_twice_in_one_row_is_refused_when_it_is_written(caller: Caller) -> None:
+    caller.blocks[0][1] = caller.blocks[0][0]
+    message = r"token 6 of request 0 is written where block_tables\[0, 0\] puts token 2 of request 0"
+    refuse(caller, caller.arguments({0: [60]}, False), message)
+
+
+def test_a_prefix_from_another_pass_with_other_blocks_before_it_is_refused(caller: Caller) -> None:
+    """Both rows have the written block second, but not the same first one: its K/V would be of two different contexts."""
+    caller.prefill({2: [20, 21, 22, 23], 3: [30, 31, 32, 33]})
+    caller.slot(2, 7)
+    caller.blocks[3].append(caller.blocks[2][1])
+    first = f"number 0 is in slot {caller.slot(2, 0)} and in slot {caller.slot(3, 0)}"
+    for changes in ({2: [1], 3: [1]}, {2: [1, 2], 3: [1, 2]}):
+        message = rf"token {3 + len(changes[2])} of requests 0 and 1, but .* {first}"
+        refuse(caller, caller.arguments(changes, True), message)
+    caller.tokens[3] = [30, 31, 32, 33, 1]  # reads as prefix what request 2 writes
+    message = r"token 4 of requests 0 and 1, but .* number 0 is in slot"
+    refuse(caller, caller.arguments({2: [1], 3: [2]}, True), message)
+
+
+def test_equal_tokens_after_different_ones_may_not_share_a_slot(caller: Caller) -> None:
+    caller.slot(2, 3)
+    caller.blocks[3] = list(caller.blocks[2])
+    arguments = caller.arguments({2: [1, 2, 3], 3: [9, 2, 3]}, True)
+    slots = arguments["slots"].tolist()
+    refuse(caller, arguments, f"slots: {slots[0]} is given to tokens 0 and 3, which differ")
+    hidden = torch.tensor([-1, *slots[1:3], -1, *slots[4:]])  # the tokens that differ are stored nowhere
+    refuse(caller, {**arguments, "slots": hidden}, rf"slots: {slots[2]} is shared, but comes after tokens 0 and 3")
+    half = torch.tensor([slots[0], *slots[1:3], -1, *slots[4:]])
+    refuse(caller, {**arguments, "slots": half}, rf"number 0 is in slot {slots[0]} and not stored")
+
+
+def test_equal_tokens_with_different_masks_may_not_share_a_slot(caller: Caller) -> None:
+    caller.slot(2, 3)
+    caller.blocks[3] = list(caller.blocks[2])
+    arguments = caller.arguments({2: [1, 2, 3], 3: [1, 2, 3]}, True)
+    mask = torch.ones(6, 3, dtype=torch.bool)
+    mask[5, 0] = False
+    refuse(caller, {**arguments, "atten_mask": mask}, "is shared, but the masks of tokens 2 and 5 differ")
+    mask = torch.ones(6, 3, dtype=torch.bool)
+    mask[3, 2] = False  # what stands after a token is hidden anyway
+    logits = caller.generator.forward_tensor(**{**arguments, "atten_mask": mask})
+    torch.testing.assert_close(logits[:3], logits[3:])
+
+
+def test_two_copies_of_a_request_may_decode_the_same_token_into_the_same_slot(caller: Caller) -> None:
+    alone = caller.generator.forward_tensor(**caller.arguments({0: [60]}, False))
+    caller.blocks[2], caller.tokens[2] = list(caller.blocks[0]), list(PROMPTS[0])
+    logits = caller.decode({0: [60], 2: [60], 1: [3]})
+    torch.testing.assert_close(logits[:2], alone.expand(2, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_padding_may_name_blocks_that_are_written(caller: Caller) -> None:
+    arguments = caller.arguments({0: [60]}, False)
+    alone = caller.generator.forward_tensor(**arguments)
+    for name, padding in (("input_ids", 0), ("position_ids", 0), ("slots", -1), ("input_lengths", 0)):
+        arguments[name] = torch.cat((arguments[name], torch.tensor([padding])))
+    arguments["block_tables"] = arguments["block_tables"].flip(1).expand(2, -1).clone()
+    arguments["block_tables"][0] = caller.tables([0])[0]
+    arguments["block_tables"][1] = caller.blocks[0][1]
+    torch.testing.assert_close(caller.generator.forward_tensor(**arguments)[:1], alone)
+
+
+# --- K and V -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t[:1].expand(8, -1, -1, -1),
+            r"kv_cache\[1\] V: strides \[0, 32, 16, 1\] .* several elements in one",
+        ),
+        (lambda t: t[:, :1].expand(-1, 4, -1, -1), r"kv_cache\[1\] V: strides"),
+        (lambda t: t[:, :, :1].expand(-1, -1, 2, -1), r"kv_cache\[1\] V: strides"),
+        (lambda t: torch.as_strided(t, t.shape, (32, 32, 16, 1)), r"kv_cache\[1\] V: strides"),
+    ],
+)
+def test_a_cache_with_several_elements_in_one_place_is_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], message: str, caller: Caller
+) -> None:
+    arguments = caller.arguments({0: [5], 1: [6]}, False)
+    kv = list(caller.kv_cache)
+    kv[1] = (kv[1][0], change(kv[1][1]))
+    refuse(caller, {**arguments, "kv_cache": kv}, message)
+
+
+def test_k_and_v_that_overlap_are_refused(caller: Caller) -> None:
+    arguments, kv = caller.arguments({0: [5], 1: [6]}, False), list(caller.kv_cache)
+    whole, wide = torch.zeros(9, 4, 2, 16), torch.zeros(8, 5, 2, 16)
+    head_major = whole.flatten()[:1024].view(2, 8, 4, 16).permute(1, 2, 0, 3)
+    for pair in ((whole[:8], whole[1:]), (wide[:, :4], wide[:, 1:]), (whole[1:], head_major)):
+        message = r"kv_cache\[2\] V: overlaps the memory of kv_cache\[2\] K"
+        refuse(caller, {**arguments, "kv_cache": [kv[0], kv[1], pair]}, message)
+    layers = [(kv[0][0], whole[:8]), kv[1], (whole[1:], kv[2][1])]
+    refuse(caller, {**arguments, "kv_cache": layers}, r"kv_cache\[2\] K: overlaps the memory of kv_cache\[0\] V")
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda: [(t[:, 0], t[:, 1]) for t in (torch.zeros(8, 2, 4, 2, 16) for _ in range(3))],
+        lambda: [(t[..., 0], t[..., 1]) for t in torch.zeros(3, 8, 4, 2, 16, 2)],
+        lambda: list(torch.zeros(3, 2, 8, 4, 2, 16)),
+        lambda: [(t[0], t[1]) for t in torch.zeros(8, 3, 2, 4, 2, 16).permute(1, 2, 0, 3, 4, 5)],
+    ],
+)
+def test_views_of_one_memory_that_share_no_element_are_a_cache(views: Callable[[], list[Any]], caller: Caller) -> None:
+    expected = caller.decode({0: [5], 1: [6]})
+    other = Caller(caller.generator, 8, 4)
+    other.kv_cache = [(k, v) for k, v in views()]
+    other.prefill(dict(enumerate(PROMPTS)))
+    torch.testing.assert_close(other.decode({0: [5], 1: [6]}), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_strided_views_are_told_apart_as_numpy_does() -> None:
+    random, memory, seen = np.random.default_rng(0), torch.zeros(4000), set()
+    for _ in range(300):
+        shape, strides, span = random.integers(1, 4, 4).tolist(), [0] * 4, 1
+        for dim in random.permutation(4).tolist():
+            strides[dim] = span + int(random.choice([0, 0, 1, 3]))
+            span += strides[dim] * (shape[dim] - 1)
+        pair = [torch.as_strided(memory, shape, strides, int(start)) for start in random.integers(0, 60, 2)]
+        overlap = np.shares_memory(*(view.numpy() for view in pair))
+        seen.add(overlap)
+        with pytest.raises(ValueError, match="memory") if overlap else nullcontext():
+            check_memory(pair)
+    assert seen == {True, False}
+
+
+# --- masks -------------------------------------------------------------------------------------------------------
+
+
+def square_case(generator: GeneratorTorch) -> tuple[Caller, dict[str, Any], torch.Tensor]:
+    """Three requests of 1, 2 and 3 tokens after a decode pass, and a mask [3, 3] that hides index 1 from index 2."""
+    caller = Caller(generator, 8, 4)
+    caller.prefill({1: [5], 2: [6, 7]})
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    mask[2, 1] = False
+    return caller, caller.arguments({2: [3], 1: [2], 0: [1]}, False), mask
+
+
+def test_a_mask_that_could_be_read_in_two_ways_is_refused(generator: GeneratorTorch) -> None:
+    caller, arguments, mask = square_case(generator)
+    refuse(
+        caller,
+        {**arguments, "atten_mask": mask},
+        r"atten_mask: shape \[3, 3\] .* atten_mask_rows='tokens' or 'indices'",
+    )
+    caller = Caller(generator, 8, 4)  # a prefill of 2 + 2 tokens after a prefix of 2
+    caller.prefill({0: [1, 2]})
+    arguments = caller.arguments({0: [3, 4], 1: [5, 6]}, True)
+    mask = torch.zeros(4, 4)
+    mask[3, 0] = -1e9
+    refuse(caller, {**arguments, "atten_mask": mask}, r"atten_mask: shape \[4, 4\] .* say what they are")
+
+
+def test_such_a_mask_is_read_as_its_argument_says(generator: GeneratorTorch) -> None:
+    """By tokens row 2 is request 0's; by indices it is that of the third token of request 2."""
+    for rows, hidden in (("tokens", (2, None)), ("indices", (0, 1))):
+        _, arguments, mask = square_case(generator)
+        wanted = torch.zeros(3, 3)
+        if hidden[1] is not None:
+            wanted[hidden] = -torch.inf
+        expected = generator.forward_tensor(**arguments, spec_mask=wanted)
+        logits = generator.forward_tensor(**arguments, atten_mask=mask, atten_mask_rows=rows)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_that_says_the_same_in_both_ways_needs_no_argument(generator: GeneratorTorch) -> None:
+    _, arguments, mask = square_case(generator)
+    expected = generator.forward_tensor(**arguments)
+    for same in (torch.ones_like(mask), torch.zeros(3, 3)):
+        logits = generator.forward_tensor(**arguments, atten_mask=same)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "message"),
+    [
+        ("rows", (3, 3), "atten_mask_rows='rows': must be None or one of tokens, indices"),
+        ("tokens", (4, 4), r"atten_mask: shape \[4, 4\], must be \[3, 3\] \(new tokens"),
+        ("tokens", (3, 3, 3), r"must be \[3, 3\] \(new tokens"),
+        ("indices", (3, 4), r"atten_mask: shape \[3, 4\], must be \[M, M\] or \[3, M, M\] with M of at least 3"),
+    ],
+)
+def test_a_mask_of_another_shape_than_its_rows_say(
+    rows: str, shape: tuple[int, ...], message: str, generator: GeneratorTorch
+) -> None:
+    caller, arguments, _ = square_case(generator)
+    refuse(caller, {**arguments, "atten_mask": torch.zeros(shape), "atten_mask_rows": rows}, message)
