@@ -13,6 +13,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.calls import request_keywords
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
 from nanoinfer.requests.req import FinishReason, Req
@@ -62,6 +63,7 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
+    @request_keywords()
     def add_request(
         self,
         prompt: Prompt,
@@ -86,7 +88,7 @@ class Engine:
         self._check_queue(request.params.n)
         request_id = next(self._ids)
         reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
-        return RequestGroup(request_id, reqs, request.timeout_s)
+        return RequestGroup(request_id, reqs, request.timeout_s, request.prompt)
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
