@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,23 +112,6 @@ def test_params_may_still_be_replaced() -> None:
 # --- LLM and EngineConfig --------------------------------------------------------------------------------------------
 
 
-def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:
-    llm = LLM(  # type: ignore[call-arg]
-        model_path=checkpoint(),
-        max_model_len=64,
-        seed=3,
-        max_num_seqs=2,
-        block_size=4,
-        dtype="auto",
-        trust_remote_code=False,
-        tensor_parallel_size=1,
-        max_total_tokens=128,
-    )
-    config = llm.config
-    assert (config.max_context_len, config.random_seed, config.max_running_requests, config.page_size) == (64, 3, 2, 4)
-    assert llm.model.dtype == LLM(checkpoint(), max_total_tokens=64).model.dtype
-
-
 @pytest.mark.parametrize("alias", LLM_ALIASES)
 def test_an_option_under_two_names_is_refused(alias: str) -> None:
     with pytest.raises(UnknownArgumentError, match=rf"^LLM: {alias} is another name of {LLM_ALIASES[alias]},"):
@@ -169,18 +151,24 @@ def test_every_sentence_is_about_a_name_that_is_not_ours() -> None:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [LLM.generate, LLM.stream, LLM.chat, LLM.stream_chat])
-@pytest.mark.parametrize("method_of_async", [AsyncEngine.add, AsyncEngine.generate, AsyncEngine.stream_chat])
-def test_a_call_with_a_sampling_field_says_where_it_belongs(method: Any, method_of_async: Any) -> None:
-    for each in (method, method_of_async):
-        with pytest.raises(UnknownArgumentError, match=r"max_tokens=5: belongs in SamplingParams: .*max_new_tokens"):
-            each(None, "a", max_tokens=5)
-        with pytest.raises(UnknownArgumentError, match=r"no argument 'timeout'; did you mean 'timeout_s'\?"):
-            each(None, "a", timeout=5)
-        with pytest.raises(UnknownArgumentError, match=r"sampling_params is another name of params"):
-            each(None, "a", params=None, sampling_params=None)
-        with pytest.raises(UnknownArgumentError, match=r"tools=.*chat_template_kwargs"):
-            each(None, "a", tools=[{}])
+METHODS = {
+    LLM: ("generate", "stream", "chat", "stream_chat"),
+    AsyncEngine: ("add", "generate", "stream", "chat", "stream_chat"),
+}
+
+
+@pytest.mark.parametrize(
+    "method", [getattr(cls, name) for cls, names in METHODS.items() for name in names], ids=lambda it: it.__qualname__
+)
+def test_a_call_that_is_given_what_it_does_not_have_says_what_to_use(method: Callable[..., Any]) -> None:
+    for given, answer in (
+        ({"max_tokens": 5}, r"max_tokens=5: belongs in SamplingParams: .*SamplingParams\(max_new_tokens="),
+        ({"timeout": 5}, r"no argument 'timeout'; did you mean 'timeout_s'\?"),
+        ({"params": None, "sampling_params": None}, "sampling_params is another name of params"),
+        ({"tools": [{}]}, "tools=.*chat_template_kwargs"),
+    ):
+        with pytest.raises(UnknownArgumentError, match=answer):
+            method(None, "a", **given)
 
 
 def test_add_request_takes_sampling_params_too() -> None:
