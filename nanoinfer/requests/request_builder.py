@@ -131,8 +131,13 @@ class RequestBuilder:
         for i in range(params.n):
             detokenizer = None
             if self.tokenizer is not None:
-                show = params.skip_special_tokens, params.include_stop_str_in_output
-                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop, *show)
+                detokenizer = IncrementalDetokenizer(
+                    self.tokenizer,
+                    prompt_ids,
+                    params.stop,
+                    params.skip_special_tokens,
+                    params.include_stop_str_in_output,
+                )
             if i == 1:
                 params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
             reqs.append(Req(request_id, prompt_ids, params, stops, derived_seed(seed, i), extra_key, detokenizer))

@@ -1,7 +1,6 @@
 """Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (tokens → text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,6 @@ class IncrementalDetokenizer:
         self.stop_found: str | None = None
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
         self._shows_special = not skip_special_tokens
-        self._decode = tokenizer.decode if skip_special_tokens else partial(tokenizer.decode, skip_special_tokens=False)
         self._window = self._recent(context)  # tokens decoded together
         self._done = self._certain_len()  # number of the window's characters already released
         self._held = ""  # characters held back because they may begin a stop string
@@ -105,6 +103,11 @@ class IncrementalDetokenizer:
         rest = self._held + self._decode(self._window)[self._done :]
         self._held, self._window, self._done = "", [], 0
         return rest
+
+    def _decode(self, tokens: TokenIds) -> str:
+        if self._shows_special:
+            return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return self._tokenizer.decode(tokens)
 
     def _recent(self, tokens: TokenIds) -> list[int]:
         """The last of `tokens`, beginning at a character's first byte: a partial character would look incomplete."""
