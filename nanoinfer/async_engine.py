@@ -13,17 +13,21 @@ Only the thread touches the engine, so the engine needs no locks. With nothing t
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nanoinfer.engine import Engine
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.llm import LLM
+from nanoinfer.requests.chat import Messages
+from nanoinfer.requests.keywords import keywords
 from nanoinfer.requests.outputs import PieceReader, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
+from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.stats import EngineStats
 
@@ -95,14 +99,19 @@ class AsyncStream:
 class AsyncEngine:
     """Serves one model to many coroutines at once, from a separate thread: `async with AsyncEngine(llm) as engine: ...`.
 
+    `llm`: an LLM, an Engine, or the name or directory of a model, which is loaded as by `LLM(llm, **options)`. The
+    attribute `llm` is the LLM or the Engine.
+
     It takes over the engine: other code must not step it or add requests to it until `shutdown`, and afterwards it accepts
     no requests. All methods may be called from any number of tasks and event loops at the same time. A task that is
     cancelled while it waits for a request aborts that request. An exception in a step ends the requests of that step, whose
     readers get a StepFailedError, and the engine goes on.
     """
 
-    def __init__(self, llm: LLM | Engine):
-        self._engine = llm.engine if isinstance(llm, LLM) else llm
+    @keywords({"model": "llm", "model_path": "llm"})
+    def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
+        self.llm = _loaded(llm, options)
+        self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
         if self._engine.has_unfinished() or self._engine.open_requests.groups:
             raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
         self._commands: SimpleQueue[Command] = SimpleQueue()
@@ -114,6 +123,7 @@ class AsyncEngine:
 
     # --- for coroutines ----------------------------------------------------------------------------------------------
 
+    @request_keywords()
     async def add(
         self,
         prompt: Prompt,
@@ -134,6 +144,7 @@ class AsyncEngine:
             raise
         return AsyncStream(self, delivery, request_id)
 
+    @request_keywords()
     async def stream(
         self,
         prompt: Prompt,
@@ -153,6 +164,7 @@ class AsyncEngine:
         finally:
             stream.close()
 
+    @request_keywords()
     async def generate(
         self,
         prompt: Prompt,
@@ -167,6 +179,38 @@ class AsyncEngine:
             return await stream.output()
         finally:
             stream.close()
+
+    @request_keywords()
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        extra_key: Hashable = None,
+        name: str = "messages",
+        timeout_s: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RequestOutput:
+        """The assistant's next turn in one conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`; other
+        arguments and errors as `generate`; ValueError when the model has no tokenizer or no chat template."""
+        prompt = self.chat_prompt(messages, chat_template_kwargs)
+        return await self.generate(prompt, params, extra_key, name, timeout_s)
+
+    @request_keywords()
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        extra_key: Hashable = None,
+        name: str = "messages",
+        timeout_s: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[StreamPiece]:
+        """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`, at once."""
+        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, extra_key, name, timeout_s)
+
+    def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn; made in the calling thread."""
+        return self._engine.builder.chat_prompt(messages, chat_template_kwargs)
 
     async def abort(self, request_id: int) -> None:
         """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or has ended."""
@@ -340,6 +384,19 @@ class AsyncEngine:
             lost.__cause__ = failure
             self._send(delivery.loop, [(delivery, lost)])
         self._deliveries.clear()
+
+
+def _loaded(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
+    """What is to be served; ValueError for anything that has no engine."""
+    if isinstance(llm, str | Path):
+        return LLM(llm, **options)
+    if not isinstance(llm, LLM | Engine):
+        raise ValueError(f"llm={llm!r}: must be an LLM, an Engine, or a model's name or directory")
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: options are for a model that is loaded here; this one is loaded already"
+        )
+    return llm
 
 
 def _put(items: list[tuple[Delivery, Item]]) -> None:

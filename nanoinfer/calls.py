@@ -32,7 +32,7 @@ class Call:
         self.error: BaseException | None = None
         self._reader = PieceReader(groups[0]) if stream else None
         self._unended = deque(groups)
-        self._seen = 0
+        self._news: deque[RequestOutput] = deque()
 
     @property
     def done(self) -> bool:
@@ -41,13 +41,12 @@ class Call:
 
     @property
     def has_news(self) -> bool:
-        """Whether something has come since the last `newly_ended`, or pieces can be read."""
-        return bool(self._pieces) or len(self.outputs) > self._seen
+        """Whether pieces can be read, or requests have ended since the last `newly_ended`."""
+        return bool(self._pieces or self._news)
 
-    def newly_ended(self) -> int:
-        """How many requests have ended since this was last asked."""
-        before, self._seen = self._seen, len(self.outputs)
-        return self._seen - before
+    def newly_ended(self) -> list[RequestOutput]:
+        """The last outputs of the requests that have ended since this was last asked."""
+        return [self._news.popleft() for _ in range(len(self._news))]
 
     def read(self) -> list[StreamPiece]:
         """What is new since the last read: one piece for each completion that has something new."""
@@ -71,6 +70,7 @@ class Call:
         self.error = self.error or output.error
         if output.finished:
             self.outputs[output.request_id] = output
+            self._news.append(output)
 
 
 class Calls:

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 from nanoinfer.registry import ATTENTION_BACKENDS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
+from nanoinfer.requests.keywords import class_keywords
 
 
+@class_keywords()
 @dataclass(frozen=True)
 class EngineConfig:
     """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range.

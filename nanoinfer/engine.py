@@ -18,6 +18,7 @@ from nanoinfer.requests.outputs import RequestGroup, RequestOutput
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
+from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler
@@ -71,6 +72,7 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
+    @request_keywords()
     def add_request(
         self,
         prompt: Prompt,
@@ -96,7 +98,7 @@ class Engine:
         self._check_queue(request.params.n)
         request_id = next(self._ids)
         reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
-        return RequestGroup(request_id, reqs, request.timeout_s)
+        return RequestGroup(request_id, reqs, request.timeout_s, request.prompt)
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""

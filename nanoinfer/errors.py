@@ -22,7 +22,10 @@ class ShapeMismatchError(ValueError):
 
 
 class UnknownArgumentError(TypeError, ValueError):
-    """A keyword that a function does not have: a TypeError, as in Python, and a ValueError, as all wrong inputs here."""
+    """A keyword that a function does not have, or an argument under two names.
+
+    A TypeError, as in Python, and a ValueError, as all wrong inputs here.
+    """
 
 
 class QueueFullError(RuntimeError):

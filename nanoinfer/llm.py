@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,13 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ELSEWHERE
+from nanoinfer.requests.chat import Messages
+from nanoinfer.requests.keywords import keywords
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.progress import Progress
 from nanoinfer.requests.request import Prompt, Request, params_or_default
+from nanoinfer.requests.request_keywords import IN_PARAMS, request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.signals import uninterrupted
 
@@ -28,14 +33,13 @@ if TYPE_CHECKING:
     from nanoinfer.trace import Trace
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, str]]
 
 
 class LLM:
     """A model and the engine that serves it. All methods may be called from any thread; calls are served together.
 
     - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, or a Hub name.
-    - `dtype`: float32, bfloat16 or float16; None keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
+    - `dtype`: float32, bfloat16 or float16; None or auto keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
     - `max_context_len`: prompt and output tokens of one request; None: what the model was trained for.
     - `max_running_requests`: requests that hold K/V at a time.
     - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
@@ -43,9 +47,11 @@ class LLM:
       `select_attention_backend`).
     - `quantization`: the kind of linear weights (see `linear_weights.py`); None keeps the checkpoint's numbers.
     - `trace`: keep a record of every step in `trace` (see nanoinfer/trace/); without it that is None.
-    - the rest: see EngineConfig.
+    - the rest: see EngineConfig. Names of vLLM and SGLang that mean the same work as well (`max_model_len`, `seed`, ...:
+      requests/aliases.py has them); UnknownArgumentError for any other.
     """
 
+    @keywords(LLM_ALIASES, IN_PARAMS | LLM_ELSEWHERE, more=[field.name for field in fields(EngineConfig)])
     def __init__(
         self,
         model: str | Path,
@@ -92,6 +98,7 @@ class LLM:
             self.trace = Recorder(self.engine).trace
         self._calls = Calls(self.engine)
 
+    @request_keywords(prompt="prompts", prompt_token_ids="prompts", input_ids="prompts")
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -118,16 +125,20 @@ class LLM:
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 
+    @request_keywords()
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: Params = None,
         use_tqdm: bool = True,
         timeout_s: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """The assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or in a list of them.
 
-        One output a conversation, in order. Errors as `generate`; ValueError when the model has no chat template.
+        Content is text or a list of text parts; `chat_template_kwargs` are given to the model's chat template (see
+        `render_chat`). One output a conversation, in order. Errors as `generate`; ValueError when the model has no
+        chat template.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ValueError(f"messages: must be a list of messages or of conversations, got {type(messages).__name__}")
@@ -136,17 +147,17 @@ class LLM:
         prompts = []
         for i, conversation in enumerate(conversations):
             try:
-                prompts.append(self.chat_prompt(conversation))
+                prompts.append(self.chat_prompt(conversation, chat_template_kwargs))
             except ValueError as error:
                 raise ValueError(f"conversation {i}: {error}") from error
         return self.generate(prompts, params, use_tqdm and not single, timeout_s)
 
-    def chat_prompt(self, messages: Messages) -> list[int]:
+    @request_keywords()
+    def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation up to the assistant's next turn, for `generate` and `stream`."""
-        if self.tokenizer is None:
-            raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
-        return self.tokenizer.encode_chat(messages)
+        return self.engine.builder.chat_prompt(messages, chat_template_kwargs)
 
+    @request_keywords(prompt_token_ids="prompt", input_ids="prompt")
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, timeout_s: float | None = None
     ) -> Iterator[StreamPiece]:
@@ -155,6 +166,17 @@ class LLM:
         The request is checked at once and queued at the first `next()`. Several streams may be read in turns.
         """
         return self._stream(self.engine.prepare(Request(prompt, params_or_default(params), timeout_s=timeout_s)))
+
+    @request_keywords()
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        timeout_s: float | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[StreamPiece]:
+        """`stream` of the assistant's next turn in one conversation; the other arguments and errors as `chat`."""
+        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, timeout_s)
 
     def shutdown(self) -> list[RequestOutput]:
         """End all requests and take no more (see `Engine.shutdown`). Streams that are being read end, and say `abort`."""
@@ -173,15 +195,13 @@ class LLM:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        from tqdm.auto import tqdm
-
         with uninterrupted():  # but for passes, and for waiting while another thread makes one
             call = self._calls.open(groups)
             try:
-                with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
+                with Progress(len(groups), show_progress) as progress:
                     while not call.done:
                         self._calls.wait(call)
-                        bar.update(call.newly_ended())
+                        progress.ended(call.newly_ended())
             finally:
                 self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]

@@ -108,9 +108,9 @@ def load_model(
     kernels: str = "auto",
     quantization: str | None = None,
 ) -> LoadedModel:
-    """Read config, weights and tokenizer. `dtype=None` keeps the checkpoint's; `max_context_len=None` the model's.
-    `kernels`: see `select_kernels`. `quantization`: the kind of linear weights (see linear_weights.py), whatever the
-    checkpoint; None keeps its numbers.
+    """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
+    model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights (see linear_weights.py), whatever
+    the checkpoint; None keeps its numbers.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -119,6 +119,7 @@ def load_model(
     resolved_device = resolve_device(device)
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
+    dtype = None if dtype == "auto" else dtype
     resolved_dtype = resolve_dtype(dtype or config.dtype or checkpoint_dtype(path))
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:

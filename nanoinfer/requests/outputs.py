@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.requests.request import Prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,12 +16,15 @@ class CompletionOutput:
 
     - `text`: all text so far; `token_ids`: all sampled tokens so far, an end token included.
     - `finish_reason`: None while running, else `stop`, `length`, `abort` or `timeout`.
+    - `stop_reason`: the stop string or the one of `stop_token_ids` that ended it; None otherwise, also for the model's end
+      tokens.
     - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless requested.
     """
 
     index: int
     text: str
     finish_reason: FinishReason | None
+    stop_reason: int | str | None
     cached_tokens: int
     _buffer: np.ndarray = field(repr=False)  # the request's tokens, to which the request only appends
     _start: int = field(repr=False)
@@ -38,8 +42,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request after a step. `text`, `token_ids`, `finish_reason`, `logprobs` are those of the first of its `outputs`.
+    """A request after a step. `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs` are those of the first of its
+    `outputs`.
 
+    - `prompt`: the prompt's text; None where token ids were given, as `chat` does.
     - `prompt_tokens`: length of the prompt; `cached_tokens`: how many of them had their K/V in the radix cache.
     - `prompt_logprobs`: per prompt token its log-probability given the tokens before it, None for the first token; None
       unless requested.
@@ -54,6 +60,7 @@ class RequestOutput:
     ttft: float | None
     latency: float | None
     error: BaseException | None = field(default=None, repr=False)
+    prompt: str | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -66,6 +73,10 @@ class RequestOutput:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return self.outputs[0].stop_reason
 
     @property
     def logprobs(self) -> list[dict[int, float]] | None:
@@ -89,7 +100,8 @@ class RequestOutput:
 class StreamPiece:
     """Text and tokens since the last piece. The joined `text` of all pieces of a completion (`index`) is its whole text.
 
-    `finish_reason` is set on a completion's last piece, whose text may be empty.
+    `finish_reason` is set on a completion's last piece, whose text may be empty, and so is `stop_reason` (as in
+    CompletionOutput).
     """
 
     request_id: int
@@ -99,6 +111,7 @@ class StreamPiece:
     finish_reason: FinishReason | None
     prompt_tokens: int
     cached_tokens: int
+    stop_reason: int | str | None = None
 
     def __add__(self, following: "StreamPiece") -> "StreamPiece":
         """This piece and the one that follows it, of the same completion, as one."""
@@ -108,8 +121,9 @@ class StreamPiece:
 class RequestGroup:
     """A request as its caller sees it: one prompt and `params.n` completions, one Req per completion."""
 
-    def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None):
+    def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None, prompt: Prompt | None = None):
         self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
+        self._prompt = prompt if isinstance(prompt, str) else None
         self._prompt_token_ids = reqs[0].token_ids[: reqs[0].prompt_len].tolist()
 
     @property
@@ -128,6 +142,7 @@ class RequestGroup:
             ttft=None if first is None else first - arrival,
             latency=max(req.finish_time for req in self.reqs) - arrival if self.finished else None,
             error=next((req.error for req in self.reqs if req.error is not None), None),
+            prompt=self._prompt,
         )
 
 
@@ -159,6 +174,7 @@ class PieceReader:
                 req.finish_reason,
                 req.prompt_len,
                 req.cached_tokens,
+                req.stop_reason,
             )
 
 
@@ -167,6 +183,7 @@ def _completion(index: int, req: Req) -> CompletionOutput:
         index=index,
         text=req.text,
         finish_reason=req.finish_reason,
+        stop_reason=req.stop_reason,
         cached_tokens=req.cached_tokens,
         _buffer=req.token_ids,
         _start=req.prompt_len,

@@ -80,6 +80,16 @@ class Req:
         return self.finish_reason is not None
 
     @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or the one of `stop_token_ids` that ended it; None for all else, the model's end tokens too."""
+        if self.finish_reason is not FinishReason.STOP:
+            return None
+        if self.detokenizer is not None and self.detokenizer.stopped:
+            return self.detokenizer.stop_found
+        last = int(self.token_ids[self.num_tokens - 1])
+        return last if last in self.params.stop_token_ids else None
+
+    @property
     def reusable_tokens(self) -> np.ndarray:
         """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
 
@@ -114,7 +124,7 @@ class Req:
         may_stop = self.num_output_tokens >= self.params.min_new_tokens
         stopped = may_stop and token_id in self.stop_token_ids
         if self.detokenizer is not None:
-            self.text += self.detokenizer.add(token_id, may_stop)
+            self.text += self.detokenizer.add(token_id, may_stop, stopped)
             stopped = stopped or self.detokenizer.stopped
         if stopped:
             self.finish(FinishReason.STOP)

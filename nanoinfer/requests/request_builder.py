@@ -1,13 +1,15 @@
 """RequestBuilder: checks what callers ask for and makes Reqs of it."""
 
 import sys
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
+from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -68,6 +70,13 @@ class RequestBuilder:
             raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")
         return ids.astype(np.int64)
 
+    def chat_prompt(self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn. Arguments and errors as `render_chat`; ValueError
+        without a tokenizer."""
+        if self.tokenizer is None:
+            raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
+        return self.tokenizer.encode_chat(messages, template_kwargs)
+
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
         """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
         if not isinstance(params, SamplingParams):
@@ -122,7 +131,13 @@ class RequestBuilder:
         for i in range(params.n):
             detokenizer = None
             if self.tokenizer is not None:
-                detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_ids, params.stop)
+                detokenizer = IncrementalDetokenizer(
+                    self.tokenizer,
+                    prompt_ids,
+                    params.stop,
+                    params.skip_special_tokens,
+                    params.include_stop_str_in_output,
+                )
             if i == 1:
                 params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
             reqs.append(Req(request_id, prompt_ids, params, stops, derived_seed(seed, i), extra_key, detokenizer))

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
+from nanoinfer.requests.keywords import class_keywords
+
 # (token ids of prompt and output so far, int64 [n]; scores [V] float32) → scores [V]
 LogitsProcessor = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
 INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
+BOOL_FIELDS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
+@class_keywords(SAMPLING_ALIASES, SAMPLING_ELSEWHERE)
 @dataclass(frozen=True)
 class SamplingParams:
     """Checked on construction: a value that is out of range, NaN or contradicts another raises ValueError naming the field.
@@ -39,10 +44,16 @@ class SamplingParams:
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt, cached or not |
     | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose by |
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
+    | `skip_special_tokens` | bool | False: the text has special tokens too, but for the one that ended it |
+    | `include_stop_str_in_output` | bool | the text ends after what ended it: a stop string, a special token that shows |
 
     The bounds of numbers that multiply or divide keep float32 arithmetic finite. The order is Hugging Face's, for the
     processors that its `generate` has: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
     logits_processors, temperature, top_k, top_p, min_p.
+
+    `stop`, `stop_token_ids` and `logits_processors` may be None: there are none. Names of vLLM and SGLang that mean the
+    same work as well (`max_tokens`, `min_tokens`, ...: aliases.py has them). UnknownArgumentError for any other, and for a
+    field under two names.
     """
 
     max_new_tokens: int = 128
@@ -63,8 +74,13 @@ class SamplingParams:
     prompt_logprobs: bool = False
     n: int = 1
     logits_processors: Sequence[LogitsProcessor] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "logits_processors"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
         self._check_int("max_new_tokens", 1)
         self._check_int("min_new_tokens", 0)
         if self.min_new_tokens > self.max_new_tokens:
@@ -82,8 +98,8 @@ class SamplingParams:
         self._check_real("frequency_penalty", -2.0, 2.0)
         self._check_real("presence_penalty", -2.0, 2.0)
         self._check_real("repetition_penalty", 1e-9, 1e9)
-        self._check_bool("ignore_eos")
-        self._check_bool("prompt_logprobs")
+        for name in BOOL_FIELDS:
+            self._check_bool(name)
         for name in ("seed", "logprobs"):
             if getattr(self, name) is not None:
                 self._check_int(name, 0)

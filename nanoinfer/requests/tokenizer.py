@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 
 TokenIds = Sequence[int] | np.ndarray
@@ -32,28 +33,15 @@ class Tokenizer:
         """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds."""
         return self.hf_tokenizer(text)["input_ids"]
 
-    def decode(self, token_ids: TokenIds) -> str:
-        """Text of token ids, special tokens left out."""
-        return self.hf_tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, special tokens left out unless `skip_special_tokens=False`."""
+        return self.hf_tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the assistant's next turn begins, by the model's chat template.
-
-        `messages`: `[{"role": ..., "content": ...}, ...]`. ValueError when the model has no template or it refuses them.
-        """
-        if not self.hf_tokenizer.chat_template:
-            raise ValueError("this model has no chat template; use generate with a plain prompt")
-        for i, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise ValueError(f"messages[{i}]={message!r}: must have role and content")
-        if not messages:
-            raise ValueError("messages: a conversation needs at least one message")
-        from jinja2 import TemplateError
-
-        try:
-            text = self.hf_tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except (TemplateError, TypeError) as error:  # TypeError: content that is not text
-            raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
+    def encode_chat(self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn; arguments and errors as `render_chat`."""
+        text = render_chat(self.hf_tokenizer, messages, template_kwargs)
         return self.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -64,22 +52,42 @@ class IncrementalDetokenizer:
     a stop string. Returned text never changes.
 
     `context`: the last prompt tokens. Decoding continues from them, because some tokenizers render a token differently at
-    the start of a text. `stopped` becomes True once a stop string is found; the text ends before it.
+    the start of a text. `stop_found` is the stop string once one is found; the text ends before it, or with `include_stop`
+    after it. Special tokens are in the text with `skip_special_tokens=False`, but the one that ends the request only with
+    `include_stop`, too.
     """
 
     CONTEXT_TOKENS = 5
 
-    def __init__(self, tokenizer: Tokenizer, context: TokenIds = (), stop: Sequence[str] = ()):
-        self.stopped = False
-        self._tokenizer, self._stop = tokenizer, stop
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: TokenIds = (),
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ):
+        self.stop_found: str | None = None
+        self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
+        self._shows_special = not skip_special_tokens
         self._window = self._recent(context)  # tokens decoded together
         self._done = self._certain_len()  # number of the window's characters already released
         self._held = ""  # characters held back because they may begin a stop string
 
-    def add(self, token_id: int, look_for_stop: bool = True) -> str:
-        """Add a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text."""
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self.stop_found is not None
+
+    def add(self, token_id: int, look_for_stop: bool = True, ends: bool = False) -> str:
+        """Add a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text.
+
+        `ends`: this is a stop token or an end token, and the last one.
+        """
+        if ends and self._shows_special and not self._include_stop and not self._tokenizer.decode([token_id]):
+            return ""  # it is special
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         certain = text.rstrip(REPLACEMENT)
         new_text = certain[self._done :]
         self._done = len(certain)
@@ -92,29 +100,35 @@ class IncrementalDetokenizer:
         """The text held back so far, to be called after the last token; empty after a stop string."""
         if self.stopped:
             return ""
-        rest = self._held + self._tokenizer.decode(self._window)[self._done :]
+        rest = self._held + self._decode(self._window)[self._done :]
         self._held, self._window, self._done = "", [], 0
         return rest
+
+    def _decode(self, tokens: TokenIds) -> str:
+        if self._shows_special:
+            return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return self._tokenizer.decode(tokens)
 
     def _recent(self, tokens: TokenIds) -> list[int]:
         """The last of `tokens`, beginning at a character's first byte: a partial character would look incomplete."""
         size = self.CONTEXT_TOKENS
-        while size < len(tokens) and self._tokenizer.decode(tokens[-size:]).startswith(REPLACEMENT):
+        while size < len(tokens) and self._decode(tokens[-size:]).startswith(REPLACEMENT):
             size *= 2
         return [int(token) for token in tokens[-size:]]
 
     def _certain_len(self) -> int:
-        return len(self._tokenizer.decode(self._window).rstrip(REPLACEMENT)) if self._window else 0
+        return len(self._decode(self._window).rstrip(REPLACEMENT)) if self._window else 0
 
     def _release(self, new_text: str, look_for_stop: bool) -> str:
         text = self._held + new_text
         if self.stopped or not (self._stop and look_for_stop):
             self._held = ""
             return "" if self.stopped else text
-        found = [at for at in map(text.find, self._stop) if at >= 0]
+        found = [(at, len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, length, self.stop_found = min(found)
+            self._held = ""
+            return text[: at + length * self._include_stop]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -191,6 +191,7 @@ def test_a_list_shows_a_progress_bar_unless_turned_off(
     # A bar is drawn over itself, how often depends on the time it takes; what stays is drawn when it is closed.
     stays = [line.split("\r")[-1] for line in captured.err.split("\n")[:-1]]
     assert ["2/2" in line for line in stays] == ([True, True] if shown else [])
+    assert all("tok/s" in line for line in stays)
     assert bool(captured.err) == shown
     assert captured.out == ""
 

@@ -15,7 +15,7 @@ from nanoinfer import SamplingParams
 NAN, INF = math.nan, math.inf
 INTS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
 REALS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
-BOOLS = ("ignore_eos", "prompt_logprobs")
+BOOLS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
 
 
 def test_defaults_are_those_of_the_contract() -> None:
@@ -38,6 +38,8 @@ def test_defaults_are_those_of_the_contract() -> None:
         "prompt_logprobs": False,
         "n": 1,
         "logits_processors": (),
+        "skip_special_tokens": True,
+        "include_stop_str_in_output": False,
     }
 
 
@@ -125,13 +127,13 @@ def test_what_is_not_a_bool_is_refused_by_name(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
 
 
-@pytest.mark.parametrize("value", [None, 5, b"end", ["a", 5], {"a"}, [None]])
+@pytest.mark.parametrize("value", [5, b"end", ["a", 5], {"a"}, [None]])
 def test_a_stop_that_is_no_sequence_of_strings_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^stop="):
         SamplingParams(stop=value)
 
 
-@pytest.mark.parametrize("value", [None, 5, "12", [1.0], [True], ["2"], {3}])
+@pytest.mark.parametrize("value", [5, "12", [1.0], [True], ["2"], {3}])
 def test_stop_token_ids_that_are_no_sequence_of_ids_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^stop_token_ids="):
         SamplingParams(stop_token_ids=value)
@@ -141,6 +143,11 @@ def test_stop_token_ids_that_are_no_sequence_of_ids_are_refused(value: Any) -> N
 def test_a_logit_bias_that_is_no_map_of_ids_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^logit_bias="):
         SamplingParams(logit_bias=value)
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids", "logits_processors"])
+def test_none_means_that_there_are_none(field: str) -> None:
+    assert getattr(SamplingParams(**{field: None}), field) == ()
 
 
 def test_more_tokens_asked_for_than_allowed_contradicts() -> None:

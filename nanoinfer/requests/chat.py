@@ -1,0 +1,82 @@
+"""Conversations: from messages to the text of a prompt, by the model's chat template."""
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+
+# Arguments of `apply_chat_template` that say what a prompt consists of. Its others say in which form it comes back.
+TEMPLATE_ARGUMENTS = ("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message")
+NOT_FOR_CALLERS = (
+    *("conversation", "messages", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+
+
+def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> str:
+    """The text of a conversation up to where the assistant's next turn begins.
+
+    `messages`: `[{"role": ..., "content": ...}, ...]`. Content is text, or a list of parts `{"type": "text", "text": ...}`,
+    which are joined by newlines, as vLLM does. `template_kwargs`: variables of the template, such as `enable_thinking`, and
+    `TEMPLATE_ARGUMENTS`. With `continue_final_message=True` the last turn goes on instead of another beginning. A
+    variable that the template does not read has no effect, as in transformers, but one that looks misspelt is refused.
+
+    ValueError when the model has no template, it refuses the messages, or an argument is none.
+    """
+    variables = dict(_checked_mapping(template_kwargs))
+    if not hf_tokenizer.chat_template and not variables.get("chat_template"):
+        raise ValueError("this model has no chat template; use generate with a plain prompt")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise ValueError(f"messages[{i}]={message!r}: must have role and content")
+    if not messages:
+        raise ValueError("messages: a conversation needs at least one message")
+    plain = [
+        {**message, "content": _joined(message["content"], f"messages[{i}]")} for i, message in enumerate(messages)
+    ]
+    _check_names(variables, hf_tokenizer)
+    variables.setdefault("add_generation_prompt", not variables.get("continue_final_message"))
+    from jinja2 import TemplateError
+
+    try:
+        return hf_tokenizer.apply_chat_template(plain, tokenize=False, **variables)
+    except (TemplateError, TypeError) as error:  # TypeError: content that is not text
+        raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
+
+
+def _joined(content: Any, where: str) -> Any:
+    """Content as text; what is neither text nor a list is left for the template to refuse."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return content
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise ValueError(
+                f"{where}: content[{i}] is of type {kind!r}: must be 'text', the only one that is supported"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}: content[{i}]={part!r}: must have its text, a string, under 'text'")
+    return "\n".join(part["text"] for part in content)
+
+
+def _checked_mapping(template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    given: Any = {} if template_kwargs is None else template_kwargs
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"chat_template_kwargs={given!r}: must be a mapping of names to values")
+    return given
+
+
+def _check_names(variables: Mapping[str, Any], hf_tokenizer: Any) -> None:
+    """ValueError naming an argument that is not the caller's, or that the template reads under a similar name."""
+    unknown = [name for name in variables if name not in TEMPLATE_ARGUMENTS]
+    if not unknown:
+        return
+    template = hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))
+    words = {*TEMPLATE_ARGUMENTS, *re.findall(r"[^\W\d]\w*", template)}
+    for name in unknown:
+        if name in NOT_FOR_CALLERS:
+            raise ValueError(f"chat_template_kwargs: {name}: chat takes care of it; give variables of the template")
+        if name not in words and (close := get_close_matches(name, sorted(words), n=1, cutoff=0.8)):
+            raise ValueError(f"chat_template_kwargs: {name}: the template does not read it; did you mean {close[0]!r}?")

@@ -1,0 +1,103 @@
+"""Keywords that a function does not have: some are other names of its arguments, some get a sentence, and a misspelt one
+gets the nearest name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from reprlib import repr as repr_in_short
+from typing import Any, TypeVar, cast
+
+from nanoinfer.errors import UnknownArgumentError
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """An argument of other engines that has no equal here: a sentence that names what to use instead.
+
+    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing.
+    """
+
+    sentence: str
+    harmless: tuple[object, ...] = ()
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value` is one of the harmless ones; True is not 1."""
+        return any(type(value) is type(same) and value == same for same in self.harmless)
+
+
+def keywords(
+    aliases: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, Elsewhere] | None = None,
+    more: Iterable[str] | None = None,
+) -> Callable[[F], F]:
+    """Decorate a function: `aliases` (other name → argument) work, `elsewhere` answers, and other unknown keywords are
+    refused, before the function is entered.
+
+    `more`: what its `**kwargs` takes; None: anything, which is then for the function to check. Raises
+    UnknownArgumentError, which names every keyword that is wrong; also where an argument is given under two names.
+    """
+    aliases, elsewhere = aliases or {}, elsewhere or {}
+
+    def decorate(function: F) -> F:
+        parameters = signature(function).parameters
+        named = [name for name, it in parameters.items() if it.kind is not Parameter.VAR_KEYWORD]
+        takes_any = more is None and len(named) < len(parameters)
+        known = dict.fromkeys([*named, *(more or ())])
+        known.pop("self", None)
+        title = function.__qualname__.removesuffix(".__init__")
+
+        def resolved(positional: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+            kept = {name: value for name, value in given.items() if name in known}
+            taken, problems = {*positional, *kept}, []
+            for name in [name for name in given if name not in known]:
+                value, target, other = given[name], aliases.get(name), elsewhere.get(name)
+                if target is not None:
+                    if target in taken:
+                        problems.append(f"{name} is another name of {target}, which is given as well")
+                    taken.add(target)
+                    kept[target] = value
+                elif other is not None:
+                    if not other.accepts(value):
+                        problems.append(f"{name}={repr_in_short(value)}: {other.sentence}")
+                elif takes_any:
+                    kept[name] = value
+                else:
+                    problems.append(f"no argument {name!r}; {nearest(name, known, aliases)}")
+            if problems:
+                raise UnknownArgumentError(f"{title}: {'; '.join(problems)}")
+            return kept
+
+        @wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            if given.keys() - known:
+                given = resolved(named[: len(args)], given)
+            return function(*args, **given)
+
+        return cast(F, checked)
+
+    return decorate
+
+
+def class_keywords(
+    aliases: Mapping[str, str] | None = None, elsewhere: Mapping[str, Elsewhere] | None = None
+) -> Callable[[type[T]], type[T]]:
+    """`keywords` for a dataclass, whose `__init__` is not written out."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__init__ = keywords(aliases, elsewhere)(cls.__init__)  # type: ignore[method-assign]
+        return cls
+
+    return decorate
+
+
+def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """What an error says of an unknown `name`: the most similar one, or, where none is, all of them."""
+    known, aliases = list(known), aliases or {}
+    if close := get_close_matches(name, [*known, *aliases], n=1):
+        return f"did you mean {aliases.get(close[0], close[0])!r}?"
+    return f"has {', '.join(known)}"

@@ -1,0 +1,111 @@
+"""Chats, and what LLM and AsyncEngine are made of, with the bundled model; transformers is the oracle."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM, AsyncEngine, SamplingParams
+from tests.helpers.async_engines import run
+from tests.helpers.chats import CHAT, PARTS, THINKING
+from tests.helpers.engines import make_engine
+
+GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("story", max_running_requests=2, max_total_tokens=256, random_seed=0)
+
+
+@pytest.fixture
+def thinking(llm: LLM) -> Iterator[Any]:
+    """The model's tokenizer with THINKING as its template."""
+    assert llm.tokenizer is not None
+    hf_tokenizer = llm.tokenizer.hf_tokenizer
+    before = hf_tokenizer.chat_template
+    hf_tokenizer.chat_template = THINKING
+    yield hf_tokenizer
+    hf_tokenizer.chat_template = before
+
+
+def test_chat_and_stream_chat_take_parts_and_arguments(llm: LLM, thinking: Any) -> None:
+    given = {"enable_thinking": False}
+    ids = thinking.apply_chat_template(CHAT, add_generation_prompt=True, **given)["input_ids"]
+    (output,) = llm.chat(PARTS, GREEDY, chat_template_kwargs=given)
+    assert output.prompt_token_ids == llm.chat_prompt(CHAT, given) == ids
+    assert output.prompt is None
+    both = llm.chat([PARTS, CHAT], GREEDY, use_tqdm=False, chat_template_kwargs=given)
+    assert [each.prompt_token_ids for each in both] == [ids, ids]
+    pieces = list(llm.stream_chat(PARTS, GREEDY, chat_template_kwargs=given))
+    assert ("".join(piece.text for piece in pieces), pieces[0].prompt_tokens) == (output.text, len(ids))
+
+
+def test_stream_chat_checks_its_messages_at_once(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="wizard"):
+        llm.stream_chat([{"role": "wizard", "content": "a"}])
+
+
+def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
+    async def test() -> None:
+        async with AsyncEngine("story", max_running_requests=2, max_total_tokens=256, seed=0) as front:
+            assert isinstance(front.llm, LLM)
+            assert front.llm.config.random_seed == 0
+            output = await front.chat(PARTS, GREEDY)
+            assert (output.prompt_token_ids, output.text) == (wanted.prompt_token_ids, wanted.text)
+            pieces = [piece async for piece in front.stream_chat(CHAT, GREEDY)]
+            assert "".join(piece.text for piece in pieces) == wanted.text
+            assert front.chat_prompt(CHAT) == wanted.prompt_token_ids
+            with pytest.raises(ValueError, match="wizard"):
+                await front.chat([{"role": "wizard", "content": "a"}])
+            with pytest.raises(ValueError, match="wizard"):
+                front.stream_chat([{"role": "wizard", "content": "a"}])
+            with pytest.raises(ValueError, match=r"^messages: .*max_context_len"):
+                await front.chat([{"role": "user", "content": "a" * 5000}])
+            with pytest.raises(ValueError, match="did you mean 'continue_final_message'"):
+                await front.chat(CHAT, chat_template_kwargs={"continue_final_mesage": True})
+
+    (wanted,) = llm.chat(CHAT, GREEDY)
+    run(test)
+
+
+def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., Path]) -> None:
+    async def test() -> None:
+        async with AsyncEngine(checkpoint(), max_total_tokens=64) as front:
+            assert (await front.generate([1, 2], GREEDY)).prompt is None
+            with pytest.raises(ValueError, match="chat: this model has no tokenizer"):
+                await front.chat(CHAT)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AsyncEngine(5), r"^llm=5: must be an LLM, an Engine, or a model's name"),  # type: ignore[arg-type]
+        (lambda: AsyncEngine(make_engine(), max_queue=5), "^max_queue: options are for a model that is loaded here"),
+        (lambda: AsyncEngine("no/such", max_que=5), r"^LLM: no argument 'max_que'; did you mean 'max_queue'"),
+        (lambda: AsyncEngine(model="no/such", max_que=5), "^LLM: "),  # type: ignore[call-arg]
+    ],
+)
+def test_an_async_engine_says_what_it_can_be_made_of(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:
+    llm = LLM(  # type: ignore[call-arg]
+        model_path=checkpoint(),
+        max_model_len=64,
+        seed=3,
+        max_num_seqs=2,
+        block_size=4,
+        dtype="auto",
+        trust_remote_code=False,
+        tensor_parallel_size=1,
+        max_total_tokens=128,
+    )
+    config = llm.config
+    assert (config.max_context_len, config.random_seed, config.max_running_requests, config.page_size) == (64, 3, 2, 4)
+    assert llm.model.dtype == LLM(checkpoint(), max_total_tokens=64).model.dtype

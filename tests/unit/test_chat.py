@@ -1,0 +1,106 @@
+"""Conversations: contents and arguments of the template; transformers is the oracle."""
+
+from typing import Any
+
+import pytest
+
+from nanoinfer.requests.chat import render_chat
+from tests.helpers.chats import CHAT, PARTS, THINKING
+from tests.helpers.texts import TOKENIZER
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model's, with THINKING as its template."""
+    monkeypatch.setattr(TOKENIZER.hf_tokenizer, "chat_template", THINKING)
+    return TOKENIZER.hf_tokenizer
+
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def test_text_parts_are_joined_by_newlines(tokenizer: Any) -> None:
+    assert render_chat(tokenizer, PARTS) == render_chat(tokenizer, CHAT)
+    parts = ({"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"})
+    assert render_chat(tokenizer, [{"role": "user", "content": parts}]) == "user: a\n\nb\nassistant:"
+
+
+def test_joining_changes_nothing_of_what_was_given() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"}]
+
+    class Tokenizer:
+        chat_template = "t"
+
+        def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+            assert conversation == [{"role": "user", "content": "a", "name": "Ann"}]
+            return "done"
+
+    assert render_chat(Tokenizer(), messages) == "done"
+    assert messages == [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "http://x/y.png"}}, r"content\[1\] is of type 'image_url'"),
+        ({"type": "input_audio"}, "'input_audio'"),
+        ({"text": "no type"}, "type None"),
+        ("b", "type 'str'"),
+        ({"type": "text"}, r"content\[1\]=.*under 'text'"),
+        ({"type": "text", "text": 5}, r"content\[1\]=.*under 'text'"),
+    ],
+)
+def test_a_part_that_is_no_text_is_refused_by_its_type(tokenizer: Any, part: Any, named: str) -> None:
+    messages = [*CHAT, {"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(ValueError, match=rf"^messages\[1\]: .*{named}"):
+        render_chat(tokenizer, messages)
+
+
+# --- arguments of the template ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"enable_thinking": False},
+        {"enable_thinking": True},
+        {"add_generation_prompt": False},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"chat_template": "{{ messages[0].content }}{{ more }}", "more": "!"},
+        {"something_else": 1},  # the template does not read it
+    ],
+)
+def test_arguments_reach_the_template_as_in_transformers(tokenizer: Any, given: dict[str, Any]) -> None:
+    expected = {"add_generation_prompt": True, **given}
+    assert render_chat(tokenizer, CHAT, given) == tokenizer.apply_chat_template(CHAT, tokenize=False, **expected)
+
+
+def test_a_last_turn_may_go_on(tokenizer: Any) -> None:
+    started = [*CHAT, {"role": "assistant", "content": "I am"}]
+    text = render_chat(tokenizer, started, {"continue_final_message": True})
+    assert text == "user: Hello!\nassistant: I am"
+
+
+def test_a_template_given_with_the_call_serves_a_model_that_has_none(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
+    assert render_chat(tokenizer, CHAT, {"chat_template": "{{ messages[0].content }}"}) == "Hello!"
+    with pytest.raises(ValueError, match="no chat template"):
+        render_chat(tokenizer, CHAT, {"enable_thinking": False})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"enable_thinkng": False}, "enable_thinkng: .*did you mean 'enable_thinking'"),
+        ({"add_generation_promt": False}, "did you mean 'add_generation_prompt'"),
+        ({"tokenize": True}, "tokenize: chat takes care of it"),
+        ({"max_length": 5}, "max_length"),
+        ({"messages": []}, "messages: chat"),
+        ([("a", 1)], "must be a mapping"),
+        ({1: 2}, "must be a mapping"),
+    ],
+)
+def test_an_argument_that_is_none_is_refused_by_name(tokenizer: Any, given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^chat_template_kwargs.*{message}"):
+        render_chat(tokenizer, CHAT, given)
