@@ -1,7 +1,7 @@
 """Turns: one thread at a time in an engine, and which thread may step it by hand."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from nanoinfer.exit_gate import exit_gate
@@ -75,7 +75,17 @@ class Turns:
                 if self.is_mine:
                     self._give_back()
 
-    def drive(self, request_ids: Callable[[], Iterable[int]], step: bool) -> None:
+    def reserve(self, name: str, request_ids: Callable[[], Collection[int]]) -> None:
+        """From now on `name` serves with this engine alone, until `taken_by` is None again. ValueError when something does
+        already, or requests are unfinished."""
+        with self.visit():
+            if self.taken_by is not None:
+                raise ValueError(f"llm: {self.taken_by} serves with its engine already")
+            if request_ids():
+                raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
+            self.taken_by = name
+
+    def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 
         RuntimeError when it may not: something else serves with the engine, other threads wait for calls of an LLM, or

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry signals", "what needs nothing else of the package"),
+    ("errors device registry signals exit_gate turns", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
@@ -30,8 +30,8 @@ ROOMS = (
     ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
-    ("llm", "a model and its engine in one object"),
-    ("async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
+    ("calls llm", "a model and its engine in one object, for any thread"),
+    ("async_stream async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
     ("nanoinfer", "the public names"),
     ("commands bench", "what the commands do"),
     ("cli __main__", "the command line"),
