@@ -86,10 +86,10 @@ class RequestBuilder:
         """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
-        try:
-            hash(extra_key)  # not isinstance(extra_key, Hashable): that is True for a tuple with a list in it
-        except TypeError:
-            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable") from None
+        if not _is_plain(extra_key):
+            raise InvalidRequestError(
+                f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
+            )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
         if params.logprobs is not None and params.logprobs > self.vocab_size:
@@ -150,3 +150,9 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+
+
+def _is_plain(key: object) -> bool:
+    """Whether a key compares as it always has. An object that decides for itself what it equals could change its mind while
+    its tokens are in the tree, or raise in the middle of a pass that computes others."""
+    return key is None or type(key) in (str, bytes, int, bool) or (type(key) is tuple and all(map(_is_plain, key)))

@@ -38,7 +38,7 @@ class Tokenizer:
     @cached_property
     def max_chars_per_token(self) -> int | None:
         """The most characters that one token can stand for; None where that is not certain."""
-        return max_chars_per_token(self.hf_tokenizer)
+        return max_chars_per_token(getattr(self, "hf_tokenizer", None))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds.
