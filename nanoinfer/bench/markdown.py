@@ -33,5 +33,7 @@ def fitted(text: str, limit: int | None) -> str:
 def _narrowed(lines: Sequence[str], limit: int) -> str:
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in [lines[0], *lines[2:]]]
     first, *others = (list(column) for column in zip(*cells, strict=True))
+    while len(set(first)) < len(first) and others:  # what a row is about takes more than one column to say
+        first = [f"{cell}\n{more}" for cell, more in zip(first, others.pop(0), strict=True)]
     right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
     return side_by_side([first, *right], limit)

@@ -10,7 +10,7 @@ class CtrlC:
     """While this is open (`with CtrlC() as ctrl_c`), Ctrl-C raises KeyboardInterrupt inside `ctrl_c.stops()`, once per
     block, and does nothing elsewhere: whatever tidies up behind an answer is not interrupted by a second one.
 
-    Main thread only, as all signal handlers. Where the process ignores SIGINT, it goes on doing so.
+    Main thread only, as all signal handlers. Where Python does not handle SIGINT (the process ignores it), nothing changes.
     """
 
     def __init__(self) -> None:
@@ -18,14 +18,15 @@ class CtrlC:
 
     def __enter__(self) -> "CtrlC":
         self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:
+        if callable(self._before):
             signal.signal(signal.SIGINT, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
 
     @contextmanager
     def stops(self) -> Iterator[None]:

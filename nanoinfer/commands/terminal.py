@@ -61,8 +61,14 @@ def side_by_side(columns: Sequence[Sequence[str]], limit: int | None = None, gap
 
 
 def _wrapped(cells: Sequence[str], limit: int) -> list[str]:
-    """Cells of which none is wider than `limit`; those that were have several lines now."""
-    return ["\n".join(textwrap.wrap(cell, max(limit, 1))) if _cell_width(cell) > limit else cell for cell in cells]
+    """Cells of which none is wider than `limit`; those that were have several lines now, and no style."""
+    limit = max(limit, 1)
+
+    def wrapped(cell: str) -> str:
+        lines = [textwrap.wrap(_STYLE.sub("", line), limit) or [""] for line in cell.split("\n")]
+        return "\n".join(line for some in lines for line in some)
+
+    return [wrapped(cell) if _cell_width(cell) > limit else cell for cell in cells]
 
 
 def _cell_width(cell: str) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cli import main
 from nanoinfer.commands.chat import COMMANDS, Chat
+from nanoinfer.commands.ctrl_c import CtrlC
 from tests.helpers.terminal import CTRL_C, CTRL_D, UP, Terminal
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
@@ -207,6 +209,33 @@ def test_a_model_that_cannot_chat_says_so_before_the_first_line(
     assert "tokenizer" in err
 
 
+# --- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_does_nothing_but_in_the_blocks_it_stops() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with CtrlC() as ctrl_c:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), ctrl_c.stops():
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with ctrl_c.stops():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # once per block
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_doing_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with CtrlC() as ctrl_c, ctrl_c.stops():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- in a terminal ---------------------------------------------------------------------------------------------------
 
 PROMPT = "\n>"  # prompt_toolkit moves the cursor instead of writing the space behind it
@@ -237,7 +266,10 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(before: str, tmp_p
     with Terminal(SLOW_CHAT.format(before=before)) as terminal:
         terminal.expect("/help lists the commands.")
         terminal.expect(PROMPT)
-        terminal.type("a line that is given up" + CTRL_C)  # clears the line, no more
+        terminal.type("a line that is given up")
+        terminal.expect("given up")
+        time.sleep(0.1)  # the keys are read, and the program waits for more
+        terminal.type(CTRL_C)  # clears the line, no more
         terminal.expect(PROMPT)
         terminal.type("Tell me a story\r")
         terminal.expect("story\r*\n")

@@ -194,6 +194,8 @@ def test_a_benchs_tables_fit_a_terminal_of_60_columns(
     narrow = run(["bench", "table", str(file)], capsys)[1]
     prose = {line for line in wide.splitlines() if not line.startswith("|")}
     assert max(len(line) for line in narrow.splitlines() if line not in prose) <= 60
+    details = narrow.split("\nworkload")[-1].splitlines()
+    assert details[1].split()[0] == "engine", "rows of several engines for one workload say which"
     assert {cell for row in rows for cell in re.findall(r"[\d.]+", row)} <= set(re.findall(r"[\d.]+", narrow))
 
 
