@@ -282,7 +282,8 @@ class AsyncEngine:
     def _add(self, delivery: Delivery, group: RequestGroup) -> int:
         if self._closed:  # posted before the end, run after it: the engine itself may have failed to close
             raise EngineClosedError("this engine has been shut down")
-        self._engine.submit_all([group])
+        with self._engine.turns.visit():
+            self._engine.submit_all([group])
         delivery.request_id, delivery.pieces = group.request_id, PieceReader(group)
         self._deliveries[group.request_id] = delivery
         return group.request_id

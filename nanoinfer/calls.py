@@ -74,7 +74,7 @@ class Call:
 
 
 class Calls:
-    """The calls in flight on one engine. A call that was dropped without being closed is closed by the next step."""
+    """The calls in flight on one engine. One that was dropped without being closed is closed by the next step or call."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -86,6 +86,9 @@ class Calls:
         """
         call, turns = Call(groups, stream), self._engine.turns
         with turns.visit():
+            turns.check_between_passes()
+            for request_id in [request_id for request_id, dropped in self._calls.items() if dropped() is None]:
+                self._forget(request_id, abort=True)
             if turns.taken_by is not None:
                 raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
             for request_id in self._engine.submit_all(groups):

@@ -160,7 +160,7 @@ class Engine:
         where it was. A step in which every request is paused does nothing. ValueError when no such request is open.
         """
         with self.turns.visit():
-            self._guard.check_between_passes()
+            self.turns.check_between_passes()
             for req in self._open_group(request_id).reqs:
                 if not req.finished:
                     self.scheduler.pause(req)
@@ -200,7 +200,8 @@ class Engine:
 
     def seconds_to_deadline(self) -> float | None:
         """Until the earliest deadline of an open request; 0 when it has passed, None when there is none."""
-        deadline = self.open_requests.next_deadline()
+        with self.turns.visit():
+            deadline = self.open_requests.next_deadline()
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
     def is_unfinished(self, request_id: int) -> bool:

@@ -43,20 +43,13 @@ class StepGuard:
         outputs: list[RequestOutput] = []
         try:
             with self.turns.visit():
-                self.check_between_passes()
+                self.turns.check_between_passes()
                 outputs = outputs_of()
             return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
         except BaseException:
             with self.turns.visit(let_handlers_in=False):
                 self._open.hold(outputs)
             raise
-
-    def check_between_passes(self) -> None:
-        """RuntimeError in code that a pass calls (a logits processor, a signal handler)."""
-        if self.turns.is_computing:
-            raise RuntimeError(
-                "this engine is computing a pass: steps, pauses, aborts and shutdowns are possible between passes only"
-            )
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         started, retracted = self._clock(), self._scheduler.retractions

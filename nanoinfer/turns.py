@@ -14,6 +14,9 @@ SECONDS_BETWEEN_HANDLERS = 0.02
 USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or serve with an AsyncEngine"
 
 
+IN_PASS = "this engine is computing a pass: requests can be served, paused, aborted and shut down between passes only"
+
+
 class Turns:
     """The right to be in an engine. One thread has it at a time, and may take it again inside.
 
@@ -35,6 +38,11 @@ class Turns:
     def is_mine(self) -> bool:
         """Whether this thread has the turn."""
         return self._holder is threading.current_thread()
+
+    def check_between_passes(self) -> None:
+        """RuntimeError in code that a pass calls (a logits processor, a signal handler). To be called during a visit."""
+        if self.is_computing:
+            raise RuntimeError(IN_PASS)
 
     @contextmanager
     def visit(self, let_handlers_in: bool = True) -> Iterator[None]:
@@ -67,6 +75,8 @@ class Turns:
 
         `done` is called when other threads have finished a turn, or make one: it must not read what passes change.
         """
+        if self.is_mine:
+            raise RuntimeError(IN_PASS)  # a step inside a step
         with uninterrupted(), exit_gate:
             self._wait(lambda: done() or (not self._visitors and self._take()))
             try:
