@@ -232,7 +232,13 @@ def test_neighbouring_slots_are_written_as_a_slice_and_others_by_index() -> None
             {"out_cache_loc": [11, 10, 12, 13, 14, 15], "out_cache_cont_start": 10, "out_cache_cont_end": 16},
             "not the range of out_cache_loc",
         ),
+        (EXTEND, {"req_pool_indices": [1, 1]}, "req_pool_indices: row 1 is given twice"),
+        (EXTEND, {"out_cache_loc": [10, 11, 12, 11, 14, 15]}, "out_cache_loc: slot 11 is given twice"),
+        (EXTEND, {"out_cache_cont_start": 10.0, "out_cache_cont_end": 16}, r"out_cache_cont_start=10\.0: .*integer"),
+        (EXTEND, {"out_cache_cont_start": 10, "out_cache_cont_end": "a"}, "out_cache_cont_end='a': .*integer"),
+        (EXTEND, {"out_cache_loc": [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]}, "out_cache_loc: expected integers"),
         (DECODE, {"tp_size": 0}, "tp_size=0"),
+        (DECODE, {"out_cache_loc": [10, 10]}, "out_cache_loc: slot 10 is given twice"),
         (DECODE, {"out_cache_loc": [10]}, "out_cache_loc: 1 slots for 2 new tokens"),
         (DECODE, {"out_cache_loc": [10, 320]}, "out_cache_loc: slot 320"),
         (DECODE, {"seq_lens": [3, 0]}, r"seq_lens\[1\]=0"),
@@ -246,3 +252,9 @@ def test_what_does_not_fit_together_is_refused_by_field(
     create(make_runner(), mode)  # without the change it is fine
     with pytest.raises(ValueError, match=message):
         create(make_runner(), mode, **changes)
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", 1, None])
+def test_a_mode_that_is_none_is_refused_by_name(mode: Any) -> None:
+    with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
+        create(make_runner(), mode)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -171,6 +171,18 @@ def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: 
         runner.forward_extend(torch.tensor([5]), [0], [2], [0], [4, 5])
     with pytest.raises(ValueError, match=r"input_ids: shape \[2\], must be \[1\]"):
         runner.forward_decode(torch.tensor([5, 6]), [0], [2], None, [4])
+    for input_ids, message in (
+        ([5, 6], "must be a tensor, got list"),
+        (None, "must be a tensor, got NoneType"),
+        (torch.tensor([5.0, 6.0]), "torch.float32, must be torch.int64 or torch.int32"),
+        (torch.tensor([True, False]), "torch.bool"),
+        (torch.tensor([5, 320]), r"token 320 is outside 0\.\.319"),
+        (torch.tensor([-1, 5], dtype=torch.int32), r"token -1 is outside 0\.\.319"),
+    ):
+        with pytest.raises(ValueError, match=f"input_ids: {message}"):
+            runner.forward_extend(cast(Any, input_ids), [0], [2], [0], [4, 5])
+    with pytest.raises(ValueError, match="out_cache_loc: slot 4 is given twice"):
+        runner.forward_extend(torch.tensor([5, 6]), [0], [2], [0], [4, 4])
     assert not runner.token_to_kv_pool.get_key_buffer(0).any()
 
 
