@@ -134,7 +134,7 @@ def test_forward_tensor_sees_a_change_of_forward(
 def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpoint: Checkpoint) -> None:
     loaded = load_model(checkpoint())
     runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), TorchNativeBackend())
-    extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(6))
+    extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(1, 7))
     assert extend.logit_rows is not None
     assert extend.logit_rows.tolist() == [2, 5]
     ids = torch.arange(3, 9)
@@ -156,7 +156,7 @@ def test_no_network_or_backend_reads_the_fields_that_only_the_seed_has(backend: 
     seeds = {name: None for name in names if name in InputMetadata.__dataclass_fields__ and name != "seq_lens"}
     assert {"total_num_tokens", "prefix_lens", "other_kv_index", "kv_last_page_len"} <= seeds.keys()
     for mode, prefix_lens, num_new in ((ForwardMode.EXTEND, [0, 1], 6), (ForwardMode.DECODE, None, 2)):
-        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(num_new))
+        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(1, 1 + num_new))
         ids = torch.arange(3, 3 + num_new)
         wanted = runner.run(ids, metadata).logits
         assert torch.equal(runner.run(ids, replace(metadata, **seeds)).logits, wanted)
