@@ -211,7 +211,7 @@ def predicted(given: Given) -> str:
         "kv_indices": (rows[2] + rows[0], "all slots of row 2 up to its length, then all of row 0"),
         "kv_last_page_len": (
             [1 for _ in rows],
-            "1 for each request: `kv_indices` lists single slots, so these are pages of one token, whatever the pool's pages",
+            "1 for each request: `kv_indices` lists single slots, so these are pages of one token, whatever the pool has",
         ),
     }
     got = given["predicted"]()
