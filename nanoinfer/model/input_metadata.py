@@ -118,15 +118,15 @@ class InputMetadata:
         """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's tables; changes nothing.
 
         `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
-        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. All arithmetic is
-        done on the host in numpy; what the layers need is moved to the pool's device in the end.
+        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. The arithmetic is
+        done on the host in numpy; what the layers need is moved to the pool's device.
 
-        Raises ValueError naming the field when shapes or values do not fit together. `check=False` is for arguments that
-        trusted code has made or checked, as the engine's Batch: their values are not looked at again.
+        Raises ValueError naming the field when shapes or values do not fit together: also when two requests share a row, or
+        when a new slot is given twice or is a prefix in this pass, of whichever request. `check=False` is for arguments
+        that trusted code has made or checked, as the engine's Batch: their values are not looked at again.
         Source: seed 002 (nano-sglang's `InputMetadata`); the CSR fields are FlashInfer's.
         """
-        if check:
-            check_mode(forward_mode, ForwardMode, prefix_lens)
+        check_mode(forward_mode, ForwardMode, prefix_lens)
         rows = as_int_array(req_pool_indices, "req_pool_indices")
         seqs = as_int_array(seq_lens, "seq_lens")
         slots = as_int_array(out_cache_loc, "out_cache_loc")

@@ -1,6 +1,6 @@
-"""What InputMetadata.create refuses: a ValueError that names the field, before anything is written.
+"""What InputMetadata.create and ModelRunner refuse: a ValueError that names the argument, before anything is written.
 
-The engine's passes do not come through here: what its Batch has made needs no checks.
+The engine's passes do not come through here, but for `check_mode`: what its Batch has made needs no checks.
 """
 
 from enum import Enum

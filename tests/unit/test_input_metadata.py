@@ -266,8 +266,9 @@ def test_what_does_not_fit_together_is_refused_by_field(
 
 @pytest.mark.parametrize("mode", ["EXTEND", 1, None])
 def test_a_mode_that_is_none_is_refused_by_name(mode: Any) -> None:
-    with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
-        create(make_runner(), mode)
+    for check in (True, False):  # also from ModelRunner.forward, which makes no other checks
+        with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
+            create(make_runner(), mode, check=check)
 
 
 @pytest.mark.parametrize(
