@@ -4,7 +4,7 @@ An edge carries a run of tokens and the slots that hold their K/V. A request who
 K/V of every token on the way already computed (SGLang's RadixAttention, Zheng et al., 2024, section 3).
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,10 +119,9 @@ class RadixCache:
         if self.disable:
             return 0
         tokens = self._whole_pages(token_ids)
-        steps = list(self._descend(tokens, extra_key))
-        known = sum(matched for _, matched in steps)
+        known, _ = self.peek_prefix(tokens, extra_key)
         self.token_to_kv_pool.hand_to_tree(slots[: len(tokens)], known)
-        path = self._use(steps)
+        path = self._walk(tokens, extra_key)
         if known < len(tokens):
             parent = path[-1] if path else self.root
             self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
@@ -261,13 +260,9 @@ class RadixCache:
 
         Marks all of them as used now.
         """
-        return self._use(self._descend(tokens, extra_key))
-
-    def _use(self, steps: Iterable[tuple[TreeNode, int]]) -> list[TreeNode]:
-        """`_walk` along the nodes that `_descend` has found."""
         self._clock += 1
         path = []
-        for node, matched in steps:
+        for node, matched in self._descend(tokens, extra_key):
             if matched < len(node):
                 node = self._split(node, matched)
             node.last_access_time = self._clock

@@ -19,7 +19,7 @@ class TreeNotes:
 
     def __init__(self, tree: RadixCache):
         self.watchers: dict[str, Call] = {
-            "_use": self._on_use,
+            "_walk": self._on_walk,
             "_up_to_root": self._on_up_to_root,
             "_split": self._on_split,
             "_append": self._on_append,
@@ -59,8 +59,8 @@ class TreeNotes:
 
     # --- what stands around the tree's methods -------------------------------------------------------------------
 
-    def _on_use(self, use: Call, *args: Any) -> list[TreeNode]:
-        path = use(*args)
+    def _on_walk(self, walk: Call, *args: Any) -> list[TreeNode]:
+        path = walk(*args)
         self._touched.update(dict.fromkeys(path))
         return path
 
