@@ -9,7 +9,7 @@ import torch
 
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model.metadata_checks import check_indices, check_mode, check_requests, check_slots
+from nanoinfer.model.metadata_checks import check_indices, check_mode, check_requests, check_slots, check_tp_size
 from nanoinfer.model.paged_csr import paged_csr
 
 
@@ -179,8 +179,9 @@ class InputMetadata:
         """Fill in the CSR fields `qo_indptr`, `kv_indptr`, `kv_indices` and `kv_last_page_len` from the others.
 
         A part of `create`, of its name in seed 002: FlashInfer's description for page size 1, whatever the pool's pages.
-        `tp_size` is the seed's, and 1.
+        ValueError unless `tp_size` is 1; the seed has it, for models split over devices.
         """
+        check_tp_size(tp_size)
         rows, seqs, slots = (t.cpu().numpy() for t in (self.req_pool_indices, self.seq_lens, self.out_cache_loc))
         prefixes = seqs - 1 if self.prefix_lens is None else self.prefix_lens.cpu().numpy()
         table = self.req_to_token_pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host

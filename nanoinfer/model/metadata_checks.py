@@ -20,6 +20,12 @@ def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
         raise ValueError("prefix_lens=None: EXTEND needs one for each request")
 
 
+def check_tp_size(tp_size: int) -> None:
+    """1, the only size there is."""
+    if tp_size != 1:
+        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
+
+
 def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
     """An integer tensor `[num_new]` of tokens of the vocabulary of `model`, where that says how large it is."""
     if not isinstance(input_ids, torch.Tensor):
@@ -38,8 +44,7 @@ def check_requests(
     tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
 ) -> None:
     """Rows and lengths: one of each per request, within the pool's limits."""
-    if tp_size != 1:
-        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
+    check_tp_size(tp_size)
     if not len(rows):
         raise ValueError("req_pool_indices: a pass needs at least one request")
     for name, array in (("seq_lens", seqs), ("prefix_lens", prefixes)):
