@@ -246,6 +246,7 @@ def test_threads_of_python_compute_side_by_side(cpp: tuple[CppKernels, torch.dty
 def test_kv_of_another_dtype_is_refused(cpp: tuple[CppKernels, torch.dtype]):
     dtype = cpp[1]
     pools = Pools(torch.bfloat16 if dtype is torch.float32 else torch.float32, 2, 16)
+    pools.rows[0, :3] = 0, 1, 2
     with pytest.raises(ValueError, match=f"token_to_kv_pool: .*must be {dtype}"):
         pools.attend(CppAttention(dtype), random(3, 2, 16, dtype=dtype), RadixAttention(0, 2, 2, 16), [0], [3])
 

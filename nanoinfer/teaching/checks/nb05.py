@@ -190,7 +190,7 @@ def kv_indices(given: Given) -> str:
 @exercise("5.5", "A whole description, by hand", points=2)
 def predicted(given: Given) -> str:
     rows = {2: [8, 9, 10, 11, 0, 1, 2, 3, 20], 0: [8, 9, 10, 11, 4]}
-    seq_lens, prefix_lens, page_size = [9, 5], [6, 4], 4
+    seq_lens, prefix_lens = [9, 5], [6, 4]
     new_lens = [3, 1]
     want: dict[str, tuple[list[int], str]] = {
         "req_pool_indices": ([2, 0], "the rows, in the order of the batch: row 2 comes first here"),
@@ -210,8 +210,8 @@ def predicted(given: Given) -> str:
         "kv_indptr": ([0, 9, 14], "start_loc, and the total of all tokens at the end"),
         "kv_indices": (rows[2] + rows[0], "all slots of row 2 up to its length, then all of row 0"),
         "kv_last_page_len": (
-            [(seq - 1) % page_size + 1 for seq in seq_lens],
-            "tokens in the last page. 9 tokens in pages of 4 are 4 + 4 + 1; a full last page would count 4, never 0",
+            [1 for _ in rows],
+            "1 for each request: `kv_indices` lists single slots, so these are pages of one token, whatever the pool has",
         ),
     }
     got = given["predicted"]()
