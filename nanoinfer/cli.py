@@ -219,8 +219,10 @@ def _info(args: argparse.Namespace) -> None:
     import transformers
 
     import nanoinfer
+    from nanoinfer.stats import selections
 
     llm = _load(args)
+    kernels, attention = selections(llm.engine.model_runner)
     model, config = llm.model, llm.model.config
     kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
@@ -231,6 +233,8 @@ def _info(args: argparse.Namespace) -> None:
         ("K/V of a token", f"{kv_bytes:,} bytes"),
         ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),
         *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
+        ("computed with", f"kernels {kernels}"),
+        ("", f"attention {attention}"),
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip

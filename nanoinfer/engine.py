@@ -56,7 +56,7 @@ class Engine:
         self.sampler = Sampler()
         self.last_batch: Batch | None = None  # the pass of the last step, to look at
         self.open_requests = OpenRequests()
-        self._guard = StepGuard(self.scheduler, self.open_requests, clock)
+        self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self._ids = count()
         self._closed = False
 
@@ -236,8 +236,8 @@ class Engine:
     # --- looking at it -------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Where requests and slots are now, sums since the start, and recent speed."""
-        return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
+        """Where requests and slots are now, sums since the start, recent speed, and what computes."""
+        return engine_stats(self.scheduler, self.open_requests, self._guard.meter, self.model_runner)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
