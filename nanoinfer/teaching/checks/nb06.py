@@ -1,19 +1,17 @@
 """Checks of notebook 06, storing K/V into slots and attention over slots, against loops in float64."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
 
+from nanoinfer.teaching.checks.nb06_attention import Attended, N, attend, attend_each, expect_attention, qkv
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
 from nanoinfer.teaching.several import find_mistakes, several
 
-ATOL = 2e-4
-N = 24  # slots
 Masked = tuple[int, int, int | None, torch.Tensor]  # prefix length, sequence length, window, the reader's mask
 
 
@@ -94,7 +92,7 @@ def _(given: Given) -> str | None:
         "two requests that share a prefix": ([[7, 2, 19, 4], [7, 2, 19, 13, 5]], 8, 2),
     }
     for what, (rows, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = _qkv(len(rows), num_heads, num_kv_heads)
+        q, keys, values = qkv(len(rows), num_heads, num_kv_heads)
         kv_indptr = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
         everything = list(chain(*rows))
         before = keys.clone()
@@ -113,14 +111,14 @@ def _(given: Given) -> str | None:
                 "over_heads": True
             },
         }
-        answers.append(Attended(what, got, partial(_attend_each, q, before, values, rows=rows), mistakes))
+        answers.append(Attended(what, got, partial(attend_each, q, before, values, rows=rows), mistakes))
     with several() as part:
         with part("in place"):
             expect(not changed, f"{', '.join(changed[:1])}: the key buffer has changed; attention must only read it")
         with part("output", "in place"):
-            _expect_attention(answers)
+            expect_attention(answers)
         with part("overflow", "in place"):
-            q, keys, values = _qkv(1, 2, 2)
+            q, keys, values = qkv(1, 2, 2)
             slots, kv_indptr = torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
             expect(
                 bool(torch.isfinite(decode(q, 100 * keys, values, slots, kv_indptr, 1.0)).all()),
@@ -211,7 +209,7 @@ def _(given: Given) -> str | None:
         "a prefix longer than the new tokens": ([*range(20)], 3, 4, 4),
     }
     for what, (slots, new, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = _qkv(new, num_heads, num_kv_heads)
+        q, keys, values = qkv(new, num_heads, num_kv_heads)
         got = extend(q, keys, values, torch.tensor(slots, dtype=torch.int32), 0.3)
         mistakes: dict[str, dict[str, Any]] = {
             "scores are q · k times `scale`": {"scale": 1.0},
@@ -228,84 +226,6 @@ def _(given: Given) -> str | None:
                 not got.isnan().any(),
                 f"{what}: the output has NaN: all scores of a row are minus infinity. Every token sees at least itself",
             )
-        answers.append(Attended(what, got, partial(_attend, q, keys, values, slots=slots), mistakes))
-    _expect_attention(answers)
+        answers.append(Attended(what, got, partial(attend, q, keys, values, slots=slots), mistakes))
+    expect_attention(answers)
     return "five requests, equal to loops in float64"
-
-
-def _qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [tokens, H, 8] and buffers [N, Hk, 8]."""
-    generator = torch.Generator().manual_seed(100 * tokens + 10 * num_heads + num_kv_heads)
-    q = torch.randn(tokens, num_heads, 8, generator=generator)
-    keys, values = torch.randn(2, N, num_kv_heads, 8, generator=generator)
-    return q, 2 * keys, values
-
-
-def _attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: Sequence[int],
-    scale: float = 0.3,
-    tiled: bool = False,
-    over_heads: bool = False,
-    mask: str = "shifted",
-    hidden: float = -torch.inf,
-) -> torch.Tensor:
-    """Attention of the last `len(q)` of the tokens in `slots`, by loops in float64; the options make a usual mistake."""
-    new, num_heads, num_kv_heads, total = len(q), q.shape[1], keys.shape[1], len(slots)
-    shift = {"shifted": total - new, "unshifted": 0, "none": total}[mask]
-    scores = torch.empty(new, num_heads, total, dtype=torch.float64)
-    kv_head = [head % num_kv_heads if tiled else head // (num_heads // num_kv_heads) for head in range(num_heads)]
-    for i in range(new):
-        for head in range(num_heads):
-            for place, slot in enumerate(slots):
-                dot = q[i, head].double() @ keys[slot, kv_head[head]].double() * scale
-                scores[i, head, place] = dot if place <= shift + i else hidden
-    weights = scores.softmax(dim=1 if over_heads else 2)
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    for i in range(new):
-        for head in range(num_heads):
-            for place, slot in enumerate(slots):
-                out[i, head] += weights[i, head, place] * values[slot, kv_head[head]].double()
-    return out.float()
-
-
-def _attend_each(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Sequence[Sequence[int]], **options: Any
-) -> torch.Tensor:
-    """Attention of one query per request, over the slots in its row."""
-    return torch.cat([_attend(q[i : i + 1], keys, values, row, **options) for i, row in enumerate(rows)])
-
-
-@dataclass
-class Attended:
-    """The reader's answer to a case; what it must be, `reference()`; the options of `reference` that make each mistake."""
-
-    what: str
-    got: Any
-    reference: Callable[..., torch.Tensor]
-    mistakes: Mapping[str, Mapping[str, Any]]
-
-    def is_given_by(self, hints: Sequence[str]) -> bool:
-        """Whether the mistakes with these hints lead to the answer; none: whether it is right."""
-        options = {name: value for hint in hints for name, value in self.mistakes[hint].items()}
-        return torch.allclose(self.got.float(), self.reference(**options), atol=ATOL)
-
-
-def _expect_attention(answers: Sequence[Attended]) -> None:
-    """Raises Hint unless all are right: the hints of the mistakes that lead to all of them, as far as they have any."""
-    for answer in answers:
-        want = answer.reference()
-        if not isinstance(answer.got, torch.Tensor) or answer.got.shape != want.shape:
-            expect_equal(answer.got, want, f"{answer.what}: the weighted mean of the values differs")
-    wrong = next((answer for answer in answers if not answer.is_given_by([])), None)
-    if wrong is not None:
-        hints = {hint: hint for hint in wrong.mistakes}
-        if hint := find_mistakes(hints, lambda made: all(answer.is_given_by(made) for answer in answers)):
-            raise Hint(f"{wrong.what}: {hint}")
-        if hint := find_mistakes(hints, wrong.is_given_by):
-            raise Hint(f"{wrong.what}: {hint}")
-    for answer in answers:
-        hint = f"{answer.what}: the weighted mean of the values differs"
-        expect_equal(answer.got, answer.reference(), hint, atol=ATOL)
