@@ -110,7 +110,10 @@ def _info(args: argparse.Namespace) -> None:
     import torch
     import transformers
 
+    from nanoinfer.stats import selections
+
     llm = load(args)
+    kernels, attention = selections(llm.engine.model_runner)
     model, config = llm.model, llm.model.config
     kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
@@ -121,6 +124,8 @@ def _info(args: argparse.Namespace) -> None:
         ("K/V of a token", f"{kv_bytes:,} bytes"),
         ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),
         *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
+        ("computed with", f"kernels {kernels}"),
+        ("", f"attention {attention}"),
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip

@@ -61,7 +61,7 @@ class Engine:
         self.sampler = Sampler()
         self.last_batch: Batch | None = None  # the pass of the last step, to look at
         self.open_requests = OpenRequests()
-        self._guard = StepGuard(self.scheduler, self.open_requests, clock)
+        self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self._ids = count()
         self._closed = False
 
@@ -253,9 +253,9 @@ class Engine:
     # --- looking at it -------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Where requests and slots are now, sums since the start, and recent speed."""
+        """Where requests and slots are now, sums since the start, recent speed, and what computes."""
         with self.turns.visit():
-            return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
+            return engine_stats(self.scheduler, self.open_requests, self._guard.meter, self.model_runner)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""

@@ -222,6 +222,13 @@ def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in out
 
 
+def test_info_says_what_computes_and_why_nothing_faster_does(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(["info", "--dtype", "float16"], capsys)
+    words = " ".join(out.split())
+    assert re.search(r"kernels torch \(not cpp: .*float16.*; not onednn: .*float16", words)
+    assert re.search(r"attention torch_native \(not cpp: .*float16", words)
+
+
 def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     names = {"json": "run.json", "perfetto": "perfetto.json", "out": "run.html", "png": "run.png"}
     files = {option: tmp_path / name for option, name in names.items()}
