@@ -142,26 +142,29 @@ class InputMetadata:
             batch_size=len(rows),
             total_num_tokens=int(seqs.sum()),
             max_seq_len=int(seqs.max()),
-            req_pool_indices=_int32(rows, kv_pool.device),
-            start_loc=_int32(seqs.cumsum() - seqs, kv_pool.device),
-            seq_lens=_int32(seqs, kv_pool.device),
-            prefix_lens=_int32(prefixes, kv_pool.device) if extend else None,
-            positions=torch.from_numpy(positions).to(kv_pool.device),
+            req_pool_indices=_int32(rows),
+            start_loc=_int32(seqs.cumsum() - seqs),
+            seq_lens=_int32(seqs),
+            prefix_lens=_int32(prefixes) if extend else None,
+            positions=torch.from_numpy(positions),
             req_to_token_pool=pool,
             token_to_kv_pool=kv_pool,
-            out_cache_loc=_int32(slots, kv_pool.device),
+            out_cache_loc=_int32(slots),
             out_cache_cont_start=out_cache_cont_start,
             out_cache_cont_end=out_cache_cont_end,
             other_kv_index=None if extend else int(slots[0]),
             return_normalized_logprob=return_normalized_logprob,
-            logit_rows=_int32((seqs - prefixes).cumsum() - 1, kv_pool.device) if extend else None,
+            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if extend else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
         metadata.init_flashinfer_args(tp_size)
         if extend:
             metadata.init_extend_args()
         if check:
-            check_indices(metadata.kv_indices.cpu().numpy(), slots, rows, seqs, prefixes, kv_pool.size)
+            check_indices(metadata.kv_indices.numpy(), slots, rows, seqs, prefixes, kv_pool.size)
+        for name, value in vars(metadata).items():
+            if isinstance(value, torch.Tensor):
+                setattr(metadata, name, value.to(kv_pool.device))
         return metadata
 
     def init_extend_args(self) -> None:
@@ -189,7 +192,7 @@ class InputMetadata:
         position = np.arange(kv_indptr[-1]) - kv_indptr[:-1].repeat(seqs)
         kv_indices = table[rows.repeat(seqs), position]
         kv_indices[position >= prefixes.repeat(seqs)] = slots
-        csr = (_int32(array, self.seq_lens.device) for array in (qo_indptr, kv_indptr, kv_indices))
+        csr = (_int32(array).to(self.seq_lens.device) for array in (qo_indptr, kv_indptr, kv_indices))
         self.qo_indptr, self.kv_indptr, self.kv_indices = csr
         self.kv_last_page_len = torch.ones_like(self.seq_lens)
 
@@ -209,5 +212,5 @@ class InputMetadata:
         return self.out_cache_loc
 
 
-def _int32(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array.astype(np.int32, copy=False)).to(device)
+def _int32(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32, copy=False))
