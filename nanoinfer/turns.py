@@ -12,23 +12,22 @@ from nanoinfer.signals import interruptible, uninterrupted
 SECONDS_BETWEEN_HANDLERS = 0.02
 
 USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or serve with an AsyncEngine"
-
-
 IN_PASS = "this engine is computing a pass: requests can be served, paused, aborted and shut down between passes only"
 
 
 class Turns:
     """The right to be in an engine. One thread has it at a time, and may take it again inside.
 
-    It is taken to make a pass, and for a visit between two passes: to add or abort requests, or to look. Visitors go
-    first, so that a thread that makes pass after pass keeps none of them waiting for longer than a pass. Signal handlers
-    run while a thread waits, and not while it has the turn (`uninterrupted`).
+    It is taken for a step, or for a visit between two steps: to add or abort requests, or to look. Neither keeps the other
+    waiting: those who wait for a visit when a step ends come before the next step, and those who come later after it.
+    Signal handlers run while a thread waits, and not while it has the turn (`uninterrupted`).
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
-        self._visitors = 0  # threads that wait for a visit
+        self._steppers = self._visitors = 0  # threads that wait for a step, and for a visit
+        self._before_step = 0  # visits that come before the next step
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
@@ -58,12 +57,12 @@ class Turns:
             with self._changed:
                 self._visitors += 1
             try:
-                self._wait(self._take, let_handlers_in)
+                self._wait(self._may_visit, let_handlers_in)
             finally:
                 with self._changed:
                     self._visitors -= 1
-                    if not self.is_mine:  # a handler has raised: the visit is off, and steps need not wait for it
-                        self._changed.notify_all()
+                    self._before_step = min(self._before_step, self._visitors)
+                    self._let_others_look()
             try:
                 yield
             finally:
@@ -78,11 +77,19 @@ class Turns:
         if self.is_mine:
             raise RuntimeError(IN_PASS)  # a step inside a step
         with uninterrupted(), exit_gate:
-            self._wait(lambda: done() or (not self._visitors and self._take()))
+            with self._changed:
+                self._steppers += 1
+            try:
+                self._wait(lambda: done() or self._may_step())
+            finally:
+                with self._changed:
+                    self._steppers -= 1
+                    self._let_others_look()
             try:
                 yield self.is_mine
             finally:
                 if self.is_mine:
+                    self._before_step = self._visitors
                     self._give_back()
 
     def reserve(self, name: str, request_ids: Callable[[], Collection[int]]) -> None:
@@ -115,11 +122,22 @@ class Turns:
             )
         self._by_hand = me
 
+    def _may_visit(self) -> bool:
+        return (self._before_step > 0 or not self._steppers) and self._take()
+
+    def _may_step(self) -> bool:
+        return not self._before_step and self._take()
+
     def _take(self) -> bool:
         """Take the turn, unless another thread has it. (After a fork, threads of the parent process are not alive.)"""
         if self._holder is None or not self._holder.is_alive():
             self._holder = threading.current_thread()
         return self.is_mine
+
+    def _let_others_look(self) -> None:
+        """A thread that has waited waits no longer. If it has the turn, the others are notified when it gives it back."""
+        if not self.is_mine:
+            self._changed.notify_all()
 
     def _give_back(self) -> None:
         with self._changed:

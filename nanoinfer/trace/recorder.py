@@ -87,16 +87,17 @@ class Recorder:
             decode=None if tokenizer is None else partial(token_text, tokenizer),
             writer=self,
         )
-        self._event = self._new_event(ev.START)
-        self._take_snapshot()
-        self.settle()
-        self._attach()
+        with engine.turns.visit():
+            self._event = self._new_event(ev.START)
+            self._take_snapshot()
+            self.settle()
+            self._attach()
 
     def stop(self) -> None:
         """Detach; the engine is as it was. May be called again."""
         if not self._undo:
             return
-        with uninterrupted():
+        with self._engine.turns.visit():
             self.settle()
             for owner, name, ours, before in reversed(self._undo):
                 if vars(owner).get(name) is not ours:
