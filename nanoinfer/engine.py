@@ -103,8 +103,7 @@ class Engine:
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
-        with self.turns.visit():
-            return self.submit_all([group])[0]
+        return self.submit_all([group])[0]
 
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
         """Queue what `prepare` made, all or none; returns the request ids.

@@ -246,9 +246,10 @@ class Recorder:
 
     def _on_submit(self, submit_all: Call, groups: Sequence[RequestGroup]) -> list[int]:
         request_ids = submit_all(groups)
-        for group in groups:
-            for req in group.reqs:
-                self._see(req)
+        with self._engine.turns.visit():
+            for req in [req for group in groups for req in group.reqs]:
+                if not req.finished:  # in a pass of another thread, which has noted it
+                    self._see(req)
         return request_ids
 
     def _on_end(self, end: Call, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
