@@ -1,6 +1,7 @@
 """Turns: one thread at a time in an engine, and which thread may step it by hand."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ class Turns:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
         self._visitors = 0  # threads that wait for a visit
+        self._later: deque[Callable[[], object]] = deque()  # to be called when the turn ends
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
@@ -75,6 +77,14 @@ class Turns:
                 if self.is_mine:
                     self._give_back()
 
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function between two passes: now if no thread has the turn, else when the turn ends that a thread has.
+
+        Never waits. Garbage collection may call this: it runs anywhere, also in the middle of a turn of the same thread.
+        """
+        self._later.append(function)
+        self._do_later()
+
     def drive(self, request_ids: Callable[[], Iterable[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 
@@ -102,9 +112,22 @@ class Turns:
         return self.is_mine
 
     def _give_back(self) -> None:
-        with self._changed:
-            self._holder = None
-            self._changed.notify_all()
+        try:
+            while self._later:
+                self._later.popleft()()
+        finally:
+            with self._changed:
+                self._holder = None
+                self._changed.notify_all()
+        self._do_later()  # what came after the last look
+
+    def _do_later(self) -> None:
+        while self._later:
+            with uninterrupted(), exit_gate:
+                with self._changed:
+                    if self.is_mine or not self._take():
+                        return  # it is done when that turn ends
+                self._give_back()
 
     def _wait(self, ready: Callable[[], bool], let_handlers_in: bool = True) -> None:
         """Until `ready()`, which is called while no turn begins or ends."""
