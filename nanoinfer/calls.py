@@ -10,6 +10,8 @@ into the calls that it belongs to, so that all of them are batched together:
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from operator import setitem
 from weakref import ReferenceType, ref
 
 from nanoinfer.engine import Engine
@@ -88,23 +90,22 @@ class Calls:
             if turns.taken_by is not None:
                 raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
             self._engine.submit_all(groups)
-            reference = ref(call, lambda _: self._end(ids))
+            # When the call is dropped, `turns.later` gets to know: in C, where no signal handler gets in.
+            reference = ref(call, partial(setitem, turns.later, partial(self._end, ids)))
             for request_id in ids:
                 self._calls[request_id], turns.callers[request_id] = reference, threading.current_thread()
         return call
 
     def close(self, call: Call) -> None:
         """The call is over: abort those of its requests that have not ended, as soon as no pass is being made."""
-        self._end([group.request_id for group in call.groups])
+        ids = [group.request_id for group in call.groups]
+        self._engine.turns.soon(partial(self._end, ids))
 
     def _end(self, request_ids: Sequence[int]) -> None:
-        def end() -> None:
-            for request_id in request_ids:
-                self._engine.turns.callers.pop(request_id, None)
-                if self._calls.pop(request_id, None) is not None:
-                    self._engine.abort(request_id)
-
-        self._engine.turns.soon(end)
+        for request_id in request_ids:
+            self._engine.turns.callers.pop(request_id, None)
+            if self._calls.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
 
     def wait(self, call: Call) -> None:
         """Until the call has news, or this thread has made a step.

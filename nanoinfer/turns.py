@@ -1,7 +1,6 @@
 """Turns: one thread at a time in an engine, and which thread may step it by hand."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -27,7 +26,7 @@ class Turns:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
         self._visitors = 0  # threads that wait for a visit
-        self._later: deque[Callable[[], object]] = deque()  # to be called when the turn ends
+        self.later: dict[Callable[[], object], object] = {}  # what to call as a turn begins or ends; the values say nothing
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
@@ -59,6 +58,7 @@ class Turns:
                     if not self.is_mine:  # a handler has raised: the visit is off, and steps need not wait for it
                         self._changed.notify_all()
             try:
+                self._do_later()
                 yield
             finally:
                 self._give_back()
@@ -72,6 +72,8 @@ class Turns:
         with uninterrupted(), exit_gate:
             self._wait(lambda: done() or (not self._visitors and self._take()))
             try:
+                if self.is_mine:
+                    self._do_later()
                 yield self.is_mine
             finally:
                 if self.is_mine:
@@ -82,8 +84,8 @@ class Turns:
 
         Never waits. Garbage collection may call this: it runs anywhere, also in the middle of a turn of the same thread.
         """
-        self._later.append(function)
-        self._do_later()
+        self.later[function] = None
+        self._do_now()
 
     def drive(self, request_ids: Callable[[], Iterable[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
@@ -113,16 +115,20 @@ class Turns:
 
     def _give_back(self) -> None:
         try:
-            while self._later:
-                self._later.popleft()()
+            self._do_later()
         finally:
             with self._changed:
                 self._holder = None
                 self._changed.notify_all()
-        self._do_later()  # what came after the last look
+        self._do_now()  # what came after the last look
 
     def _do_later(self) -> None:
-        while self._later:
+        while self.later:
+            function, _ = self.later.popitem()
+            function()
+
+    def _do_now(self) -> None:
+        while self.later:
             with uninterrupted(), exit_gate:
                 with self._changed:
                     if self.is_mine or not self._take():

@@ -53,6 +53,11 @@ class Job:
     pieces: int = 0
     timeout_s: float | None = None
 
+    @property
+    def sent(self) -> list[list[int]]:
+        """The prompts as the engine gets them: the template adds w1 to a conversation."""
+        return [[*prompt, 1] if "chat" in self.how else prompt for prompt in self.prompts]
+
 
 def random_job(rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Job:
     """A call with some of `prompts`, greedy or seeded."""
@@ -65,12 +70,12 @@ def random_job(rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Seque
         seed = int(rng.integers(3)) if rng.random() < 0.3 else None
         n = int(rng.integers(1, 3)) if seed is not None else 1
         seeds = [None] if seed is None else [derived_seed(seed, i) for i in range(n)]
-        as_sent = [*prompt, 1] if "chat" in how else prompt  # the template adds w1
-        found = [oracle.continuation(as_sent, seed) for seed in seeds]
+        job.prompts.append(prompt)
+        found = [oracle.continuation(job.sent[-1], seed) for seed in seeds]
         if any(one is None for one in found):
+            job.prompts.pop()
             continue
         count = int(rng.integers(1, max_new_tokens + 1))
-        job.prompts.append(prompt)
         job.params.append(
             SamplingParams(max_new_tokens=count, temperature=0.0 if seed is None else 1.0, seed=seed, n=len(seeds))
         )
