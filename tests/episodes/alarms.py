@@ -194,6 +194,7 @@ def run_episode(
             else:
                 world.call(crowd, job)
         crowd.join()
+        gc.collect()  # dropped streams
         while llm.engine.has_unfinished():
             world.look_at(llm.engine.step())
         assert not world.open, f"requests {list(world.open)} have not ended"
