@@ -1,21 +1,25 @@
 """nanoinfer: an SGLang-style LLM inference engine small enough to read in an evening."""
 
-import nanoinfer.device  # noqa: F401 (first: it says so where importing torch fails for want of an NPU's libraries)
-from nanoinfer.async_engine import AsyncEngine, AsyncStream
-from nanoinfer.engine import Engine
-from nanoinfer.errors import (
-    EngineClosedError,
-    InvalidRequestError,
-    QueueFullError,
-    StepFailedError,
-    UnsupportedModelError,
-    WeightMismatchError,
-)
-from nanoinfer.llm import LLM
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.stats import EngineStats
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanoinfer.async_engine import AsyncEngine, AsyncStream
+    from nanoinfer.engine import Engine
+    from nanoinfer.errors import (
+        EngineClosedError,
+        InvalidRequestError,
+        QueueFullError,
+        StepFailedError,
+        UnsupportedModelError,
+        WeightMismatchError,
+    )
+    from nanoinfer.llm import LLM
+    from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+    from nanoinfer.requests.req import FinishReason
+    from nanoinfer.requests.sampling_params import SamplingParams
+    from nanoinfer.stats import EngineStats
 
 __version__ = "0.1.0"
 
@@ -36,3 +40,38 @@ __all__ = [
     "UnsupportedModelError",
     "WeightMismatchError",
 ]
+
+# The files that the public names come from. Each is loaded when it is used: `python -m nanoinfer --help` needs no torch.
+_FILES = {
+    "async_engine": ("AsyncEngine", "AsyncStream"),
+    "engine": ("Engine",),
+    "errors": (
+        "EngineClosedError",
+        "InvalidRequestError",
+        "QueueFullError",
+        "StepFailedError",
+        "UnsupportedModelError",
+        "WeightMismatchError",
+    ),
+    "llm": ("LLM",),
+    "requests.outputs": ("RequestOutput", "StreamPiece"),
+    "requests.req": ("FinishReason",),
+    "requests.sampling_params": ("SamplingParams",),
+    "stats": ("EngineStats",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or a part of the package, loaded at its first use (PEP 562)."""
+    file = next((file for file, names in _FILES.items() if name in names), None)
+    if file is None:
+        if find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.{name}")
+    import_module("nanoinfer.device")  # first: it says so where importing torch fails for want of an NPU's libraries
+    value = globals()[name] = getattr(import_module(f"{__name__}.{file}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

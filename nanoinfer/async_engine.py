@@ -7,25 +7,29 @@ Two sides, and one way from each to the other:
     `_post(command)`  ──── SimpleQueue ────►             runs commands between two steps, then steps
     `Delivery.queue`  ◄──── call_soon_threadsafe ────    sends the outputs of a step, one call per event loop
 
-Only the thread touches the engine, so the engine needs no locks. With nothing to do it sleeps in `SimpleQueue.get`.
+Requests are checked and tokenized where they come from, so that a long prompt keeps no other request waiting. All else
+is done by the thread alone. With nothing to do it sleeps in `SimpleQueue.get`.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+from nanoinfer.async_stream import AsyncStream, Delivery, Item
 from nanoinfer.engine import Engine
-from nanoinfer.errors import EngineClosedError, StepFailedError
+from nanoinfer.errors import EngineClosedError
+from nanoinfer.exit_gate import exit_gate
 from nanoinfer.llm import LLM
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import keywords
-from nanoinfer.requests.outputs import PieceReader, RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -33,67 +37,8 @@ from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")
 Command = Callable[[], None]
-Item = StreamPiece | RequestOutput | EngineClosedError  # what a stream receives; the last two end it
+SHORT_TEXT = 4096  # characters that are tokenized in a millisecond or so
 logger = logging.getLogger(__name__)
-
-
-class Delivery:
-    """The engine thread's end of a stream: what it needs to serve a request. It holds no reference to the AsyncStream, so
-    that a stream without readers is garbage-collected and its request aborted."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.loop = loop
-        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # used in its event loop only
-        self.request_id: int | None = None
-        self.pieces: PieceReader | None = None
-
-
-class AsyncStream:
-    """The stream of one request, which `AsyncEngine.add` returns: an asynchronous iterator over its StreamPieces.
-
-    `request_id` identifies the request. It is aborted when the stream is closed, or garbage-collected, before its end. For
-    one reader at a time, in the event loop where the stream was made.
-    """
-
-    def __init__(self, engine: "AsyncEngine", delivery: Delivery, request_id: int):
-        self._engine, self._delivery, self.request_id = engine, delivery, request_id
-        self._output: RequestOutput | EngineClosedError | None = None
-
-    def __aiter__(self) -> "AsyncStream":
-        return self
-
-    async def __anext__(self) -> StreamPiece:
-        """The next piece. StepFailedError when a step that computed the request has raised, EngineClosedError when the
-        engine's thread has ended unexpectedly."""
-        if self._output is None:
-            item = await self._delivery.queue.get()
-            if isinstance(item, StreamPiece):
-                return item
-            self._output = item
-        if isinstance(self._output, EngineClosedError):
-            raise self._output
-        if self._output.error is not None:
-            error = self._output.error
-            raise StepFailedError(
-                f"request {self.request_id} ended because its step failed: {type(error).__name__}: {error}"
-            ) from error
-        raise StopAsyncIteration
-
-    async def output(self) -> RequestOutput:
-        """Read to the end; returns the request's last output. Errors as `__anext__`."""
-        async for _ in self:
-            pass
-        assert isinstance(self._output, RequestOutput)
-        return self._output
-
-    def close(self) -> None:
-        """Abort the request, unless it has ended. Its remaining pieces, the last one with the reason, can still be read."""
-        if self._output is None:
-            self._engine._drop(self._delivery, keep_reading=True)
-
-    def __del__(self) -> None:
-        if self._output is None:
-            self._engine._drop(self._delivery)
 
 
 class AsyncEngine:
@@ -112,14 +57,14 @@ class AsyncEngine:
     def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
         self.llm = _loaded(llm, options)
         self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
-        if self._engine.has_unfinished() or self._engine.open_requests.groups:
-            raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
+        self._engine.turns.reserve("an AsyncEngine", self._engine.open_requests.ids)
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._deliveries: dict[int, Delivery] = {}  # by request id; used in the thread only
         self._closing = threading.Lock()  # held to post a command that is waited for, and to stop accepting commands
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="nanoinfer-engine", daemon=True)
         self._thread.start()
+        exit_gate.before_closing(self._end_thread)
 
     # --- for coroutines ----------------------------------------------------------------------------------------------
 
@@ -137,12 +82,14 @@ class AsyncEngine:
 
     async def _submit(self, request: Request) -> AsyncStream:
         delivery = Delivery(asyncio.get_running_loop())
+        is_long = isinstance(request.prompt, str) and len(request.prompt) > SHORT_TEXT
+        group = await _beside_loop(lambda: self._engine.prepare(request)) if is_long else self._engine.prepare(request)
         try:
-            request_id = await self._call(lambda: self._add(delivery, request))
+            request_id = await self._call(lambda: self._add(delivery, group))
         except asyncio.CancelledError:
-            self._drop(delivery)
+            self._drop(delivery, keep_reading=False)
             raise
-        return AsyncStream(self, delivery, request_id)
+        return AsyncStream(delivery, request_id, self._drop)
 
     @request_keywords()
     async def stream(
@@ -152,7 +99,7 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
-    ) -> AsyncIterator[StreamPiece]:
+    ) -> AsyncGenerator[StreamPiece, None]:
         """`async for piece in engine.stream(...)`: text as soon as it is certain. Submits the request at the first read.
 
         Leaving the loop early, closing the generator or cancelling its task aborts the request.
@@ -192,11 +139,11 @@ class AsyncEngine:
     ) -> RequestOutput:
         """The assistant's next turn in one conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`; other
         arguments and errors as `generate`; ValueError when the model has no tokenizer or no chat template."""
-        prompt = self.chat_prompt(messages, chat_template_kwargs)
+        prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
         return await self.generate(prompt, params, extra_key, name, timeout_s)
 
     @request_keywords()
-    def stream_chat(
+    async def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
@@ -204,13 +151,16 @@ class AsyncEngine:
         name: str = "messages",
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[StreamPiece]:
-        """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`, at once."""
-        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, extra_key, name, timeout_s)
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`."""
+        prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
+        async with aclosing(self.stream(prompt, params, extra_key, name, timeout_s)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation up to the assistant's next turn; made in the calling thread."""
-        return self._engine.builder.chat_prompt(messages, chat_template_kwargs)
+        return self._engine.builder.chat_prompt(messages, chat_template_kwargs, self._engine.config.max_context_len)
 
     async def abort(self, request_id: int) -> None:
         """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or has ended."""
@@ -270,7 +220,7 @@ class AsyncEngine:
                 raise EngineClosedError("this engine has been shut down")
         return await asyncio.wrap_future(future)
 
-    def _drop(self, delivery: Delivery, keep_reading: bool = False) -> None:
+    def _drop(self, delivery: Delivery, keep_reading: bool) -> None:
         """Abort the request of a stream that has no readers, or with `keep_reading` was closed by its reader.
 
         The command that adds the request was posted before this one, so it has run when this one does.
@@ -296,8 +246,14 @@ class AsyncEngine:
             failure = error
         self._close()
         self._end_all(failure)
+        self._engine.turns.taken_by = None
         while not self._commands.empty():
             self._commands.get()()  # each is refused: the engine is closed
+
+    def _end_thread(self) -> None:
+        """Python exits."""
+        self._post(self._close)
+        self._thread.join()
 
     def _run_commands(self) -> None:
         """Run the posted commands; without work, wait for the first one, or for the deadline of a paused request."""
@@ -315,18 +271,19 @@ class AsyncEngine:
 
     def _step(self) -> list[RequestOutput]:
         try:
-            return self._engine.step()
+            with self._engine.turns.visit():
+                return self._engine.step()
         except BaseException as error:  # the thread has no caller that could handle it
             logger.exception("a step failed")
             if self._engine.scheduler.planned:
                 return []  # the next step returns their outputs
             return self._engine.abort_all(error)  # no request can be blamed, and every further step would fail as well
 
-    def _add(self, delivery: Delivery, request: Request) -> int:
+    def _add(self, delivery: Delivery, group: RequestGroup) -> int:
         if self._closed:  # posted before the end, run after it: the engine itself may have failed to close
             raise EngineClosedError("this engine has been shut down")
-        group = self._engine.prepare(request)
-        self._engine.submit(group)
+        with self._engine.turns.visit():
+            self._engine.submit_all([group])
         delivery.request_id, delivery.pieces = group.request_id, PieceReader(group)
         self._deliveries[group.request_id] = delivery
         return group.request_id
@@ -397,6 +354,11 @@ def _loaded(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
             f"{', '.join(options)}: options are for a model that is loaded here; this one is loaded already"
         )
     return llm
+
+
+async def _beside_loop(function: Callable[[], T]) -> T:
+    """Call a function that takes its time in another thread, so that the event loop goes on."""
+    return await asyncio.get_running_loop().run_in_executor(None, function)
 
 
 def _put(items: list[tuple[Delivery, Item]]) -> None:

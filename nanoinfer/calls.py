@@ -87,6 +87,7 @@ class Calls:
         call, turns = Call(groups, stream), self._engine.turns
         ids = [group.request_id for group in groups]
         with turns.visit():
+            turns.check_between_passes()
             if turns.taken_by is not None:
                 raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
             self._engine.submit_all(groups)

@@ -15,7 +15,7 @@ from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullEr
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
-from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
@@ -61,7 +61,7 @@ class Engine:
         self.sampler = Sampler()
         self.last_batch: Batch | None = None  # the pass of the last step, to look at
         self.open_requests = OpenRequests()
-        self._guard = StepGuard(self.scheduler, self.open_requests, clock)
+        self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self._ids = count()
         self._closed = False
 
@@ -83,7 +83,8 @@ class Engine:
     ) -> int:
         """Queue a prompt (text or token ids); returns the request id that outputs carry.
 
-        `extra_key`: only requests with an equal one share cached prefixes. `name`: what error messages call the prompt.
+        `extra_key` (None, text, bytes, an integer or a tuple of these): only requests with an equal one share cached
+        prefixes. `name`: what error messages call the prompt.
         `timeout_s`: seconds from now after which those of its completions that have not ended do
         (FinishReason.TIMEOUT). Nothing has changed when it raises: InvalidRequestError (a ValueError) when the request
         can never be served, QueueFullError when too many wait, EngineClosedError after `shutdown`.
@@ -98,28 +99,30 @@ class Engine:
         self._check_queue(request.params.n)
         request_id = next(self._ids)
         reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
-        return RequestGroup(request_id, reqs, request.timeout_s, request.prompt)
+        return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
         return self.submit_all([group])[0]
 
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
-        """Queue what `prepare` made, all or none; returns the request ids. QueueFullError or EngineClosedError: none."""
-        queued: list[Req] = []
-        ids = [group.request_id for group in groups]
+        """Queue what `prepare` made, all or none; returns the request ids.
+
+        None, with QueueFullError, EngineClosedError, or ValueError for what was submitted already.
+        """
+        queued: Sequence[RequestGroup] = []
         try:
             with self.turns.visit():
                 self._check_queue(sum(len(group.reqs) for group in groups))
-                queued = [req for group in groups for req in group.reqs]
                 self.open_requests.add(groups, self._clock())
-                for req in queued:
+                queued = groups
+                for req in [req for group in groups for req in group.reqs]:
                     self.scheduler.add(req)
-            return ids
+            return [group.request_id for group in groups]
         except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
             with self.turns.visit(let_handlers_in=False):
-                for req in queued:
-                    self.open_requests.groups.pop(req.request_id, None)
+                self.open_requests.take_back(queued)
+                for req in [req for group in queued for req in group.reqs]:
                     self.scheduler.waiting.discard(req)
             raise
 
@@ -157,7 +160,7 @@ class Engine:
         where it was. A step in which every request is paused does nothing. ValueError when no such request is open.
         """
         with self.turns.visit():
-            self._guard.check_between_passes()
+            self.turns.check_between_passes()
             for req in self._open_group(request_id).reqs:
                 if not req.finished:
                     self.scheduler.pause(req)
@@ -197,7 +200,8 @@ class Engine:
 
     def seconds_to_deadline(self) -> float | None:
         """Until the earliest deadline of an open request; 0 when it has passed, None when there is none."""
-        deadline = self.open_requests.next_deadline()
+        with self.turns.visit():
+            deadline = self.open_requests.next_deadline()
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
     def is_unfinished(self, request_id: int) -> bool:
@@ -249,9 +253,9 @@ class Engine:
     # --- looking at it -------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Where requests and slots are now, sums since the start, and recent speed."""
+        """Where requests and slots are now, sums since the start, recent speed, and what computes."""
         with self.turns.visit():
-            return engine_stats(self.scheduler, self.open_requests, self._guard.meter)
+            return engine_stats(self.scheduler, self.open_requests, self._guard.meter, self.model_runner)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""

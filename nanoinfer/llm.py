@@ -155,7 +155,7 @@ class LLM:
     @request_keywords()
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation up to the assistant's next turn, for `generate` and `stream`."""
-        return self.engine.builder.chat_prompt(messages, chat_template_kwargs)
+        return self.engine.builder.chat_prompt(messages, chat_template_kwargs, self.config.max_context_len)
 
     @request_keywords(prompt_token_ids="prompt", input_ids="prompt")
     def stream(

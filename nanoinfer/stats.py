@@ -6,7 +6,10 @@ The log: logger `nanoinfer.engine`, level INFO, one line per step, always these 
 
 `mode`, `reqs` and `tokens` describe the pass; `running` and `waiting` are requests after it, `free`, `evictable` and
 `protected` slots after it; `retracted` is the number of requests retracted to make room for it. Switch the log on with
-`logging.basicConfig(level=logging.INFO)`.
+`logging.basicConfig(level=logging.INFO)`. Before an engine's first such line is another, once: what computes its passes,
+and why nothing faster does.
+
+    kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (not cpp: ...)
 """
 
 import logging
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from nanoinfer.batch import Batch
+from nanoinfer.kernels.selection import Selection, selection_of
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.scheduling.scheduler import Scheduler
 
@@ -38,6 +43,8 @@ class EngineStats(Mapping[str, Any]):
       `hit_rate`, cached over prompt tokens, and `output_tokens`.
     - Shortage since the start: `retractions`; `evicted_tokens`, evicted from the tree to make room.
     - `new_token_ratio` now: the share of the tokens to come that admission reserves slots for (see retraction.py).
+    - What computes: `kernels`, `attention_backend`, and why no faster ones do: `kernels_reason`, `attention_reason`, ""
+      where they are the fastest.
     - Over the last 256 steps: `tokens_per_second`, output tokens per second spent in steps; `extend_step_seconds`,
       `decode_step_seconds`, means; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
@@ -67,6 +74,10 @@ class EngineStats(Mapping[str, Any]):
     extend_step_seconds: float
     decode_step_seconds: float
     longest_step_seconds: float
+    kernels: str
+    kernels_reason: str
+    attention_backend: str
+    attention_reason: str
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -94,6 +105,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.extend_steps = self.decode_steps = self.output_tokens = 0
+        self.has_logged = False
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
@@ -116,8 +128,16 @@ class StepMeter:
         }
 
 
-def engine_stats(scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter) -> EngineStats:
+def selections(runner: ModelRunner) -> tuple[Selection, Selection]:
+    """What computes the passes of `runner`: kernels (the model's class, of a model that has none) and attention backend."""
+    return selection_of(getattr(runner.model, "kernels", runner.model)), selection_of(runner.attention_backend)
+
+
+def engine_stats(
+    scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter, runner: ModelRunner
+) -> EngineStats:
     """The numbers of the engine that these belong to."""
+    kernels, attention = selections(runner)
     cache = scheduler.cache
     pool, tree = cache.token_to_kv_pool, cache.radix_cache
     return EngineStats(
@@ -140,12 +160,21 @@ def engine_stats(scheduler: Scheduler, open_requests: OpenRequests, meter: StepM
         output_tokens=meter.output_tokens,
         new_token_ratio=scheduler.new_token_ratio.value,
         **meter.recent(),
+        kernels=kernels.name,
+        kernels_reason=kernels.reason,
+        attention_backend=attention.name,
+        attention_reason=attention.reason,
     )
 
 
-def log_step(batch: Batch, scheduler: Scheduler, meter: StepMeter, retracted: int, seconds: float) -> None:
-    """Log the line that is described at the top of this file."""
+def log_step(
+    batch: Batch, scheduler: Scheduler, meter: StepMeter, runner: ModelRunner, retracted: int, seconds: float
+) -> None:
+    """Log the line that is described at the top of this file, the first time after the other one."""
     if logger.isEnabledFor(logging.INFO):
+        if not meter.has_logged:
+            meter.has_logged = True
+            logger.info("kernels=%s attention_backend=%s", *selections(runner))
         pool, tree = scheduler.cache.token_to_kv_pool, scheduler.cache.radix_cache
         logger.info(
             "step=%d mode=%s reqs=%d tokens=%d running=%d waiting=%d free=%d evictable=%d protected=%d retracted=%d"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
@@ -26,8 +27,11 @@ class StepGuard:
     - The step is timed, counted and logged.
     """
 
-    def __init__(self, scheduler: Scheduler, open_requests: OpenRequests, clock: Callable[[], float]):
+    def __init__(
+        self, scheduler: Scheduler, open_requests: OpenRequests, runner: ModelRunner, clock: Callable[[], float]
+    ):
         self.meter, self.turns = StepMeter(), Turns()
+        self._runner = runner
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
         self._in_pass = False  # until its requests have their tokens, or have ended
         self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
@@ -43,20 +47,13 @@ class StepGuard:
         outputs: list[RequestOutput] = []
         try:
             with self.turns.visit():
-                self.check_between_passes()
+                self.turns.check_between_passes()
                 outputs = outputs_of()
             return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
         except BaseException:
             with self.turns.visit(let_handlers_in=False):
                 self._open.hold(outputs)
             raise
-
-    def check_between_passes(self) -> None:
-        """RuntimeError in code that a pass calls (a logits processor, a signal handler)."""
-        if self.turns.is_computing:
-            raise RuntimeError(
-                "this engine is computing a pass: steps, pauses, aborts and shutdowns are possible between passes only"
-            )
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         started, retracted = self._clock(), self._scheduler.retractions
@@ -74,7 +71,8 @@ class StepGuard:
         if batch is not None:
             seconds = self._clock() - started
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
-            log_step(batch, self._scheduler, self.meter, self._scheduler.retractions - retracted, seconds)
+            retracted = self._scheduler.retractions - retracted
+            log_step(batch, self._scheduler, self.meter, self._runner, retracted, seconds)
         return self._open.deliver()
 
     def end(

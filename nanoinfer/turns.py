@@ -1,7 +1,7 @@
 """Turns: one thread at a time in an engine, and which thread may step it by hand."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from nanoinfer.exit_gate import exit_gate
@@ -12,6 +12,9 @@ from nanoinfer.signals import interruptible, uninterrupted
 SECONDS_BETWEEN_HANDLERS = 0.02
 
 USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or serve with an AsyncEngine"
+
+
+IN_PASS = "this engine is computing a pass: requests can be served, paused, aborted and shut down between passes only"
 
 
 class Turns:
@@ -26,7 +29,9 @@ class Turns:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
         self._visitors = 0  # threads that wait for a visit
-        self.later: dict[Callable[[], object], object] = {}  # what to call as a turn begins or ends; the values say nothing
+        self.later: dict[
+            Callable[[], object], object
+        ] = {}  # what to call as a turn begins or ends; the values say nothing
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
@@ -36,6 +41,11 @@ class Turns:
     def is_mine(self) -> bool:
         """Whether this thread has the turn."""
         return self._holder is threading.current_thread()
+
+    def check_between_passes(self) -> None:
+        """RuntimeError in code that a pass calls (a logits processor, a signal handler). To be called during a visit."""
+        if self.is_computing:
+            raise RuntimeError(IN_PASS)
 
     @contextmanager
     def visit(self, let_handlers_in: bool = True) -> Iterator[None]:
@@ -69,6 +79,8 @@ class Turns:
 
         `done` is called when other threads have finished a turn, or make one: it must not read what passes change.
         """
+        if self.is_mine:
+            raise RuntimeError(IN_PASS)  # a step inside a step
         with uninterrupted(), exit_gate:
             self._wait(lambda: done() or (not self._visitors and self._take()))
             try:
@@ -87,7 +99,17 @@ class Turns:
         self.later[function] = None
         self._do_now()
 
-    def drive(self, request_ids: Callable[[], Iterable[int]], step: bool) -> None:
+    def reserve(self, name: str, request_ids: Callable[[], Collection[int]]) -> None:
+        """From now on `name` serves with this engine alone, until `taken_by` is None again. ValueError when something does
+        already, or requests are unfinished."""
+        with self.visit():
+            if self.taken_by is not None:
+                raise ValueError(f"llm: {self.taken_by} serves with its engine already")
+            if request_ids():
+                raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
+            self.taken_by = name
+
+    def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 
         RuntimeError when it may not: something else serves with the engine, other threads wait for calls of an LLM, or

@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from nanoinfer.commands.terminal import room
 
 if TYPE_CHECKING:
     from nanoinfer.bench.session import Settings
@@ -55,7 +58,7 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         default=600,
         help="seconds without an answer after which an engine fails (default: 600)",
     )
-    run.add_argument("--json", metavar="FILE", help="also write every run to FILE")
+    run.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write every run to FILE")
     run.add_argument("--profile", action="store_true", help="also show where the time of nanoinfer's steps goes")
 
     decode = commands.add_parser("decode", help="compare decoding session by session, as a padded batch and from pools")
@@ -63,12 +66,12 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     decode.add_argument("--requests", type=int, default=16, help="requests decoded together (default: 16)")
     decode.add_argument("--new-tokens", type=int, default=64, help="tokens per request (default: 64)")
     decode.add_argument("--rounds", type=int, default=5, help="rounds; times are their medians (default: 5)")
-    decode.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    decode.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
     engine_options(decode)
 
     table = commands.add_parser("table", help="print the tables of a file that bench run --json wrote")
     table.set_defaults(run=_table)
-    table.add_argument("file", help="a file written by bench run --json")
+    table.add_argument("file", type=os.path.expanduser, help="a file written by bench run --json")
     table.add_argument("--main-only", action="store_true", help="leave out the tables of all figures")
 
 
@@ -82,6 +85,7 @@ def with_default_command(argv: Sequence[str]) -> list[str]:
 def _run(args: argparse.Namespace) -> None:
     from nanoinfer.bench.engines import parse_engine
     from nanoinfer.bench.machine import DTYPES, describe_machine
+    from nanoinfer.bench.markdown import fitted
     from nanoinfer.bench.report import format_results
     from nanoinfer.bench.session import Settings, measure_model, new_results
     from nanoinfer.bench.workloads import WORKLOADS
@@ -130,7 +134,7 @@ def _run(args: argparse.Namespace) -> None:
                 model["profile"] = _profile(model, path, settings)
             results["models"].append(model)
             _write(args.json, results)  # keeps these results if the next model fails
-    print(format_results(results))
+    print(fitted(format_results(results), room()))
 
 
 def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict[str, Any]:
@@ -153,12 +157,13 @@ def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict
 def _decode(args: argparse.Namespace) -> None:
     from nanoinfer import LLM
     from nanoinfer.bench.decode import as_json, bench_decode, format_decode
+    from nanoinfer.bench.markdown import fitted
 
     if args.json:
         Path(args.json).touch()
     options = {k: v for k, v in vars(args).items() if k not in DECODE_OPTIONS}
     results = bench_decode(LLM(args.model, **options), args.requests, args.new_tokens, args.rounds)
-    print(format_decode(results))
+    print(fitted(format_decode(results), room()))
     _write(args.json, as_json(results))
 
 
@@ -166,6 +171,7 @@ DECODE_OPTIONS = ("command", "what", "run", "model", "requests", "new_tokens", "
 
 
 def _table(args: argparse.Namespace) -> None:
+    from nanoinfer.bench.markdown import fitted
     from nanoinfer.bench.report import format_results
     from nanoinfer.bench.session import FORMAT
 
@@ -175,7 +181,7 @@ def _table(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.file}: not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ValueError(f"{args.file}: not written by bench run --json (format {FORMAT})")
-    print(format_results(results, details=not args.main_only))
+    print(fitted(format_results(results, details=not args.main_only), room()))
 
 
 def _write(file: str | None, results: Mapping[str, Any] | list[Any]) -> None:

@@ -1,6 +1,9 @@
 """Markdown tables that are also aligned for a terminal."""
 
 from collections.abc import Sequence
+from itertools import groupby
+
+from nanoinfer.commands.terminal import side_by_side
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -13,3 +16,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|".join("-" * (width + 2) if not i else "-" * (width + 1) + ":" for i, width in enumerate(widths))
     return "\n".join([line(head), f"|{rule}|", *(line(row) for row in rows)])
+
+
+def fitted(text: str, limit: int | None) -> str:
+    """`text` in which the tables that are wider than `limit` characters are set without Markdown's lines, in parts that
+    are not wider (see `side_by_side`). None: the text as it is."""
+    if limit is None:
+        return text
+    parts = []
+    for is_table, group in groupby(text.split("\n"), lambda line: line.startswith("|")):
+        lines = list(group)
+        parts.append(_narrowed(lines, limit) if is_table and max(map(len, lines)) > limit else "\n".join(lines))
+    return "\n".join(parts)
+
+
+def _narrowed(lines: Sequence[str], limit: int) -> str:
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in [lines[0], *lines[2:]]]
+    first, *others = (list(column) for column in zip(*cells, strict=True))
+    while len(set(first)) < len(first) and others:  # what a row is about takes more than one column to say
+        first = [f"{cell}\n{more}" for cell, more in zip(first, others.pop(0), strict=True)]
+    right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
+    return side_by_side([first, *right], limit)

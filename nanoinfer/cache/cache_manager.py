@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 
 import numpy as np
-import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.owner_checks import check_owners
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.req import Req
 
@@ -135,25 +135,6 @@ class CacheManager:
 
         Costs the pool's size.
         """
-        self.req_to_token_pool.check_integrity()
-        self.token_to_kv_pool.check_integrity()
-        self.radix_cache.check_integrity()
-        owners = np.zeros(self.token_to_kv_pool.size, dtype=np.int64)
-        owned = [self.token_to_kv_pool.free_slots(), self.radix_cache.slots()]
-        num_running, locks = 0, dict[int, int]()
-        for req in running:
-            num_running += 1
-            owned.append(torch.from_numpy(self.rows[req.req_pool_idx, req.tree_len : req.allocated_len].copy()))
-            node = req.last_node
-            while node is not None:
-                locks[id(node)] = locks.get(id(node), 0) + 1
-                node = node.parent
-        np.add.at(owners, torch.cat(owned).long().numpy(), 1)
-        wrong = np.flatnonzero(owners != 1)
-        if wrong.size:
-            raise RuntimeError(f"slot {wrong[0]} has {owners[wrong[0]]} owners, must have 1 ({wrong.size} such slots)")
-        if self.req_to_token_pool.available_size() + num_running != self.req_to_token_pool.size:
-            raise RuntimeError(f"rows: {self.req_to_token_pool.available_size()} free + {num_running} running")
-        for _, tree_node in self.radix_cache.nodes():
-            if tree_node.lock_ref != locks.get(id(tree_node), 0):
-                raise RuntimeError(f"lock_ref={tree_node.lock_ref}, but {locks.get(id(tree_node), 0)} requests hold it")
+        for part in (self.req_to_token_pool, self.token_to_kv_pool, self.radix_cache):
+            part.check_integrity()
+        check_owners(self.req_to_token_pool, self.token_to_kv_pool, self.radix_cache, list(running))

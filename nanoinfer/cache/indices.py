@@ -9,7 +9,7 @@ import torch
 Indices = torch.Tensor | np.ndarray | Sequence[int]
 
 
-def as_int_array(indices: Indices, name: str) -> np.ndarray:
+def as_int_array(indices: Indices | None, name: str) -> np.ndarray:
     """`indices` as a one-dimensional int64 array; ValueError for anything but integers (nothing is rounded)."""
     if isinstance(indices, torch.Tensor) and indices.numel() and indices.is_floating_point():
         raise ValueError(f"{name}: expected integers, got {indices.dtype}")  # numpy has no bfloat16 to tell

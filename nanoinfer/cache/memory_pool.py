@@ -7,6 +7,7 @@ Where a request's K/V lies is therefore two look-ups away, and two requests shar
 
 from typing import cast
 
+import numpy as np
 import torch
 
 from nanoinfer.cache.indices import Indices
@@ -123,6 +124,14 @@ class TokenToKVPool:
         comes without the rest of its page.
         """
         self._slots.free(slots)
+
+    def hand_to_tree(self, indices: np.ndarray, start: int) -> None:
+        """A radix tree has the slots `indices[start:]`, int64, from now on, until they are freed.
+
+        Raises ValueError naming the index and the slot, with nothing changed, for what `free` would refuse, and when a
+        tree has one already.
+        """
+        self._slots.hand_to_tree(indices, start)
 
     def available_size(self) -> int:
         """Free slots."""

@@ -108,7 +108,10 @@ class RadixCache:
         incomplete page stays the caller's. With `disable` nothing is taken and 0 is returned.
 
         `grow` (optimisation): an unlocked leaf to lengthen in place where the new tokens follow directly on it, so that a
-        sequence that is not shared stays one node. Raises ValueError when the lengths differ.
+        sequence that is not shared stays one node.
+
+        Raises ValueError, with nothing changed, when the lengths differ, and naming index and slot when one that the tree
+        would take over is outside the pool, free, given twice, in a tree already, or not in its place in a whole page.
         """
         slots = as_int_array(indices, "indices")
         if len(slots) != len(token_ids):
@@ -116,8 +119,9 @@ class RadixCache:
         if self.disable:
             return 0
         tokens = self._whole_pages(token_ids)
+        known, _ = self.peek_prefix(tokens, extra_key)
+        self.token_to_kv_pool.hand_to_tree(slots[: len(tokens)], known)
         path = self._walk(tokens, extra_key)
-        known = sum(len(node) for node in path)
         if known < len(tokens):
             parent = path[-1] if path else self.root
             self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
@@ -129,18 +133,20 @@ class RadixCache:
         """Free at least `num_tokens` slots to the pool, whole unlocked leaves at a time in the policy's order.
 
         Returns the tokens freed: fewer only when nothing evictable is left. A leaf's parent becomes a leaf in turn.
+        When `free` raises, the leaf whose slots it did not take stays in the tree.
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens}: must not be negative")
-        freed: list[np.ndarray] = []
         num_freed = 0
         while num_freed < num_tokens and (leaf := self._eviction_queue.pop()) is not None:
-            freed.append(leaf.value)
+            try:
+                self.token_to_kv_pool.free(leaf.value)
+            except BaseException:
+                self._eviction_queue.offer(leaf)  # it stays in the tree, with its slots
+                raise
             num_freed += len(leaf)
+            self._evictable_size -= len(leaf)
             self._remove_leaf(leaf)
-        if freed:
-            self._evictable_size -= num_freed
-            self.token_to_kv_pool.free(np.concatenate(freed))
         return num_freed
 
     def inc_lock_ref(self, node: TreeNode) -> None:
@@ -179,11 +185,10 @@ class RadixCache:
         """Empty the tree and free every slot it owns. ValueError while a request still relies on a path."""
         if self._protected_size:
             raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
-        slots = self.slots()
+        self.token_to_kv_pool.free(self.slots())
         for node in [node for _, node in self.nodes()]:
             node.parent = None  # so that locking one from now on is an error
         self._clear(EvictionQueue(self.policy))
-        self.token_to_kv_pool.free(slots)
 
     # --- looking at it -------------------------------------------------------------------------------------------
 

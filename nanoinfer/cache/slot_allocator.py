@@ -3,6 +3,7 @@
 import numpy as np
 
 from nanoinfer.cache.indices import Indices, as_int_array, checked_size
+from nanoinfer.cache.slot_checks import first_wrong
 
 TAKEN, FREE = b"\0", b"\1"  # a page's mark
 BLOCK = 4096  # pages that share one more mark: TAKEN when none of them is free
@@ -27,6 +28,7 @@ class SlotAllocator:
         self.size, self.page_size, self.name = size, page_size, name
         self._marks = bytearray(FREE) * (size // page_size)
         self._is_free = np.frombuffer(self._marks, dtype=bool)
+        self._in_tree = np.zeros(size // page_size, dtype=bool)  # which of those taken a radix tree has
         self._block_marks = bytearray(FREE) * -(-len(self._marks) // BLOCK)
         self._block_is_free = np.frombuffer(self._block_marks, dtype=bool)
         self._available = size
@@ -68,13 +70,26 @@ class SlotAllocator:
         pages = self._freeable_pages(slots)
         if not pages.size:
             return
-        self._is_free[pages] = True
+        self._is_free[pages], self._in_tree[pages] = True, False
         first, last = pages.item(0) // BLOCK, pages.item(-1) // BLOCK
         if first == last:
             self._block_marks[first] = True
         else:
             self._block_is_free[pages // BLOCK] = True
         self._available += pages.size * self.page_size
+
+    def hand_to_tree(self, indices: np.ndarray, start: int) -> None:
+        """A radix tree has `indices[start:]` from now on, until they are freed: int64 slots, each page's in order.
+
+        ValueError (naming the first offender and its index, nothing changed) for what `free` would refuse, and when a tree
+        has one already.
+        """
+        slots = indices[start:]
+        pages = self._freeable_pages(slots, start)
+        in_place = self.page_size == 1 or np.array_equal(slots, self._slots(slots[:: self.page_size] // self.page_size))
+        if not in_place or np.count_nonzero(self._in_tree[pages]):
+            self._refuse(slots, start)
+        self._in_tree[pages] = True
 
     def free_slots(self) -> np.ndarray:
         """Every free slot, ascending, int64. Costs the pool's size: for checks and pictures."""
@@ -116,27 +131,24 @@ class SlotAllocator:
     def _slots(self, pages: np.ndarray) -> np.ndarray:
         return pages if self.page_size == 1 else (pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
 
-    def _freeable_pages(self, slots: Indices) -> np.ndarray:
-        """The pages that `slots` fill, ascending, int64; all that `free` refuses is refused here."""
+    def _freeable_pages(self, slots: Indices, start: int | None = None) -> np.ndarray:
+        """The pages that `slots` fill, ascending, int64; all that `free` refuses is refused here.
+
+        `start`: the place of the first in the list that `hand_to_tree` was given, to be named.
+        """
         array = as_int_array(slots, f"{self.name}s")
-        ordered = np.sort(array)
+        ordered = array if (array[1:] > array[:-1]).all() else np.sort(array)  # to sort costs more than to look
         pages = ordered if self.page_size == 1 else ordered[:: self.page_size] // self.page_size
         outside = array.size and (ordered.item(0) < 0 or ordered.item(-1) >= self.size)
         whole = self.page_size == 1 or np.array_equal(self._slots(pages), ordered)
         twice = np.count_nonzero(pages[1:] == pages[:-1])
         if outside or twice or not whole or np.count_nonzero(self._is_free[pages]):
-            self._refuse(array, ordered)
+            self._refuse(array, start)
         return pages
 
-    def _refuse(self, array: np.ndarray, ordered: np.ndarray) -> None:
+    def _refuse(self, array: np.ndarray, start: int | None) -> None:
         """Name the first slot that is wrong, and why. Costs the pool's size."""
-        starts, ends = ordered[np.diff(ordered, prepend=-2) != 1], ordered[np.diff(ordered, append=-2) != 1]
-        for offenders, why in (
-            (array[(array < 0) | (array >= self.size)], f"outside 0..{self.size - 1}"),
-            (array[np.isin(array, self.free_slots())], "already free"),
-            (ordered[1:][ordered[1:] == ordered[:-1]], "given twice"),
-            (starts[starts % self.page_size != 0], f"not the start of a page of {self.page_size}"),
-            (ends[(ends + 1) % self.page_size != 0], f"not the end of a page of {self.page_size}"),
-        ):
-            if offenders.size:
-                raise ValueError(f"{self.name} {offenders[0]}: {why}")
+        wrong = first_wrong(array, self._is_free, self._in_tree, self.page_size)
+        assert wrong is not None
+        index, slot, why = wrong
+        raise ValueError(f"{'' if start is None else f'indices[{start + index}]: '}{self.name} {slot}: {why}")

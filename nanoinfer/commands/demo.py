@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from nanoinfer.cache.indices import consecutive_runs
-from nanoinfer.commands.terminal import styled
+from nanoinfer.commands.terminal import filled, room, shortened, side_by_side, styled, width
 from nanoinfer.engine import Engine
 from nanoinfer.llm import LLM, make_engine
 from nanoinfer.requests.outputs import RequestOutput
@@ -46,28 +46,18 @@ def run_demo(llm: LLM) -> None:
     with_cache, without = (np.median([times[i] for times in rounds], axis=0) for i in (0, 1))
 
     kv_bytes = llm.model.config.kv_bytes_per_token(llm.model.dtype)
-    print(
-        styled(
-            f"Model {llm.model.name}: {llm.config.max_total_tokens:,} slots for K/V, {kv_bytes:,} bytes each.", "bold"
-        )
-    )
-    print(f"{len(prompts)} requests, one after another, that begin with the same text and then branch:\n")
-    print(styled(_shortened(OPENING, 160), "dim"))
-    print(styled("\n            prompt tokens          slots that their     time to first token", "bold"))
-    print(styled("request    all  cached  extended   K/V was written to   with cache  without", "bold"))
-    outputs = []
-    for i, prompt in enumerate(prompts):
-        output, slots = _serve(cached, prompt, PARAMS)
-        outputs.append(output)
-        hit = styled(f"{output.cached_tokens:6}", "green")
-        ttft = styled(f"{1e3 * with_cache[i]:7.1f} ms", "green")
-        print(
-            f"{i:7}  {output.prompt_tokens:5}  {hit}  {output.prompt_tokens - output.cached_tokens:8}"
-            f"   {_ranges(slots):19}  {ttft}  {1e3 * without[i]:5.1f} ms"
-        )
+    limit = room()
+    slots = f"{llm.config.max_total_tokens:,} slots for K/V, {kv_bytes:,} bytes each."
+    print(styled(filled(f"Model {llm.model.name}: {slots}", limit), "bold"))
+    print(filled(f"{len(prompts)} requests, one after another, that begin with the same text and then branch:", limit))
+    print("\n" + styled(filled(shortened(OPENING, 160), limit), "dim") + "\n")
+    served = [_serve(cached, prompt, PARAMS) for prompt in prompts]
+    outputs = [output for output, _ in served]
+    print(side_by_side(_columns(served, with_cache, without), limit, gap=3))
 
-    print(styled("\nThe radix tree afterwards: a token's K/V is stored once, however many requests used it.", "bold"))
-    print(_tree(cached, llm.tokenizer))
+    below = "The radix tree afterwards: a token's K/V is stored once, however many requests used it."
+    print("\n" + styled(filled(below, limit), "bold"))
+    print(_tree(cached, llm.tokenizer, limit))
     print(styled("\nWhat the model wrote", "bold"))
     for i, (branch, output) in enumerate(zip(BRANCHES, outputs, strict=True)):
         print(f"{i}: ...{styled(branch, 'dim')}{output.text}{' ...' if output.finish_reason == 'length' else ''}\n")
@@ -97,21 +87,45 @@ def _serve(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[R
     return outputs[0], slots
 
 
+def _columns(
+    served: list[tuple[RequestOutput, np.ndarray]], with_cache: np.ndarray, without: np.ndarray
+) -> list[list[str]]:
+    """The table's columns, those that belong together as one: requests, prompt tokens, slots, times (in seconds)."""
+    heads = [
+        ("", "request"),
+        ("  prompt tokens", " all  cached  extended"),
+        ("slots that their", "K/V was written to"),
+        ("time to first token", "with cache  without"),
+    ]
+    columns = [[styled(cell, "bold") for cell in head] for head in heads]
+    for i, (output, slots) in enumerate(served):
+        hit = styled(f"{output.cached_tokens:6}", "green")
+        ttft = styled(f"{1e3 * with_cache[i]:7.1f} ms", "green")
+        cells = (
+            f"{i:7}",
+            f"{output.prompt_tokens:4}  {hit}  {output.prompt_tokens - output.cached_tokens:8}",
+            _ranges(slots),
+            f"{ttft}  {1e3 * without[i]:5.1f} ms",
+        )
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    return columns
+
+
 def _ranges(slots: np.ndarray) -> str:
     runs = consecutive_runs(np.sort(slots))
     return ", ".join(str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in runs)
 
 
-def _shortened(text: str, limit: int) -> str:
-    """`text` on one line; its beginning and its end where it is longer than `limit`."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit // 2]} ... {line[-limit // 2 :]}"
-
-
-def _tree(engine: Engine, tokenizer: Tokenizer) -> str:
+def _tree(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
+    """One line per node, of at most `limit` characters: its place, size and slots, and as much of its text as fits."""
     lines = []
     for depth, node in engine.radix_cache.nodes():
-        text = _shortened(tokenizer.decode(node.key.tolist()), 60)
-        size = styled(f"{len(node):4} tokens", "cyan")
-        lines.append(f"{'   ' * (depth - 1)}└─ {size} in slots {_ranges(node.value)}  {styled(repr(text), 'dim')}")
+        slots = _ranges(node.value) if limit is None else shortened(_ranges(node.value), 15)
+        line = f"{'   ' * (depth - 1)}└─ {styled(f'{len(node):4} tokens', 'cyan')} in slots {slots}"
+        text, shown = tokenizer.decode(node.key.tolist()), 60
+        left = None if limit is None else limit - width(line) - 2
+        while left is not None and shown >= 4 and len(repr(shortened(text, shown))) > left:
+            shown -= 2
+        lines.append(f"{line}  {styled(repr(shortened(text, shown)), 'dim')}" if shown >= 4 else line)
     return "\n".join(lines)

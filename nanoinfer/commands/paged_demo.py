@@ -1,13 +1,12 @@
 """`python -m nanoinfer demo paged`: block tables and slots, step by step, and a comparison with the engine's tokens."""
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from nanoinfer.cache.indices import consecutive_runs
-from nanoinfer.commands.terminal import styled
+from nanoinfer.commands.terminal import filled, room, side_by_side, styled
 from nanoinfer.llm import LLM
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.paged.multi_step import Step, multi_step_decode
@@ -15,7 +14,7 @@ from nanoinfer.requests.sampling_params import SamplingParams
 
 PROMPTS = ("Once upon a time, there was a little fox.", "One day, a bear", "Ruby and Oscar went to the river.")
 NUM_PADDING = 1
-WIDTH = 100  # of a line
+WIDTH = 100  # of a line of text, at most
 
 
 def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
@@ -35,18 +34,20 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     tokens = torch.cat([step.sampled_token_ids for step in steps], dim=1).tolist()
 
     rows = f"{len(prompts)} requests and {NUM_PADDING} row of padding"
-    print(styled(f"Model {llm.model.name}: {blocks} blocks of {block_size} slots, {rows}.", "bold"))
-    print(
-        f"The token at index n of a request has slot = block_table[n // {block_size}] * {block_size} + n % {block_size}."
-    )
-    print(styled("\nOne prefill of all prompts; blocks for the tokens to be generated are reserved as well", "bold"))
-    print(_prefill_table(steps[0], [len(prompt) for prompt in prompts]))
-    print(styled(f"\n{num_steps} decode steps: advance_step, forward_tensor, argmax, and nothing else", "bold"))
-    print(_decode_table(steps[1:]))
+    limit = room()
+    print(styled(filled(f"Model {llm.model.name}: {blocks} blocks of {block_size} slots, {rows}.", limit), "bold"))
+    formula = f"slot = block_table[n // {block_size}] * {block_size} + n % {block_size}"
+    print(filled(f"The token at index n of a request has {formula}.", limit))
+    prefill = "One prefill of all prompts; blocks for the tokens to be generated are reserved as well"
+    print("\n" + styled(filled(prefill, limit), "bold"))
+    print(side_by_side(_prefill_columns(steps[0], [len(prompt) for prompt in prompts]), limit))
+    decode = f"{num_steps} decode steps: advance_step, forward_tensor, argmax, and nothing else"
+    print("\n" + styled(filled(decode, limit), "bold"))
+    print(side_by_side(_decode_columns(steps[1:]), limit))
     print(styled("\nWhat the model wrote", "bold"))
     for i, (prompt, generated) in enumerate(zip(PROMPTS, tokens, strict=True)):
         text = f"{i}: {prompt}{llm.tokenizer.decode(generated)} ..."
-        print(textwrap.fill(" ".join(text.split()), WIDTH, subsequent_indent="   "))
+        print(filled(" ".join(text.split()), min(limit or WIDTH, WIDTH), "   "))
     print(styled("\nThe engine's tokens for the same prompts", "bold"))
     for i, (generated, wanted) in enumerate(zip(tokens, expected, strict=True)):
         same = sum(a == b for a, b in zip(generated, wanted, strict=True))
@@ -60,22 +61,23 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     return tokens == expected
 
 
-def _prefill_table(step: Step, lens: Sequence[int]) -> str:
-    """One line per request: its block table, the slots of its prompt, and the sampled token."""
+def _prefill_columns(step: Step, lens: Sequence[int]) -> list[list[str]]:
+    """One row per request: its block table, the slots of its prompt, and the sampled token."""
     tables = [_numbers(table, 2) for table in step.block_tables.tolist()]
-    width = max(len("block table"), *map(len, tables))
-    lines = [f"row  tokens  {'block table':{width}}  {'slots of the prompt':40} sampled"]
-    slots = step.slots.split(list(lens))
-    for i, (length, row) in enumerate(zip(lens, slots, strict=True)):
-        lines.append(
-            f"{i:3}  {length:6}  {tables[i]:{width}}  {_runs(row.numpy()):40} {int(step.sampled_token_ids[i, 0]):7}"
-        )
-    lines += [f"{i:3}  {'-':>6}  {tables[i]:{width}}  padding" for i in range(len(lens), len(tables))]
-    return "\n".join(lines)
+    padding = len(tables) - len(lens)
+    slots = [_runs(row.numpy()) for row in step.slots.split(list(lens))]
+    sampled = [f"{token:7}" for token in step.sampled_token_ids[: len(lens), 0].tolist()]
+    return [
+        ["row", *(f"{i:3}" for i in range(len(tables)))],
+        ["tokens", *(f"{length:6}" for length in lens), *[f"{'-':>6}"] * padding],
+        ["block table", *tables],
+        ["slots of the prompt", *slots, *["padding"] * padding],
+        ["sampled", *sampled, *[""] * padding],
+    ]
 
 
-def _decode_table(steps: Sequence[Step]) -> str:
-    """One line per step: the four tensors that advance_step writes, one number per row, and the sampled tokens."""
+def _decode_columns(steps: Sequence[Step]) -> list[list[str]]:
+    """One row per step: the four tensors that advance_step writes, one number per row, and the sampled tokens."""
     columns = {
         "input_tokens": [step.input_tokens.tolist() for step in steps],
         "input_positions": [step.input_positions.tolist() for step in steps],
@@ -83,14 +85,11 @@ def _decode_table(steps: Sequence[Step]) -> str:
         "slot_mapping": [step.slots.tolist() for step in steps],
         "sampled": [step.sampled_token_ids[:, 0].tolist() for step in steps],
     }
-    texts = []
+    texts = [["step", *(f"{i:4}" for i in range(1, len(steps) + 1))]]
     for name, numbers in columns.items():
         digits = max(len(str(number)) for line in numbers for number in line)
-        cells = [_numbers(line, digits) for line in numbers]
-        width = max(len(name), *map(len, cells))
-        texts.append([f"{name:{width}}", *(f"{cell:{width}}" for cell in cells)])
-    head = ["step", *(f"{i:4}" for i in range(1, len(steps) + 1))]
-    return "\n".join("  ".join(line).rstrip() for line in zip(head, *texts, strict=True))
+        texts.append([name, *(_numbers(line, digits) for line in numbers)])
+    return texts
 
 
 def _numbers(numbers: Sequence[int], width: int) -> str:

@@ -1,9 +1,14 @@
-"""Colours, for output to terminals only."""
+"""Colours, and tables that fit the terminal's width."""
 
 import os
+import re
+import shutil
 import sys
+import textwrap
+from collections.abc import Sequence
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_STYLE = re.compile(r"\033\[[\d;]*m")
 
 
 def styled(text: object, *styles: str) -> str:
@@ -11,3 +16,71 @@ def styled(text: object, *styles: str) -> str:
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return str(text)
     return f"\033[{';'.join(CODES[style] for style in styles)}m{text}\033[0m"
+
+
+def room() -> int | None:
+    """Columns of the terminal that standard output goes to, or those that COLUMNS asks for; None for files and pipes."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def width(text: str) -> int:
+    """Characters that `text` takes on a line; styles take none."""
+    return len(_STYLE.sub("", text))
+
+
+def filled(text: str, limit: int | None, indent: str = "") -> str:
+    """`text` in lines of at most `limit` characters, those after the first indented; as it is for None."""
+    return text if limit is None else textwrap.fill(text, limit, subsequent_indent=indent)
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text` on one line; its beginning and its end where it is longer than `limit`."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else f"{line[: limit // 2]} ... {line[-limit // 2 :]}"
+
+
+def side_by_side(columns: Sequence[Sequence[str]], limit: int | None = None, gap: int = 2) -> str:
+    """Columns, each a list of as many cells, as a table whose lines have at most `limit` characters.
+
+    Where they are more, the columns that find no place follow below, beside the first column again; and a column that is
+    too wide even so has its cells wrapped.
+    """
+    if limit is not None:
+        first = _wrapped(columns[0], limit // 2)
+        columns = [first, *(_wrapped(column, limit - gap - max(map(_cell_width, first))) for column in columns[1:])]
+    sizes = [max(map(_cell_width, column)) for column in columns]
+    parts: list[list[int]] = []  # each the columns beside the first
+    for i in range(1, len(columns)):
+        used = sum(gap + sizes[k] for k in [0, *parts[-1], i]) - gap if parts else 0
+        if not parts or (limit is not None and used > limit):
+            parts.append([])
+        parts[-1].append(i)
+    return "\n\n".join(_table([(columns[i], sizes[i]) for i in [0, *part]], gap) for part in parts or [[]])
+
+
+def _wrapped(cells: Sequence[str], limit: int) -> list[str]:
+    """Cells of which none is wider than `limit`; those that were have several lines now, and no style."""
+    limit = max(limit, 1)
+
+    def wrapped(cell: str) -> str:
+        lines = [textwrap.wrap(_STYLE.sub("", line), limit) or [""] for line in cell.split("\n")]
+        return "\n".join(line for some in lines for line in some)
+
+    return [wrapped(cell) if _cell_width(cell) > limit else cell for cell in cells]
+
+
+def _cell_width(cell: str) -> int:
+    return max(map(width, cell.split("\n")))
+
+
+def _table(columns: Sequence[tuple[Sequence[str], int]], gap: int) -> str:
+    lines = []
+    for row in zip(*(cells for cells, _ in columns), strict=True):
+        cells = [cell.split("\n") for cell in row]
+        for i in range(max(map(len, cells))):
+            texts = [cell[i] if i < len(cell) else "" for cell in cells]
+            padded = [text + " " * (size - width(text)) for text, (_, size) in zip(texts, columns, strict=True)]
+            lines.append((" " * gap).join(padded).rstrip())
+    return "\n".join(lines)

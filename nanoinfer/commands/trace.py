@@ -1,6 +1,7 @@
 """`python -m nanoinfer trace`: a run described step by step, and written as a page that plays it."""
 
 import argparse
+import os
 from pathlib import Path
 
 
@@ -13,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=24, help="per prompt (default: 24)")
-    parser.add_argument("--out", help="write the player here, an .html file")
-    parser.add_argument("--json", help="write the trace here, to be read by Trace.load")
-    parser.add_argument("--perfetto", help="write the trace here for ui.perfetto.dev")
-    parser.add_argument("--png", help="write a picture of the run here, a .png file")
+    parser.add_argument("--out", type=os.path.expanduser, help="write the player here, an .html file")
+    parser.add_argument("--json", type=os.path.expanduser, help="write the trace here, to be read by Trace.load")
+    parser.add_argument("--perfetto", type=os.path.expanduser, help="write the trace here for ui.perfetto.dev")
+    parser.add_argument("--png", type=os.path.expanduser, help="write a picture of the run here, a .png file")
     parser.add_argument("--title", help="of the page")
     parser.set_defaults(run=run)
 

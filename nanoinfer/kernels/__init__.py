@@ -5,6 +5,7 @@
 
 from nanoinfer.kernels.base import Kernels
 from nanoinfer.kernels.select import KERNELS, select_kernels
+from nanoinfer.kernels.selection import Selection, selection_of
 from nanoinfer.kernels.torch_native import TorchKernels
 
-__all__ = ["KERNELS", "Kernels", "TorchKernels", "select_kernels"]
+__all__ = ["KERNELS", "Kernels", "Selection", "TorchKernels", "select_kernels", "selection_of"]

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +24,9 @@ def library() -> ctypes.CDLL:
     """The loaded library; compiles it first if there is none yet for this source, compiler and CPU (a few seconds, once).
 
     It is kept in `$NANOINFER_CACHE`, or else in `nanoinfer` in the user's cache directory. `$CXX` may have arguments
-    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds compiler flags.
-    KernelsUnavailableError with the reason when there is no compiler or it fails.
+    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds compiler flags. Where the compiler is gone, a library that any compiler
+    made before is used. A damaged one is never loaded: it is compiled again.
+    KernelsUnavailableError with the reason when there is neither a library nor a compiler, or the compiler fails.
     """
     loaded = library_or_reason()
     if isinstance(loaded, str):
@@ -39,24 +41,45 @@ def library_or_reason() -> ctypes.CDLL | str:
     A caller that asks in every pass would otherwise start, in every pass, a compiler that fails.
     """
     try:
-        compiler, flags = _compiler(), [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")]
-        key = hashlib.sha256(" ".join([*compiler, *flags, _cpu(), torch.__version__]).encode())
-        for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
-            key.update(file.read_bytes())
-        built = _cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
-        if not built.is_file():
-            _compile(compiler, flags, built)
-        return ctypes.CDLL(str(built))
+        return ctypes.CDLL(str(_found_or_compiled()))
     except (KernelsUnavailableError, OSError) as error:
         return str(error)
 
 
-def _compiler() -> list[str]:
-    found = shutil.which("g++") or shutil.which("c++")
-    compiler = _words("CXX") or ([found] if found else [])
-    if not compiler:
-        raise KernelsUnavailableError("no C++ compiler: neither $CXX nor g++ nor c++ found")
-    return compiler
+def _found_or_compiled() -> Path:
+    """A whole library for this source, these flags and this CPU, from this compiler if there is one.
+
+    Its name says all of these and the checksum of its content: `kernels-<source, flags, CPU>-<compiler>-<content>.so`.
+    """
+    flags, folder = [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")], _cache_directory()
+    source = [file.read_bytes() for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
+    name = f"kernels-{_digest(' '.join([*flags, _cpu(), torch.__version__]).encode(), *source)}"
+    compiler = _words("CXX") or [found for found in map(shutil.which, ("g++", "c++")) if found][:1]
+    if compiler and shutil.which(compiler[0]):
+        name = f"{name}-{_digest(' '.join(compiler).encode())}"
+        return _whole(folder, name) or _compile(compiler, flags, folder, name)
+    if found := _whole(folder, name):
+        return found
+    missing = f"$CXX is {compiler[0]}, which is not there" if compiler else "neither $CXX nor g++ nor c++ found"
+    raise KernelsUnavailableError(f"no C++ compiler: {missing}, and no intact library from an earlier one in {folder}")
+
+
+def _whole(folder: Path, name: str) -> Path | None:
+    """A library in `folder` whose name begins with `name` and whose content is what its name says. To load a truncated one
+    would kill the process, not raise: its last pages are read, and are not there.
+    """
+    return next((file for file in sorted(folder.glob(f"{name}-*.so")) if _is_whole(file)), None)
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        return file.stem.endswith(f"-{_digest(file.read_bytes())}")
+    except OSError:
+        return False
+
+
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _words(variable: str) -> list[str]:
@@ -67,18 +90,25 @@ def _words(variable: str) -> list[str]:
         raise KernelsUnavailableError(f"${variable}: {error}") from error
 
 
-def _compile(compiler: list[str], flags: list[str], built: Path) -> None:
-    """Compile and link beside `built`, then move the file there, so that no process ever loads half a library.
+def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> Path:
+    """Compile and link inside `folder`, then move the file to its name, so that no process ever loads half a library:
+    not one that compiles the same at the same time either.
 
     No OpenMP library is linked: the symbols are found in torch's, whose threads are then used. A second pool of threads
     would compete with the first for the cores.
     """
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        object_file, library_file = f"{folder}/kernels.o", f"{folder}/kernels.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        object_file, library_file = f"{temporary}/kernels.o", f"{temporary}/kernels.so"
         _run([*compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
         _run([*compiler, "-shared", object_file, "-o", library_file])
+        built = folder / f"{name}-{_digest(Path(library_file).read_bytes())}.so"
         os.replace(library_file, built)
+    for damaged in folder.glob(f"{name}-*.so"):
+        if not _is_whole(damaged):
+            with suppress(OSError):  # it does no harm there
+                damaged.unlink()
+    return built
 
 
 def _run(command: list[str]) -> None:
@@ -106,4 +136,4 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith("flags")), platform.processor())
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,15 +1,13 @@
 """Which kernels a model runs on: the requested ones, or the fastest available."""
 
-import logging
-
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.base import Kernels
+from nanoinfer.kernels.selection import AS_ASKED, selected
 from nanoinfer.kernels.torch_native import TorchKernels
 
 KERNELS = ("auto", "cpp", "onednn", "torch")
-logger = logging.getLogger(__name__)
 
 
 def check_name(name: str) -> None:
@@ -21,19 +19,21 @@ def check_name(name: str) -> None:
 def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
     """`cpp`, `onednn` or `torch` as named; `auto`: the first of these that can be used for `dtype` on `device`.
 
+    What it chose and why not a faster one, `selection_of` tells (see selection.py).
     ValueError for any other name, KernelsUnavailableError with the reason when the named kernels cannot be used.
     """
     check_name(name)
+    why_not: list[str] = []
     for candidate, make in (("cpp", _cpp), ("onednn", _onednn)):
         if name not in (candidate, "auto"):
             continue
         try:
-            return make(dtype, device)
+            return selected(make(dtype, device), candidate, "; ".join(why_not) if name == "auto" else AS_ASKED)
         except KernelsUnavailableError as error:
             if name == candidate:
                 raise KernelsUnavailableError(f"kernels={name!r}: {error}") from error
-            logger.info("%s kernels are not used: %s", candidate, error)
-    return TorchKernels()
+            why_not.append(f"not {candidate}: {error}")
+    return selected(TorchKernels(), "torch", "; ".join(why_not) or AS_ASKED)
 
 
 # Each is imported when it is asked for, not with nanoinfer.

@@ -9,7 +9,8 @@ import torch
 
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.model.metadata_checks import check_indices, check_requests, check_slots
+from nanoinfer.model.metadata_checks import check_indices, check_mode, check_requests, check_slots, check_tp_size
+from nanoinfer.model.paged_csr import paged_csr
 
 
 class ForwardMode(Enum):
@@ -17,6 +18,9 @@ class ForwardMode(Enum):
 
     EXTEND = auto()
     DECODE = auto()
+
+
+UNSET: Any = None  # a field that `create` fills in before it returns
 
 
 @dataclass
@@ -59,7 +63,7 @@ class InputMetadata:
     | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`, its exclusive prefix sum |
     | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens`; 0 in DECODE |
     | `other_kv_index` | int | DECODE only: the newest slot of the first request, a gather index that is always valid |
-    | `kv_last_page_len` | [B] int32 | tokens in each sequence's last page |
+    | `kv_last_page_len` | [B] int32 | 1: the `kv_` fields describe pages of one token (`paged_csr`: of the pool's pages) |
     """
 
     forward_mode: ForwardMode
@@ -74,21 +78,21 @@ class InputMetadata:
     req_to_token_pool: ReqToTokenPool
     token_to_kv_pool: TokenToKVPool
 
-    extend_seq_lens: torch.Tensor | None
-    extend_start_loc: torch.Tensor | None
-    max_extend_len: int
+    extend_seq_lens: torch.Tensor | None = None
+    extend_start_loc: torch.Tensor | None = None
+    max_extend_len: int = 0
 
-    out_cache_loc: torch.Tensor
-    out_cache_cont_start: int | None
-    out_cache_cont_end: int | None
+    out_cache_loc: torch.Tensor = UNSET
+    out_cache_cont_start: int | None = None
+    out_cache_cont_end: int | None = None
 
-    other_kv_index: int | None
-    return_normalized_logprob: bool
+    other_kv_index: int | None = None
+    return_normalized_logprob: bool = False
 
-    qo_indptr: torch.Tensor
-    kv_indptr: torch.Tensor
-    kv_indices: torch.Tensor
-    kv_last_page_len: torch.Tensor
+    qo_indptr: torch.Tensor = UNSET
+    kv_indptr: torch.Tensor = UNSET
+    kv_indices: torch.Tensor = UNSET
+    kv_last_page_len: torch.Tensor = UNSET
 
     logit_rows: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
@@ -114,67 +118,91 @@ class InputMetadata:
         """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's tables; changes nothing.
 
         `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
-        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. All arithmetic is
-        done on the host in numpy; what the layers need is moved to the pool's device in the end.
+        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. The arithmetic is
+        done on the host in numpy; what the layers need is moved to the pool's device.
 
-        Raises ValueError naming the field when shapes or values do not fit together. `check=False` is for arguments that
-        trusted code has made or checked, as the engine's Batch: their values are not looked at again.
+        Raises ValueError naming the field when shapes or values do not fit together: also when two requests share a row, or
+        when a new slot is given twice or is a prefix in this pass, of whichever request. `check=False` is for arguments
+        that trusted code has made or checked, as the engine's Batch: their values are not looked at again.
         Source: seed 002 (nano-sglang's `InputMetadata`); the CSR fields are FlashInfer's.
         """
+        check_mode(forward_mode, ForwardMode, prefix_lens)
         rows = as_int_array(req_pool_indices, "req_pool_indices")
         seqs = as_int_array(seq_lens, "seq_lens")
         slots = as_int_array(out_cache_loc, "out_cache_loc")
-        prefixes, extend = seqs - 1, forward_mode is ForwardMode.EXTEND
-        if extend:
-            if prefix_lens is None:
-                raise ValueError("prefix_lens=None: EXTEND needs one for each request")
-            prefixes = as_int_array(prefix_lens, "prefix_lens")
+        extend = forward_mode is ForwardMode.EXTEND
+        prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
-        table = pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
         if check:
             check_requests(tp_size, rows, seqs, prefixes, pool)
             check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
-
-        new_lens = seqs - prefixes
-        kv_indptr, qo_indptr = (np.concatenate(([0], np.cumsum(lens))) for lens in (seqs, new_lens))
-        req_of_token = np.repeat(np.arange(len(rows)), seqs)
-        position = np.arange(kv_indptr[-1]) - kv_indptr[req_of_token]
-        kv_indices = table[rows[req_of_token], position]
-        is_new = position >= prefixes[req_of_token]
-        kv_indices[is_new] = slots
-        if check:
-            check_indices(kv_indices, kv_pool.size, rows[req_of_token], position)
-
-        def tensor(array: np.ndarray, dtype: type = np.int32) -> torch.Tensor:
-            return torch.from_numpy(array.astype(dtype)).to(kv_pool.device)
-
-        return cls(
+        positions = np.concatenate([*map(np.arange, prefixes, seqs)]) if extend else prefixes
+        metadata = cls(
             forward_mode=forward_mode,
             batch_size=len(rows),
-            total_num_tokens=int(kv_indptr[-1]),
+            total_num_tokens=int(seqs.sum()),
             max_seq_len=int(seqs.max()),
-            req_pool_indices=tensor(rows),
-            start_loc=tensor(kv_indptr[:-1]),
-            seq_lens=tensor(seqs),
-            prefix_lens=tensor(prefixes) if extend else None,
-            positions=tensor(position[is_new], np.int64),
+            req_pool_indices=_int32(rows),
+            start_loc=_int32(seqs.cumsum() - seqs),
+            seq_lens=_int32(seqs),
+            prefix_lens=_int32(prefixes) if extend else None,
+            positions=torch.from_numpy(positions),
             req_to_token_pool=pool,
             token_to_kv_pool=kv_pool,
-            extend_seq_lens=tensor(new_lens) if extend else None,
-            extend_start_loc=tensor(qo_indptr[:-1]) if extend else None,
-            max_extend_len=int(new_lens.max()) if extend else 0,
-            out_cache_loc=tensor(slots),
+            out_cache_loc=_int32(slots),
             out_cache_cont_start=out_cache_cont_start,
             out_cache_cont_end=out_cache_cont_end,
-            other_kv_index=None if extend else int(kv_indices[seqs[0] - 1]),
+            other_kv_index=None if extend else int(slots[0]),
             return_normalized_logprob=return_normalized_logprob,
-            qo_indptr=tensor(qo_indptr),
-            kv_indptr=tensor(kv_indptr),
-            kv_indices=tensor(kv_indices),
-            kv_last_page_len=tensor((seqs - 1) % kv_pool.page_size + 1),
-            logit_rows=tensor(qo_indptr[1:] - 1) if extend else None,
+            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if extend else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
+        metadata.init_flashinfer_args(tp_size)
+        if extend:
+            metadata.init_extend_args()
+        if check:
+            check_indices(metadata.kv_indices.numpy(), slots, rows, seqs, prefixes, kv_pool.size)
+        for name, value in vars(metadata).items():
+            if isinstance(value, torch.Tensor):
+                setattr(metadata, name, value.to(kv_pool.device))
+        return metadata
+
+    def init_extend_args(self) -> None:
+        """Fill in `extend_seq_lens`, `extend_start_loc` and `max_extend_len` from `seq_lens` and `prefix_lens`.
+
+        A part of `create`, of its name in seed 002. ValueError in DECODE, where `prefix_lens` is None.
+        """
+        if self.prefix_lens is None:
+            raise ValueError("prefix_lens=None: only an EXTEND pass has extend arguments")
+        self.extend_seq_lens = self.seq_lens - self.prefix_lens
+        self.extend_start_loc = (self.extend_seq_lens.cumsum(0) - self.extend_seq_lens).int()
+        self.max_extend_len = int(self.extend_seq_lens.max())
+
+    def init_flashinfer_args(self, tp_size: int = 1) -> None:
+        """Fill in the CSR fields `qo_indptr`, `kv_indptr`, `kv_indices` and `kv_last_page_len` from the others.
+
+        A part of `create`, of its name in seed 002: FlashInfer's description for page size 1, whatever the pool's pages.
+        ValueError unless `tp_size` is 1; the seed has it, for models split over devices.
+        """
+        check_tp_size(tp_size)
+        rows, seqs, slots = (t.cpu().numpy() for t in (self.req_pool_indices, self.seq_lens, self.out_cache_loc))
+        prefixes = seqs - 1 if self.prefix_lens is None else self.prefix_lens.cpu().numpy()
+        table = self.req_to_token_pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
+        kv_indptr, qo_indptr = (np.concatenate(([0], lens.cumsum())) for lens in (seqs, seqs - prefixes))
+        position = np.arange(kv_indptr[-1]) - kv_indptr[:-1].repeat(seqs)
+        kv_indices = table[rows.repeat(seqs), position]
+        kv_indices[position >= prefixes.repeat(seqs)] = slots
+        csr = (_int32(array).to(self.seq_lens.device) for array in (qo_indptr, kv_indptr, kv_indices))
+        self.qo_indptr, self.kv_indptr, self.kv_indices = csr
+        self.kv_last_page_len = torch.ones_like(self.seq_lens)
+
+    def paged_csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """FlashInfer's description in pages of the pool: `kv_indptr` [B+1], `kv_indices`, `kv_last_page_len` [B], int32.
+
+        `kv_indptr` counts pages, `kv_indices` are page numbers: indices into `key_buffer.view(N // P, P, Hk, D)`.
+        `kv_last_page_len` is in 1..P. ValueError when the slots of a sequence do not lie in whole, aligned pages.
+        """
+        return paged_csr(self.kv_indptr, self.kv_indices, self.token_to_kv_pool.page_size)
 
     @property
     def out_cache_index(self) -> torch.Tensor | slice:
@@ -182,3 +210,7 @@ class InputMetadata:
         if self.out_cache_cont_start is not None:
             return slice(self.out_cache_cont_start, self.out_cache_cont_end)
         return self.out_cache_loc
+
+
+def _int32(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32, copy=False))

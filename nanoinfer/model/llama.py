@@ -158,6 +158,7 @@ class LlamaForCausalLM(nn.Module):
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """Compute with `kernels` from now on, linear weights of the kind `quantization` (see linear_weights.py) made for
         them. Once, after the weights are loaded."""
+        self.kernels = kernels
         for name, module in self.named_modules():
             if isinstance(module, Linear):
                 module.pack(kernels, quantization, name)

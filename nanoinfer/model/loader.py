@@ -1,5 +1,6 @@
 """From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nanoinfer.kernels.select import check_name, select_kernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.other_formats import check_folder, refuse_file
 from nanoinfer.model.weights import checkpoint_dtype, load_weights
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
@@ -77,7 +79,8 @@ def as_loaded_model(
 def resolve_model_path(model: str | Path) -> Path:
     """The local directory of a bundled model's name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
 
-    A Hub model is downloaded once, by `huggingface_hub`, into its cache. FileNotFoundError when it is none of these.
+    A Hub model is downloaded once, by `huggingface_hub`, into its cache; `~` is the home directory. FileNotFoundError when
+    it is none of these, or in a format that cannot be read.
     """
     name = str(model)
     if name in BUNDLED_MODELS:
@@ -85,8 +88,12 @@ def resolve_model_path(model: str | Path) -> Path:
             if (root / name / "config.json").is_file():
                 return root / name
         raise FileNotFoundError(f"model {name!r}: bundled, but not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
-    if name and Path(name).is_dir():
-        return Path(name)
+    path = Path(os.path.expanduser(name))
+    if name and path.is_dir():
+        check_folder(path)
+        return path
+    if path.is_file():
+        refuse_file(path)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise FileNotFoundError(
             f"model {name!r}: no such directory, no Hub name (owner/name), and not bundled ({', '.join(BUNDLED_MODELS)})"
@@ -94,10 +101,12 @@ def resolve_model_path(model: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
+        path = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
     except Exception as error:  # the hub, its client and the network have many; one that names the model replaces them
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
+    check_folder(path)
+    return path
 
 
 def load_model(

@@ -1,19 +1,50 @@
-"""What InputMetadata.create refuses: a ValueError that names the field, before anything is written.
+"""What InputMetadata.create and ModelRunner refuse: a ValueError that names the argument, before anything is written.
 
-The engine's passes do not come through here: what its Batch has made needs no checks.
+The engine's passes do not come through here, but for `check_mode`: what its Batch has made needs no checks.
 """
 
+from enum import Enum
+from typing import Any
+
 import numpy as np
+import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
+
+
+def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
+    """One of `modes`; EXTEND has prefix lengths."""
+    if not isinstance(forward_mode, modes):
+        raise ValueError(f"forward_mode={forward_mode!r}: must be a {modes.__name__}")
+    if forward_mode.name == "EXTEND" and prefix_lens is None:
+        raise ValueError("prefix_lens=None: EXTEND needs one for each request")
+
+
+def check_tp_size(tp_size: int) -> None:
+    """1, the only size there is."""
+    if tp_size != 1:
+        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
+
+
+def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
+    """An integer tensor `[num_new]` of tokens of the vocabulary of `model`, where that says how large it is."""
+    if not isinstance(input_ids, torch.Tensor):
+        raise ValueError(f"input_ids: must be a tensor, got {type(input_ids).__name__}")
+    if input_ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"input_ids: {input_ids.dtype}, must be torch.int64 or torch.int32")
+    if tuple(input_ids.shape) != (num_new,):
+        raise ValueError(f"input_ids: shape {list(input_ids.shape)}, must be [{num_new}]")
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", torch.iinfo(input_ids.dtype).max)
+    limit = vocab_size - 1
+    for token in input_ids[(input_ids < 0) | (input_ids > limit)][:1].tolist():
+        raise ValueError(f"input_ids: token {token} is outside 0..{limit}")
 
 
 def check_requests(
     tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
 ) -> None:
     """Rows and lengths: one of each per request, within the pool's limits."""
-    if tp_size != 1:
-        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
+    check_tp_size(tp_size)
     if not len(rows):
         raise ValueError("req_pool_indices: a pass needs at least one request")
     for name, array in (("seq_lens", seqs), ("prefix_lens", prefixes)):
@@ -26,6 +57,8 @@ def check_requests(
     ):
         for i in np.flatnonzero((array < low) | (array > high))[:1]:
             raise ValueError(f"{name}[{i}]={array[i]}: must be in {low}..{high[i]}")
+    for row in _repeated(rows):
+        raise ValueError(f"req_pool_indices: row {row} is given twice; no two requests share one")
 
 
 def check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, end: int | None) -> None:
@@ -34,13 +67,33 @@ def check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, e
         raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; must be as many")
     for slot in slots[(slots < 0) | (slots >= size)][:1]:
         raise ValueError(f"out_cache_loc: slot {slot} is outside 0..{size - 1}")
+    for slot in _repeated(slots):
+        raise ValueError(f"out_cache_loc: slot {slot} is given twice; one token's K/V would overwrite the other's")
+    for name, value in (("out_cache_cont_start", start), ("out_cache_cont_end", end)):
+        if value is not None and not isinstance(value, int | np.integer):
+            raise ValueError(f"{name}={value!r}: must be an integer or None")
     if (start is None) != (end is None):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: give both or neither")
     if start is not None and not np.array_equal(slots, np.arange(start, end)):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: not the range of out_cache_loc")
 
 
-def check_indices(kv_indices: np.ndarray, size: int, rows: np.ndarray, positions: np.ndarray) -> None:
-    """The slots of all tokens. Backends read memory wherever these say."""
-    for i in np.flatnonzero((kv_indices < 0) | (kv_indices >= size))[:1]:
-        raise ValueError(f"req_to_token[{rows[i]}, {positions[i]}]={kv_indices[i]}: must be in 0..{size - 1}")
+def check_indices(
+    kv_indices: np.ndarray, slots: np.ndarray, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, size: int
+) -> None:
+    """The slots of the tokens before this pass: backends read memory wherever these say, and nothing may write there."""
+    row, position = rows.repeat(seqs), np.arange(len(kv_indices)) - (seqs.cumsum() - seqs).repeat(seqs)
+    is_prefix = position < prefixes.repeat(seqs)
+    for i in np.flatnonzero(is_prefix & ((kv_indices < 0) | (kv_indices >= size)))[:1]:
+        raise ValueError(f"req_to_token[{row[i]}, {position[i]}]={kv_indices[i]}: must be in 0..{size - 1}")
+    for i in np.flatnonzero(is_prefix & np.isin(kv_indices, slots))[:1]:
+        raise ValueError(
+            f"out_cache_loc: slot {kv_indices[i]} is req_to_token[{row[i]}, {position[i]}], a prefix in this pass; "
+            "a new token's K/V would overwrite it"
+        )
+
+
+def _repeated(numbers: np.ndarray) -> list[int]:
+    """The first number that occurs more than once, or nothing."""
+    values, counts = np.unique(numbers, return_counts=True)
+    return values[counts > 1][:1].tolist()

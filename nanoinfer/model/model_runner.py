@@ -10,6 +10,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
+from nanoinfer.model.metadata_checks import check_input_ids
 
 # What the runner needs of a model: input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
@@ -107,8 +108,7 @@ class ModelRunner:
     def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
         """The door for arguments made by hand: those of `InputMetadata.create`, checked there, and `input_ids` here."""
         metadata = InputMetadata.create(self, self.tp_size, *arguments)
-        if input_ids.shape != metadata.positions.shape:
-            raise ValueError(f"input_ids: shape {list(input_ids.shape)}, must be {list(metadata.positions.shape)}")
+        check_input_ids(input_ids, len(metadata.positions), self.model)
         return metadata
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """OpenRequests: the requests that have not ended, and the outputs that their callers have yet to get."""
 
 from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
 from nanoinfer.requests.deadlines import Deadlines
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
@@ -13,6 +14,7 @@ class OpenRequests:
     def __init__(self) -> None:
         self.groups: dict[int, RequestGroup] = {}
         self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
+        self._expected: WeakSet[RequestGroup] = WeakSet()
         self._deadlines = Deadlines()
         self._undelivered: dict[int, RequestOutput] = {}
 
@@ -24,15 +26,32 @@ class OpenRequests:
         """The requests that have not ended or have an output to be delivered. May be called from any thread."""
         return {*list(self.groups), *list(self._undelivered)}
 
+    def expect(self, group: RequestGroup) -> RequestGroup:
+        """A request that may be added, once; returns it."""
+        self._expected.add(group)
+        return group
+
     def add(self, groups: Sequence[RequestGroup], now: float) -> None:
-        """Requests arrive at `now`, in seconds."""
+        """Requests arrive at `now`, in seconds. ValueError for one that is not expected: it has been added already, or
+        belongs to another engine."""
+        given: set[RequestGroup] = set()
         for group in groups:
+            if group not in self._expected or group in given:
+                raise ValueError(f"request_id={group.request_id}: was submitted already, or prepared by another engine")
+            given.add(group)
+        for group in groups:
+            self._expected.discard(group)
             self.groups[group.request_id] = group
             if group.timeout_s is not None:
                 self._deadlines.add(now + group.timeout_s, group.request_id)
             for req in group.reqs:
                 req.arrival_time = now
         self._deadlines.tidy(self.groups.keys())
+
+    def take_back(self, groups: Iterable[RequestGroup]) -> None:
+        """Requests that have just been added are expected again."""
+        for group in groups:
+            self._expected.add(self.groups.pop(group.request_id))
 
     def overdue(self, now: float) -> list[int]:
         """The ids of requests whose time is up at `now`, earliest first; each is returned once."""

@@ -37,7 +37,7 @@ class CompletionOutput:
 
     @cached_property
     def logprobs(self) -> list[dict[int, float]] | None:
-        return None if self._logprobs is None else self._logprobs[: self._end - self._start]
+        return None if self._logprobs is None else [dict(entry) for entry in self._logprobs[: self._end - self._start]]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,21 @@ class RequestOutput:
     """
 
     request_id: int
-    prompt_token_ids: list[int] = field(repr=False)
-    prompt_logprobs: list[float | None] | None = field(repr=False)
     outputs: list[CompletionOutput]
     ttft: float | None
     latency: float | None
     error: BaseException | None = field(default=None, repr=False)
     prompt: str | None = field(default=None, repr=False)
+    _prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
+    _prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
+
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        return self._prompt_ids.tolist()
+
+    @cached_property
+    def prompt_logprobs(self) -> list[float | None] | None:
+        return None if self._prompt_logprobs is None else list(self._prompt_logprobs)
 
     @property
     def text(self) -> str:
@@ -89,7 +97,7 @@ class RequestOutput:
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
+        return len(self._prompt_ids)
 
     @property
     def cached_tokens(self) -> int:
@@ -124,7 +132,7 @@ class RequestGroup:
     def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None, prompt: Prompt | None = None):
         self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
         self._prompt = prompt if isinstance(prompt, str) else None
-        self._prompt_token_ids = reqs[0].token_ids[: reqs[0].prompt_len].tolist()
+        self._prompt_ids = reqs[0].token_ids[: reqs[0].prompt_len]
 
     @property
     def finished(self) -> bool:
@@ -136,13 +144,13 @@ class RequestGroup:
         arrival = self.reqs[0].arrival_time
         return RequestOutput(
             request_id=self.request_id,
-            prompt_token_ids=self._prompt_token_ids,
-            prompt_logprobs=self.reqs[0].prompt_logprobs,
             outputs=[_completion(i, req) for i, req in enumerate(self.reqs)],
             ttft=None if first is None else first - arrival,
             latency=max(req.finish_time for req in self.reqs) - arrival if self.finished else None,
             error=next((req.error for req in self.reqs if req.error is not None), None),
             prompt=self._prompt,
+            _prompt_ids=self._prompt_ids,
+            _prompt_logprobs=self.reqs[0].prompt_logprobs,
         )
 
 

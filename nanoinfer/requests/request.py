@@ -15,7 +15,7 @@ class Request:
     """A prompt and everything that goes with it, not checked yet (RequestBuilder does that).
 
     - `prompt`: text or token ids.
-    - `extra_key`: only requests with an equal one share cached prefixes.
+    - `extra_key`: only requests with an equal one share cached prefixes. None, text, bytes, an integer or a tuple of these.
     - `timeout_s`: seconds from arrival after which those of its completions that have not ended do.
     - `name`: what error messages call the prompt.
     """

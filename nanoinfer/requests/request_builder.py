@@ -14,6 +14,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.requests.text_bound import check_length
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -37,24 +38,26 @@ class RequestBuilder:
 
     def check(self, request: Request, max_context_len: int) -> np.ndarray:
         """Token ids of a request's prompt, int64 `[prompt_len]`; InvalidRequestError naming the field that is wrong."""
-        prompt_ids = self.prompt_ids(request.prompt, request.name)
+        prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
         return prompt_ids
 
-    def prompt_ids(self, prompt: Prompt, name: str = "prompt") -> np.ndarray:
-        """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, no text or ids, or holds an id
-        outside the vocabulary; `name` is what the message calls it."""
+    def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
+        """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, no text or ids, holds an id
+        outside the vocabulary, or is text that is longer than any of `max_context_len` tokens; `name` is what the
+        message calls it."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
             if not prompt:
                 raise InvalidRequestError(f"{name}: is empty")
             try:
+                check_length(prompt, max_context_len, self.tokenizer)
                 prompt = self.tokenizer.encode(prompt)
-            except (TypeError, UnicodeError) as error:  # lone surrogates
-                raise InvalidRequestError(f"{name}: is text that cannot be encoded as UTF-8") from error
+            except ValueError as error:
+                raise InvalidRequestError(f"{name}: {error}") from error
         try:
             ids = np.asarray(prompt)
         except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors that numpy cannot hold
@@ -70,21 +73,23 @@ class RequestBuilder:
             raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")
         return ids.astype(np.int64)
 
-    def chat_prompt(self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation up to the assistant's next turn. Arguments and errors as `render_chat`; ValueError
-        without a tokenizer."""
+    def chat_prompt(
+        self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None, max_context_len: int | None = None
+    ) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn. Arguments and errors as `Tokenizer.encode_chat`;
+        ValueError without a tokenizer."""
         if self.tokenizer is None:
             raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
-        return self.tokenizer.encode_chat(messages, template_kwargs)
+        return self.tokenizer.encode_chat(messages, template_kwargs, max_context_len)
 
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
         """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
-        try:
-            hash(extra_key)  # not isinstance(extra_key, Hashable): that is True for a tuple with a list in it
-        except TypeError:
-            raise InvalidRequestError(f"{name}: extra_key={extra_key!r}: must be hashable") from None
+        if not _is_plain(extra_key):
+            raise InvalidRequestError(
+                f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
+            )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
         if params.logprobs is not None and params.logprobs > self.vocab_size:
@@ -145,3 +150,9 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+
+
+def _is_plain(key: object) -> bool:
+    """Whether a key compares as it always has. An object that decides for itself what it equals could change its mind while
+    its tokens are in the tree, or raise in the middle of a pass that computes others."""
+    return key is None or type(key) in (str, bytes, int, bool) or (type(key) is tuple and all(map(_is_plain, key)))

@@ -1,12 +1,15 @@
 """Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (tokens → text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.exit_gate import exit_gate
 from nanoinfer.requests.chat import Messages, render_chat
+from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 
 TokenIds = Sequence[int] | np.ndarray
@@ -19,6 +22,9 @@ class Tokenizer:
     def __init__(self, hf_tokenizer: Any):
         self.hf_tokenizer = hf_tokenizer
         self.eos_token_id: int | None = hf_tokenizer.eos_token_id
+        if (backend := getattr(hf_tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_truncation()  # else its first call would do so, which another thread's call must not meet
+            backend.no_padding()
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
@@ -29,9 +35,25 @@ class Tokenizer:
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds."""
-        return self.hf_tokenizer(text)["input_ids"]
+    @cached_property
+    def max_chars_per_token(self) -> int | None:
+        """The most characters that one token can stand for; None where that is not certain."""
+        return max_chars_per_token(getattr(self, "hf_tokenizer", None))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds.
+
+        ValueError when the text cannot be encoded. May be called from several threads.
+        """
+        try:
+            with exit_gate:
+                return self.hf_tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        except (TypeError, UnicodeError) as error:  # lone surrogates
+            raise ValueError("is text that cannot be encoded as UTF-8") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # what a failure inside a tokenizer written in Rust is
+                raise
+            raise ValueError(f"is text on which the tokenizer fails: {error}") from error
 
     def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
         """Text of token ids, special tokens left out unless `skip_special_tokens=False`."""
@@ -39,10 +61,17 @@ class Tokenizer:
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
-    def encode_chat(self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation up to the assistant's next turn; arguments and errors as `render_chat`."""
+    def encode_chat(
+        self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn; arguments and errors as `render_chat`, `encode`
+        and, where `max_tokens` is given, `check_length`."""
         text = render_chat(self.hf_tokenizer, messages, template_kwargs)
-        return self.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            check_length(text, max_tokens, self)
+            return self.encode(text, add_special_tokens=False)
+        except ValueError as error:
+            raise ValueError(f"messages: {error}") from error
 
 
 class IncrementalDetokenizer:

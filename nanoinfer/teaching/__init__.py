@@ -7,7 +7,7 @@ In a notebook:
     check("7.1", globals())          prints one line if the exercise is right, else raises a Hint
 
 In `nanoinfer/teaching/checks/nb07.py`, the checks of notebook 07: `@exercise("7.1", "Match a prefix")`, `expect`,
-`expect_equal`.
+`expect_equal`, and `several` and `find_mistakes` (several.py) where an answer may have two mistakes at once.
 """
 
 from nanoinfer.teaching.checking import attempt, check

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from nanoinfer.teaching.attribute_names import name_meant
 from nanoinfer.teaching.exercises import Exercise, Given, find
 from nanoinfer.teaching.expectations import Hint, NotWritten
 
@@ -42,7 +43,8 @@ def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
 class attempt:
     """`with attempt("4.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
 
-    Every other exception passes through: it comes from the reader's code, and its traceback shows where.
+    Every other exception passes through: it comes from the reader's code, and its traceback shows where. To one
+    that asks for an unknown attribute a note is added, which names the attribute that was meant.
     """
 
     def __init__(self, id: str):
@@ -56,6 +58,8 @@ class attempt:
     ) -> bool:
         stub = _STUB.fullmatch(str(error)) if isinstance(error, NotImplementedError) else None
         if stub is None:
+            if error is not None and (meant := name_meant(error)):
+                error.add_note(meant)
             return False
         print(f"{self.id}: {_unwritten(self.id, stub[1])}")
         return True
@@ -69,6 +73,8 @@ def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) ->
     """The exception and the reader's lines that led to it; if there are none, the checker failed on the answer."""
     message = str(error)[:1000]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if meant := name_meant(error):
+        what = f"{what}. {meant}"
     lines = []
     traceback = error.__traceback__
     while traceback is not None:

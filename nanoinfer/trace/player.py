@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from nanoinfer.viz.palette import Style
 
 SCRIPTS = ("player_state.js", "player_draw.js", "player_pools.js", "player_timeline.js", "player_controls.js")
-INLINE_HEIGHT = 900  # CSS pixels of the frame in a notebook
+# Of the frame in a notebook: what the notebook's bars leave of the window, but not so little that the panels are hidden.
+INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
 
 class Player:
@@ -56,7 +57,7 @@ class Player:
 
     def _repr_html_(self) -> str:
         """The page in a separate frame, so that neither its styles nor its scripts meet those around it."""
-        style = f"box-sizing:border-box;width:100%;height:{INLINE_HEIGHT}px;border:1px solid #9a9a9a;border-radius:6px"
+        style = f"box-sizing:border-box;width:100%;height:{INLINE_HEIGHT};border:1px solid #9a9a9a;border-radius:6px"
         return (
             f'<iframe srcdoc="{html.escape(self.html())}" sandbox="allow-scripts" title="{html.escape(self.title)}" '
             f'style="{style}"></iframe>'

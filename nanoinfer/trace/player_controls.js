@@ -69,7 +69,7 @@ $("#extend").addEventListener("click", () => go(nextExtend(1)));
 $("#play").addEventListener("click", () => (timer === null ? play() : pause()));
 $("#timeline").addEventListener("click", (event) => {
   const track = event.target.closest("#timeline .lanes") && $("#timeline .track").getBoundingClientRect();
-  if (!track || event.clientX < track.left || event.target.closest("button")) return;
+  if (!track || event.clientX < track.left || event.target.closest("input")) return;
   go(Math.floor(((event.clientX - track.left) / track.width) * replay.frames.length));
 });
 
@@ -82,13 +82,25 @@ const KEYS = {
   End: () => go(lastFrame),
   " ": () => (timer === null ? play() : pause()),
 };
+
+// A control that the keyboard has reached keeps its keys: space presses a button, arrows choose the speed. After a click the
+// focus stays on what was clicked, but space is meant for the run again.
+let clicked = null;
+document.addEventListener("pointerdown", (event) => (clicked = event.target.closest("button, select")));
+document.addEventListener("focusin", (event) => event.target !== clicked && (clicked = null));
+$("#speed").addEventListener("change", (event) => event.target === clicked && event.target.blur());
+
+const forControl = (event) => {
+  const control = event.target.closest(event.key === " " ? "#controls button, select" : "select");
+  return control !== null && (control !== clicked || event.key !== " ");
+};
 document.addEventListener("keydown", (event) => {
-  const inSelect = event.target.closest("select");
-  const onButton = event.key === " " && event.target.closest("button");
-  if (!KEYS[event.key] || inSelect || onButton || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!KEYS[event.key] || forControl(event) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  KEYS[event.key]();
+  if (event.key !== " " || !event.repeat) KEYS[event.key]();
 });
+// Firefox presses a button when the space key comes up again.
+document.addEventListener("keyup", (event) => event.key === " " && !forControl(event) && event.preventDefault());
 
 // --- pointing: what belongs together lights up ---
 
@@ -158,6 +170,7 @@ new ResizeObserver(() => {
   const before = page.grid;
   page.layOutSlots();
   if (page.grid !== before && page.state) page.drawSlots(page.state);
+  if (page.state) page.followPass();
 }).observe($("#slots .grid"));
 show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
 window.player = { show, play, pause, replay, page, get current() { return current; } };

@@ -14,12 +14,13 @@ Object.assign(Page.prototype, {
     const count = Math.ceil(used / group);
     const room = $("#slots .grid").clientWidth - 40;
     const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
-    let cell = 18; // as large as a map of about 180 pixels' height allows
+    const height = matchMedia("(max-height: 640px)").matches ? 110 : 180; // of the map, about, in pixels
+    let cell = 18; // as large as that allows
     let columns;
     do {
       cell -= 1;
       columns = Math.max(unit, Math.floor(Math.min(room / cell, 64) / unit) * unit);
-    } while (cell > 5 && Math.ceil(count / columns) * cell > 180);
+    } while (cell > 5 && Math.ceil(count / columns) * cell > height);
     if (columns === this.grid.columns && cell === this.grid.cell) return;
     const cells = [];
     const lines = [];

@@ -1,4 +1,5 @@
-// The timeline under the slider: a lane a request, what it did in each frame. Drawn once; then only the cursor moves.
+// The timeline under the slider: a lane per request, what it did in each frame. Drawn once; then only the cursor moves, and
+// where there are more lanes than fit they scroll to those of the pass.
 
 /** What every request does in every frame, as runs {phase, from, to}; and how many slots are worth drawing. */
 function survey(replay) {
@@ -36,20 +37,40 @@ function drawTimeline(page, lanes) {
   const frames = page.replay.frames;
   const place = (from, to) => `left:${(100 * from) / frames.length}%;width:${(100 * (to - from)) / frames.length}%`;
   const passes = frames.flatMap((frame, i) => (frame.mode ? [el("i", { class: `p-${frame.mode.toLowerCase()}`, style: place(i, i + 1) })] : []));
-  const lines = [el("div", { class: "lane pass" }, el("span", { text: "pass" }), el("div", { class: "track" }, ...passes))];
-  page.trace.requests.forEach((request, index) => {
+  const pass = el("div", { class: "lane pass" }, el("span", { text: "pass" }), el("div", { class: "track" }, ...passes));
+  page.laneOf = page.trace.requests.map((request, index) => {
     const parts = (lanes.get(index) ?? []).map(({ phase, from, to }) => el("i", { class: `p-${phase}`, style: place(from, to) }));
-    const name = el("button", { type: "button", class: "chip", "data-request": index }, el("i", { class: `swatch ${page.looks[index]}` }), request.name);
-    lines.push(el("div", { class: "lane" }, name, el("div", { class: "track" }, ...parts)));
+    const name = el("span", { "data-request": index }, el("i", { class: `swatch ${page.looks[index]}` }), request.name);
+    return el("div", { class: "lane" }, name, el("div", { class: "track" }, ...parts));
   });
   const key = ["waiting", "extend", "decode", "idle", "retracted", "paused", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
   const words = { idle: "running, not in this pass" };
-  const legend = el("p", { class: "legend" }, ...key.map((phase) => el("span", { class: "entry" }, el("i", { class: `swatch p-${phase}` }), words[phase] ?? phase)));
-  const cursor = el("div", { class: "cursor" });
-  cursor.style.width = `${100 / frames.length}%`;
-  $("#timeline").replaceChildren(el("div", { class: "lanes" }, ...lines, el("div", { class: "over" }, cursor)), legend);
+  $("#timeline .legend").append(...key.map((phase) => el("span", { class: "entry" }, el("i", { class: `swatch p-${phase}` }), words[phase] ?? phase)));
+  $("#timeline .top").append(pass);
+  $("#timeline .course").append(...page.laneOf, el("div", { class: "over" }, el("div", { class: "cursor" })));
+  $("#timeline").style.setProperty("--frames", frames.length); // the slider's length follows from it (player.css)
 }
 
-Page.prototype.moveCursor = function (number) {
-  $("#timeline .cursor").style.left = `${(100 * number) / this.replay.frames.length}%`;
-};
+Object.assign(Page.prototype, {
+  moveCursor(number) {
+    const { length } = this.replay.frames;
+    $("#timeline .cursor").style.left = `${(100 * (number + 0.5)) / length}%`;
+    $("#slider").style.setProperty("--played", `${(100 * number) / Math.max(length - 1, 1)}%`);
+    this.followPass();
+  },
+
+  /** Scroll to where most lanes of the requests in the pass (else: running, or the last to arrive) are seen; stay where another
+   *  place would not show more. */
+  followPass() {
+    const box = $("#timeline .lanes");
+    const room = box.scrollHeight - box.clientHeight;
+    if (room <= 0) return;
+    const head = $("#timeline .top").offsetHeight; // stays in view, above the lanes
+    const { batch, running, requests } = this.state;
+    const inPass = batch.length ? batch.map((entry) => entry.req) : running.length ? running : [...requests.values()].slice(-1);
+    const lanes = inPass.length ? inPass.map((req) => this.laneOf[req.index]) : this.laneOf.slice(0, 1);
+    const seen = (at) => lanes.filter((lane) => lane.offsetTop >= at + head && lane.offsetTop + lane.offsetHeight <= at + box.clientHeight).length;
+    const places = lanes.map((lane) => Math.min(lane.offsetTop - head, room));
+    box.scrollTop = places.reduce((best, place) => (seen(place) > seen(best) ? place : best), box.scrollTop);
+  },
+});

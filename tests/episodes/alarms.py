@@ -86,13 +86,13 @@ class Alarmed:
         self.llm, self.engine, self.rng, self.counts = llm, llm.engine, rng, counts
         self.handler = Handler((Alarm, AlarmError)[int(rng.integers(2))])
         self.open: dict[int, Job] = {}  # by hand, and not ended
-        self.storm = rng.random() < 0.3  # alarms come again and again during a call
+        self.storm = rng.random() < 0.3  # alarms come again and again during a call of the LLM
         self.scale = float(rng.choice([2e-4, 1e-3, 5e-3]))  # seconds to an alarm
 
-    def attempt(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """What a call returns, and whether an alarm ended it."""
+    def attempt(self, call: Callable[[], Any], storm: bool = False) -> tuple[Any, bool]:
+        """What a call returns, and whether an alarm ended it; in a `storm` after more alarms, it may be."""
         delay = max(1e-6, float(self.rng.exponential(self.scale)))
-        again = max(2e-5, self.scale * float(self.rng.random())) if self.storm else 0.0
+        again = max(2e-5, self.scale * float(self.rng.random())) if storm else 0.0
         try:
             self.handler.armed = True
             signal.setitimer(signal.ITIMER_REAL, delay, again)
@@ -148,7 +148,7 @@ class Alarmed:
 
     def call(self, crowd: Crowd, job: Job) -> None:
         """A call of the LLM: its requests are gone when an alarm has ended it."""
-        _, cut = self.attempt(lambda: crowd.do([job]))
+        _, cut = self.attempt(lambda: crowd.do([job]), self.storm)
         self.check()
         if self._in_flight():
             if self.storm:  # an alarm has kept it from being closed; what was raised keeps it, and the last pass that

@@ -199,5 +199,3 @@ def run_episode(
     again.do(jobs[0][:5])
     again.check_all_free()
     return counts
-
-

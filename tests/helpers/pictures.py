@@ -76,12 +76,12 @@ def insert(tree: RadixCache, tokens: Sequence[int], extra_key: object = None) ->
 def make_metadata(
     prefix_lens: Sequence[int], new_lens: Sequence[int], mode: ForwardMode = ForwardMode.EXTEND, page_size: int = 1
 ) -> InputMetadata:
-    """Requests with their rows at 0, 1, ... and slots that begin at 0, 1000, ..., new ones at 500 behind that."""
-    pools = SimpleNamespace(req_to_token_pool=ReqToTokenPool(16, 2048), token_to_kv_pool=make_pool(20_000, page_size))
+    """Requests with their rows at 0, 1, ... and slots that begin at 0, 1000, ..., new ones at 20,000, 20,500, ..."""
+    pools = SimpleNamespace(req_to_token_pool=ReqToTokenPool(16, 2048), token_to_kv_pool=make_pool(40_000, page_size))
     out: list[int] = []
     for row, (prefix, new) in enumerate(zip(prefix_lens, new_lens, strict=True)):
         pools.req_to_token_pool.req_to_token[row, :prefix] = torch.arange(prefix, dtype=torch.int32) + 1000 * row
-        out += range(10_000 + 500 * row, 10_000 + 500 * row + new)
+        out += range(20_000 + 500 * row, 20_000 + 500 * row + new)
     seq_lens = [prefix + new for prefix, new in zip(prefix_lens, new_lens, strict=True)]
     prefixes = prefix_lens if mode is ForwardMode.EXTEND else None
     return InputMetadata.create(pools, 1, mode, list(range(len(seq_lens))), seq_lens, prefixes, out)

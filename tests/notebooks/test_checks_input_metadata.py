@@ -91,7 +91,7 @@ MISTAKES = [
     ("5.4", "    return req_to_token", "    req_to_token += 0\n    req_to_token[1, 15] = -1\n    return req_to_token",
      "must only be read|order of its positions"),
     ("5.5", '"prefix_lens": [6, 4]', '"prefix_lens": [6, 0]', "10 of 11 .*`prefix_lens` is \\[6, 0\\]"),
-    ("5.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "tokens in the last page"),
+    ("5.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "pages of one token"),
     ("5.5", '"qo_indptr": [0, 3, 4]', '"qo_indptr": [0, 9, 14]', "among the \\*new\\* tokens"),
     ("5.5", '        "start_loc": [0, 9],\n', "", "still missing: start_loc"),
     ("5.5", '"start_loc"', '"star_loc"', "still missing: start_loc"),

@@ -6,12 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nanoinfer.model import ModelConfig
+from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.teaching import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
 from nanoinfer.teaching.exercises import all_exercises, exercises_of, find
 from tests.sample_series import save_checks
@@ -247,6 +250,37 @@ class TestCheck:
         assert str(caught.value).endswith("\n  in lowest, line 2 of its cell\n  in inner, line 5 of its cell")
         assert isinstance(caught.value.__cause__, TypeError)
 
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ("num_heads", "The field is called `num_attention_heads`."),  # this package's layers, and vLLM
+            ("n_head", "The field is called `num_attention_heads`."),  # GPT-2
+            ("n_kv_heads", "The field is called `num_key_value_heads`."),  # Llama's own code
+            ("num_layers", "The field is called `num_hidden_layers`."),
+            ("d_model", "The field is called `hidden_size`."),
+            ("head_dims", "The field is called `head_dim`."),
+            ("num_kv_head", "The field is called `num_key_value_heads`."),  # like another name for it
+            ("kv_bytes_per_tokens", "The method is called `kv_bytes_per_token`."),
+        ],
+    )
+    def test_an_unknown_attribute_gets_the_name_of_the_one_that_was_meant(self, asked: str, said: str) -> None:
+        source = f"def lowest(free, n):\n    return config.{asked}\n"
+        namespace = cells(source)
+        namespace["config"] = ModelConfig.from_pretrained(resolve_model_path("story"))
+        with pytest.raises(Hint) as caught:
+            check("90.1", namespace)
+        assert f"has no attribute '{asked}'. {said}\n  in lowest" in str(caught.value)
+
+    def test_an_attribute_that_is_like_none_gets_those_there_are(self) -> None:
+        source = "from types import SimpleNamespace\ndef lowest(free, n): return SimpleNamespace(a=1, b=2).wings\n"
+        with pytest.raises(Hint, match=r"no attribute 'wings'. It has `a`, `b`.\n  in lowest"):
+            check("90.1", cells(source))
+
+    def test_an_object_that_cannot_be_looked_at_gets_no_advice(self) -> None:
+        source = "class Odd:\n    def __dir__(self): raise ValueError\ndef lowest(free, n): return Odd().wings\n"
+        with pytest.raises(Hint, match=r"your code raises AttributeError: 'Odd' object has no attribute 'wings'\n"):
+            check("90.1", cells(source))
+
     def test_other_kinds_of_errors(self) -> None:
         with pytest.raises(Hint, match="raises NotImplementedError: later"):
             check("90.1", cells("def lowest(free, n): raise NotImplementedError('later')"))
@@ -328,6 +362,11 @@ class TestAttempt:
             raise NotImplementedError("exercise 90.1")
         expected = "90.1: not written yet.\n90.2: needs exercise 90.1, which is not written yet.\n"
         assert capsys.readouterr().out == expected
+
+    def test_an_unknown_attribute_passes_through_with_a_note(self) -> None:
+        with pytest.raises(AttributeError) as caught, attempt("90.1"):
+            print(SimpleNamespace(num_attention_heads=4).num_heads)
+        assert caught.value.__notes__ == ["The field is called `num_attention_heads`."]
 
     def test_everything_else_passes_through(self, capsys: pytest.CaptureFixture[str]) -> None:
         with attempt("90.1"):

@@ -1,6 +1,7 @@
 """Kernels and attention in C++ and oneDNN: equal to plain torch, and the same bits however work is cut into passes."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,11 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels
+from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels, selection_of
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention.base import SOFTCAP
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
@@ -246,6 +248,7 @@ def test_threads_of_python_compute_side_by_side(cpp: tuple[CppKernels, torch.dty
 def test_kv_of_another_dtype_is_refused(cpp: tuple[CppKernels, torch.dtype]):
     dtype = cpp[1]
     pools = Pools(torch.bfloat16 if dtype is torch.float32 else torch.float32, 2, 16)
+    pools.rows[0, :3] = 0, 1, 2
     with pytest.raises(ValueError, match=f"token_to_kv_pool: .*must be {dtype}"):
         pools.attend(CppAttention(dtype), random(3, 2, 16, dtype=dtype), RadixAttention(0, 2, 2, 16), [0], [3])
 
@@ -355,6 +358,27 @@ def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
             select_kernels(name, torch.float32, torch.device("meta"))
     with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*float16"):
         select_attention_backend("cpp", torch.float16, CPU)
+
+
+def test_what_was_selected_says_why_it_is_not_the_fastest():
+    kernels = selection_of(select_kernels("auto", torch.float16, CPU))
+    assert kernels.name == "torch"
+    assert re.fullmatch(r"not cpp: .*float16.*; not onednn: .*float16.*", kernels.reason)
+    attention = selection_of(select_attention_backend("auto", torch.float16, CPU))
+    assert attention.name == "torch_native"
+    assert re.fullmatch(r"not cpp: dtype float16: .*", attention.reason)
+    for chosen in (
+        select_kernels("torch", torch.float32, CPU),
+        select_attention_backend("torch_native", torch.float32, CPU),
+    ):
+        assert str(selection_of(chosen)) in ("torch (as asked for)", "torch_native (as asked for)")
+
+
+def test_the_fastest_gives_no_reason(cpp: tuple[CppKernels, torch.dtype]):
+    assert str(selection_of(select_kernels("auto", cpp[1], CPU))) == "cpp"
+    assert str(selection_of(select_attention_backend("auto", cpp[1], CPU))) == "cpp"
+    wanting = selection_of(select_attention_backend("auto", cpp[1], CPU, {SOFTCAP}))
+    assert (wanting.name, wanting.reason) == ("torch_native", "not cpp: it has no softcap")
 
 
 @pytest.fixture

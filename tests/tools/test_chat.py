@@ -60,7 +60,7 @@ def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
             with pytest.raises(ValueError, match="wizard"):
                 await front.chat([{"role": "wizard", "content": "a"}])
             with pytest.raises(ValueError, match="wizard"):
-                front.stream_chat([{"role": "wizard", "content": "a"}])
+                await anext(front.stream_chat([{"role": "wizard", "content": "a"}]))
             with pytest.raises(ValueError, match=r"^messages: .*max_context_len"):
                 await front.chat([{"role": "user", "content": "a" * 5000}])
             with pytest.raises(ValueError, match="did you mean 'continue_final_message'"):

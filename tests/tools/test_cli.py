@@ -2,15 +2,20 @@
 
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import nanoinfer
+from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.cli import main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -66,10 +71,36 @@ def test_generate_tells_cached_tokens_of_several_prompts(capsys: pytest.CaptureF
 
 
 def test_generate_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("There was a little"))
-    code, out, _ = run(["generate", "-", "--max-new-tokens", "3"], capsys)
+    argv = ["generate", "-", "--max-new-tokens", "5", "--temperature", "0"]
+    outs = []
+    for text in ("There was a little", "There was a little\n", "There was a little\r\n", "There was a little\n\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text, newline=""))
+        code, out, _ = run(argv, capsys)
+        assert code == 0
+        outs.append(out)
+    assert outs[0].startswith("There was a little ")
+    assert outs[0] == outs[1] == outs[2]
+    assert outs[3].startswith("There was a little\n"), "the final newline only"
+
+
+def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "One day", "--n", "3", "--max-new-tokens", "6", "--seed", "1"]
+    code, out, err = run(argv, capsys)
     assert code == 0
-    assert out.startswith("There was a little")
+    expected = LLM("story").generate("One day", SamplingParams(n=3, max_new_tokens=6, seed=1, temperature=0.7))[0]
+    assert out == "".join(f"One day{completion.text}\n" for completion in expected.outputs)
+    assert len({completion.text for completion in expected.outputs}) > 1
+    assert re.findall(r"completion (\d of 3): ", err) == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_generate_applies_a_penalty(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-new-tokens", "24", "--temperature", "0"]
+    plain = run(["generate", "One day", *options], capsys)[1]
+    _, out, _ = run(["generate", "One day", *options, f"--{name.replace('_', '-')}", "1.9"], capsys)
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, **{name: 1.9})  # type: ignore[arg-type]
+    assert out == f"One day{LLM('story').generate('One day', params)[0].text}\n"
+    assert out != plain
 
 
 def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +122,96 @@ def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
     assert out.count(" cached") >= 2
     assert "room for" in out
     assert "this conversation is full" in err
+    assert "/reset" in err
+
+
+# --- what needs no model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["chat", "--help"], ["bench", "run", "--help"]])
+def test_help_and_version_load_no_torch(argv: list[str]) -> None:
+    code = f"""import sys
+from nanoinfer.cli import main
+try:
+    main({argv})
+finally:
+    print(*sys.modules, file=sys.stderr)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout
+    assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([], capsys)
+    assert (code, err) == (0, "")
+    assert out == run(["--help"], capsys)[1]
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"], capsys) == (0, f"nanoinfer {nanoinfer.__version__}\n", "")
+
+
+# --- tables and paths ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["demo"], ["demo", "--max-total-tokens", "400"], ["demo", "paged"], ["info"]])
+def test_tables_fit_a_terminal_of_60_columns(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = run(argv, capsys)[1].split("What the model wrote")[0]
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = run(argv, capsys)
+    tables = out.split("What the model wrote")[0]
+    assert code == 0
+    assert max(map(len, tables.splitlines())) <= 60
+    assert max(map(len, wide.splitlines())) > 60, "not narrow for nothing"
+    if argv[0] == "info" or "paged" in argv:  # else times differ
+        assert set(re.findall(r"\d+", wide)) <= set(re.findall(r"\d+", tables)), "nothing is left out"
+
+
+def test_the_demos_table_is_in_one_part_where_it_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = (ROOT / "README.md").read_text().split("## What the demo shows")[1].split("```")[1].splitlines()[1:]
+    monkeypatch.setenv("COLUMNS", "120")
+    out = run(["demo"], capsys)[1].splitlines()
+    start = out.index(printed[0])
+    same = [re.sub(r" +\d+\.\d ms", "", line) for line in out[start : start + len(printed)]]
+    assert same == [re.sub(r" +\d+\.\d ms", "", line) for line in printed]
+
+
+def test_a_benchs_tables_fit_a_terminal_of_60_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ROOT / "data" / "bench" / "results.json"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    code, wide, _ = run(["bench", "table", str(file)], capsys)
+    assert code == 0
+    rows = [line for line in wide.splitlines() if line.startswith("|")]
+    assert max(map(len, rows)) > 60
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = run(["bench", "table", str(file)], capsys)[1]
+    prose = {line for line in wide.splitlines() if not line.startswith("|")}
+    assert max(len(line) for line in narrow.splitlines() if line not in prose) <= 60
+    details = narrow.split("\nworkload")[-1].splitlines()
+    assert details[1].split()[0] == "engine", "rows of several engines for one workload say which"
+    assert {cell for row in rows for cell in re.findall(r"[\d.]+", row)} <= set(re.findall(r"[\d.]+", narrow))
+
+
+def test_a_tilde_is_the_home_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").symlink_to(resolve_model_path("story"))
+    code, out, _ = run(["generate", "One day", "--model=~/model", "--max-new-tokens", "2"], capsys)
+    assert code == 0
+    assert out.startswith("One day")
+    assert run(["trace", "One day", "--max-new-tokens", "2", "--json=~/run.json"], capsys)[0] == 0
+    assert len(Trace.load(tmp_path / "run.json")) == 2
+    code, _, err = run(["bench", "table", "~/run.json"], capsys)
+    assert code == 2
+    assert "not written by bench run" in err
 
 
 def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +220,13 @@ def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     parameters = Checkpoint.read(resolve_model_path("story")).parameters  # of the file, not of the packed model
     for text in ("LlamaForCausalLM", f" {parameters:,} in bfloat16", "1,280 bytes", "640 slots"):
         assert text in out
+
+
+def test_info_says_what_computes_and_why_nothing_faster_does(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(["info", "--dtype", "float16"], capsys)
+    words = " ".join(out.split())
+    assert re.search(r"kernels torch \(not cpp: .*float16.*; not onednn: .*float16", words)
+    assert re.search(r"attention torch_native \(not cpp: .*float16", words)
 
 
 def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -117,7 +245,12 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "command"),
+        (["bench", "nothing"], "nothing"),
+        (["generate", "-", "-"], "prompt -: given twice"),
+        (["generate", "x", "--n", "0"], "n=0"),
+        (["generate", "x", "--presence-penalty", "3"], "presence_penalty=3.0"),
+        (["generate", "x", "--frequency-penalty", "nan"], "frequency_penalty=nan"),
+        (["chat", "--n", "2"], "--n"),
         (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
         (["trace", "x", "--out", "no-such-folder/run.html"], "there is no folder no-such-folder"),
         (["serve"], "serve"),

@@ -3,7 +3,10 @@
 The table below is the order of the rooms, and the place to look at before one of them imports another.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry signals", "what needs nothing else of the package"),
+    ("errors device registry signals exit_gate turns", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
@@ -30,13 +33,13 @@ ROOMS = (
     ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
-    ("llm", "a model and its engine in one object"),
-    ("async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
+    ("calls llm", "a model and its engine in one object, for any thread"),
+    ("async_stream async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
     ("nanoinfer", "the public names"),
     ("commands bench", "what the commands do"),
     ("cli __main__", "the command line"),
 )
-# What `import nanoinfer` must not load: it loads when it is used. (torch itself loads tqdm.)
+# What using the public names must not load: it loads when it is used. (torch itself loads tqdm.)
 LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
@@ -144,9 +147,32 @@ def test_the_tools_of_the_notebooks_keep_the_rule(rule: Callable[[Imports], list
     assert not broken, "\n".join(broken)
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    early = loaded_too_early(loaded_by("nanoinfer", ROOT, after="torch"))
+def test_the_public_names_load_nothing_heavy() -> None:
+    loaded = loaded_by("nanoinfer.llm, nanoinfer.async_engine", ROOT, after="torch")
+    assert {"nanoinfer.engine", "nanoinfer.model.loader"} <= loaded
+    early = loaded_too_early(loaded)
     assert not early, f"import nanoinfer loads {', '.join(early)}"
+
+
+def test_importing_the_package_loads_no_file_of_it() -> None:
+    loaded = loaded_by("nanoinfer", ROOT)
+    assert "torch" not in loaded
+    assert [module for module in loaded if module.startswith("nanoinfer")] == ["nanoinfer"]
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    names = set(import_module("nanoinfer").__all__)
+    found = subprocess.run(
+        [sys.executable, "-c", "from nanoinfer import *\nimport nanoinfer\nprint(*dir(nanoinfer))\nnanoinfer.Nothing"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "AttributeError: module 'nanoinfer' has no attribute 'Nothing'" in found.stderr
+    assert names <= set(found.stdout.split())
+    for name in names:
+        assert getattr(import_module("nanoinfer"), name).__module__.startswith("nanoinfer.")
 
 
 # --- and the rules find what breaks them ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,93 @@ def test_a_checkpoint_without_safetensors_says_so(checkpoint: Checkpoint, tmp_pa
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match="only safetensors"):
         LLM(path)
+
+
+def pickled(path: Path, name: str = "pytorch_model.bin") -> Path:
+    """The checkpoint with its weights as torch.save writes them."""
+    torch.save(load_file(path / "model.safetensors"), path / name)
+    (path / "model.safetensors").unlink()
+    return path
+
+
+def test_the_advice_for_pickled_weights_works(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    path = pickled(edited(checkpoint("llama"), tmp_path / "pickled"))
+    with pytest.raises(FileNotFoundError) as caught:
+        LLM(path)
+    advice = re.search(r"(AutoModelForCausalLM\.\S+) and AutoTokenizer\.\S+; then give", str(caught.value))
+    assert advice is not None
+    new = advice[1].replace("'new'", repr(str(tmp_path / "new")))
+    exec(new, {"AutoModelForCausalLM": transformers.AutoModelForCausalLM})
+    assert tokens_of(tmp_path / "new") == greedy(oracle(checkpoint("llama")), PROMPT, 6)
+
+
+def test_what_a_trainer_leaves_beside_a_checkpoint_is_no_other_format(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "trained")
+    for name in ("training_args.bin", "optimizer.pt", "model-Q4.gguf", "adapter_config.json"):
+        (path / name).write_bytes(b"{}")
+    assert tokens_of(path)
+    (path / "model.safetensors").unlink()
+    for name in ("model-Q4.gguf", "adapter_config.json"):
+        (path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors there"):
+        LLM(path)
+
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 4096\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "config.json", "model-00001-of-00002.safetensors"]
+)
+def test_a_git_lfs_pointer_says_how_to_get_the_file(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "cloned")
+    (path / name).write_text(LFS_POINTER)
+    with pytest.raises(FileNotFoundError, match="git lfs pull") as caught:
+        LLM(path)
+    assert f"{path}: {name}: " in str(caught.value)
+
+
+def test_a_gguf_file_or_folder_says_how_to_convert_it(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (file, tmp_path):
+        with pytest.raises(FileNotFoundError, match="is a GGUF file") as caught:
+            LLM(path)
+        assert f"from_pretrained({str(tmp_path)!r}, gguf_file='model-Q4_K_M.gguf')" in str(caught.value)
+        assert "save_pretrained" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "consolidated.00.pth", "epoch.ckpt"])
+def test_a_pickled_file_or_its_folder_says_how_to_convert_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(FileNotFoundError, match="convert it with transformers: AutoModel") as caught:
+            LLM(path)
+        assert f"from_pretrained({str(tmp_path)!r})" in str(caught.value)
+
+
+@pytest.mark.parametrize("config", ['{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}', "[]", "{"])
+def test_an_adapter_says_what_it_is_for_and_how_to_merge_it(config: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(config)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"is an adapter \(PEFT\).*merge_and_unload") as caught:
+        LLM(tmp_path)
+    assert ("for Qwen/Qwen3-0.6B" in str(caught.value)) == ("Qwen" in config)
+
+
+def test_a_file_of_a_checkpoint_is_no_checkpoint(checkpoint: Checkpoint) -> None:
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(FileNotFoundError, match="give the folder that it is in"):
+            LLM(checkpoint("llama") / name)
+
+
+def test_a_tilde_is_the_home_directory(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").symlink_to(checkpoint("llama"))
+    assert tokens_of("~/model") == tokens_of(checkpoint("llama"))  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match="'~/other'"):
+        LLM("~/other")
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, -1])

@@ -102,7 +102,7 @@ def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Pat
     root = Path(__file__).parent.parent.parent
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
     environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-c", "import nanoinfer"]
+    command = [sys.executable, "-c", "from nanoinfer import LLM"]
     failed = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert failed.returncode == 1
     last = failed.stderr.splitlines()[-1]

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,21 +15,13 @@ from nanoinfer.trace import Trace, TraceState, record
 from nanoinfer.trace.player import Player, safe_json
 from tests.helpers.engines import LetterTokenizer, greedy, make_engine, serve
 
-selenium = pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-OPTIONS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=900,1000"
-)
-needs_chromium = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="Chromium and its driver are not installed (Debian: chromium chromium-driver)"
-)
+from tests.helpers.chromium import chromium, device, needs_chromium
+
 HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--", "]]>", "\u2028", "${alert(1)}", "“&amp;”")
 
 
@@ -62,15 +53,8 @@ def run() -> Trace:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for option in (*OPTIONS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(service=Service(DRIVER), options=options)
-    driver.set_script_timeout(20)
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -278,18 +262,13 @@ def test_hostile_token_texts_are_shown_as_text(browser: webdriver.Chrome, tmp_pa
 @needs_chromium
 @pytest.mark.parametrize("width", [1180, 900, 390])
 def test_the_page_fits_its_width(page: webdriver.Chrome, width: int) -> None:
-    page.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    )
-    try:
+    with device(page, width, 800):
         for step in (3, 8, 12):
             page.execute_script(f"player.show({step})")
             overflow = page.execute_script(
                 "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert overflow <= 0
-    finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @needs_chromium

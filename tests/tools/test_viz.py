@@ -345,7 +345,7 @@ def test_decode_shows_one_new_token_each_and_no_prefix_lens() -> None:
     picture = viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE))
     assert picture.alt.startswith("DECODE of 3 requests, 3 new tokens of 614 in all;")
     assert "prefix_lens=None; positions=[8, 599, 4]" in picture.alt
-    assert "other_kv_index=10000" in picture.alt
+    assert "other_kv_index=20000" in picture.alt
     assert len(named(picture, "out_cache_loc ")) == 3
     assert texts(picture).count("None") >= 9
     assert_readable(picture)

@@ -389,6 +389,53 @@ def test_an_engine_with_requests_of_its_own_is_not_taken_over() -> None:
         AsyncEngine(engine)
 
 
+def test_an_engine_serves_one_front_alone() -> None:
+    async def test() -> None:
+        llm = LLM("story", max_total_tokens=64, max_context_len=32)
+        async with AsyncEngine(llm) as front:
+            with pytest.raises(ValueError, match="an AsyncEngine serves with its engine already"):
+                AsyncEngine(llm)
+            waiting = await front.add([1], greedy(8))
+            for call in (
+                lambda: llm.generate([1], greedy()),
+                lambda: next(llm.stream([1], greedy())),
+                lambda: llm.engine.add_request([1], greedy()),
+                llm.engine.step,
+            ):
+                with pytest.raises(RuntimeError, match="an AsyncEngine serves with this engine: use its methods"):
+                    call()
+            assert len((await waiting.output()).token_ids) == 8
+            llm.engine.check_integrity()  # to look is possible from any thread
+        with pytest.raises(EngineClosedError):
+            llm.generate([1], greedy())
+
+    run(test)
+
+
+def test_a_long_prompt_is_tokenized_while_other_requests_go_on() -> None:
+    async def test() -> None:
+        engine, _ = gated(rows=2)
+        tokenizer, until = engine.builder.tokenizer, threading.Event()
+        assert tokenizer is not None
+
+        def slow(text: str) -> list[int]:
+            assert until.wait(timeout=30)
+            return [7] * 100
+
+        tokenizer.encode = slow  # type: ignore[method-assign, assignment]
+        async with AsyncEngine(engine) as front:
+            refused = asyncio.create_task(front.generate("x" * 5000, greedy()))
+            await asyncio.sleep(0)
+            output = await front.generate([5], greedy(3))
+            assert (output.token_ids, refused.done()) == ([6, 7, 8], False)
+            until.set()
+            with pytest.raises(InvalidRequestError, match="100 prompt tokens"):
+                await refused
+        assert_all_free(engine)
+
+    run(test)
+
+
 def test_an_idle_engine_sleeps() -> None:
     async def test() -> None:
         engine, _ = gated()

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM, FinishReason, InvalidRequestError, SamplingParams
+from nanoinfer.requests.request import Request
 from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, make_engine, model_of, serve, step
 
 Checkpoint = Callable[..., Path]
@@ -199,6 +200,7 @@ def test_flush_keeps_what_running_requests_rely_on() -> None:
 def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
     engine = make_engine(rows=1)
     start = {"total_slots": 256, "free_slots": 256, "new_token_ratio": 0.7}
+    start |= {"kernels": "CountingModel", "attention_backend": "TorchNativeBackend"}
     assert {name: value for name, value in asdict(engine.stats()).items() if value} == start
     engine.add_request([1, 2, 3], greedy(3))
     engine.add_request([1, 2, 3, 4, 9], greedy(2))
@@ -469,11 +471,79 @@ def test_params_at_the_limits_of_the_model_are_served() -> None:
     assert len(output.logprobs[0]) == V
 
 
-def test_an_extra_key_that_cannot_be_looked_up_is_refused() -> None:
+class OddKey(str):
+    """Hashable, but what it equals is its own business."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("cannot be compared")
+
+
+@pytest.mark.parametrize(
+    "key", [["list"], OddKey("a"), ("a", OddKey("b")), (1, ["list"]), 1.5, object(), frozenset("a")]
+)
+def test_an_extra_key_that_may_not_always_compare_alike_is_refused(key: Any) -> None:
     engine = make_engine()
-    with pytest.raises(InvalidRequestError, match="extra_key"):
-        engine.add_request([7], greedy(), extra_key=["list"])
+    with pytest.raises(
+        InvalidRequestError, match=r"prompt: extra_key=.*: must be None, text, bytes, an integer or a tuple"
+    ):
+        engine.add_request([7], greedy(), extra_key=key)
     assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("key", [None, "lora", b"lora", 7, (), ("lora", 7, (None, b"x"))])
+def test_an_extra_key_of_plain_values_shares_with_its_equals(key: Any) -> None:
+    engine = make_engine()
+    for cached in (0, 2):
+        rid = engine.add_request([7, 8, 9], greedy(1), extra_key=key)
+        assert finish(engine)[rid].cached_tokens == cached
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["unfinished", "ended"])
+def test_a_group_is_submitted_once(ended: bool) -> None:
+    engine = make_engine()
+    group, other = engine.prepare(Request([7], greedy(2))), engine.prepare(Request([70], greedy(2)))
+    rid = engine.submit(group)
+    if ended:
+        assert finish(engine)[rid].token_ids == [8, 9]
+    for groups in ([group], [other, group], [other, other]):
+        with pytest.raises(ValueError, match=r"request_id=[01]: was submitted already, or prepared by another engine"):
+            engine.submit_all(groups)
+    assert len(engine.scheduler.waiting) == (0 if ended else 1)
+    outputs = {} if ended else finish(engine)
+    outputs |= {engine.submit(other): None} | finish(engine)  # it can still be submitted
+    assert outputs[other.request_id].token_ids == [71, 72]
+    assert_all_free(engine)
+
+
+def test_a_group_of_another_engine_is_refused() -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match="request_id=0: was submitted already, or prepared by another engine"):
+        engine.submit(make_engine().prepare(Request([7], greedy())))
+    assert not engine.has_unfinished()
+
+
+def test_what_a_caller_does_to_an_output_changes_no_other_output() -> None:
+    engine = make_engine()
+    rid = engine.add_request([7, 8, 9], greedy(3, logprobs=1, prompt_logprobs=True))
+    gathered = engine.open_requests.groups[rid].reqs[0].gathered_prompt_logprobs
+    assert gathered is not None
+    gathered.add(0, [0.0, -1.0, -2.0], None)
+    (first,) = engine.step()
+    assert first.prompt_logprobs == [None, -1.0, -2.0]
+    assert first.logprobs is not None
+    wanted = dict(first.logprobs[0])
+    first.prompt_token_ids.clear()
+    first.prompt_logprobs.clear()
+    first.token_ids.clear()
+    first.logprobs[0].clear()
+    first.logprobs.clear()
+    first.outputs.clear()
+    last = finish(engine)[rid]
+    assert (last.prompt_token_ids, last.token_ids, last.prompt_logprobs) == ([7, 8, 9], [10, 11, 12], [None, -1, -2])
+    assert last.logprobs is not None
+    assert last.logprobs[0] == wanted
 
 
 def test_text_and_stop_strings_need_a_tokenizer() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache import RadixCache, ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.eviction import EVICTION_POLICIES, EvictionQueue, Policy
 from nanoinfer.cache.tree_node import TreeNode
+from tests.helpers.engines import assert_all_free, greedy, make_engine, serve, step
 
 ROOT = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
 
@@ -201,3 +203,26 @@ def test_a_policy_that_never_says_the_same_twice_does_not_hang_the_engine(
     assert cache.evict(3) == 4
     assert cache.evict(100) == 4
     cache.check_integrity()
+
+
+def test_an_error_while_room_is_made_ends_its_pass_and_loses_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(rows=2, slots=16)
+    wanted = serve(engine, [9] * 8)[0].token_ids
+    engine.flush_cache()
+    serve(engine, [1] * 4, [2] * 4)
+    free, calls = engine.radix_cache.token_to_kv_pool.free, count()
+
+    def failing(slots: Any) -> None:
+        if next(calls) == 0:
+            raise OSError("on purpose")
+        free(slots)
+
+    monkeypatch.setattr(engine.radix_cache.token_to_kv_pool, "free", failing)
+    request_id = engine.add_request([9] * 8, greedy())
+    with pytest.raises(OSError, match="on purpose"):
+        engine.step()
+    engine.check_integrity()
+    assert isinstance(step(engine)[request_id].error, OSError)
+    assert serve(engine, [9] * 8)[0].token_ids == wanted
+    assert engine.cache.evicted_tokens > 0
+    assert_all_free(engine)

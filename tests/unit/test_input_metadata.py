@@ -60,6 +60,15 @@ def cumulative(lens: list[int]) -> list[int]:
     return [sum(lens[:i]) for i in range(len(lens) + 1)]
 
 
+def assert_pages(meta: InputMetadata, slots: list[list[int]], page_size: int) -> None:
+    """`paged_csr` names the page of every `page_size`-th slot of each request."""
+    kv_indptr, kv_indices, kv_last_page_len = meta.paged_csr()
+    pages = [[slot // page_size for slot in each[::page_size]] for each in slots]
+    assert_tensor(kv_indptr, cumulative([len(each) for each in pages]))
+    assert_tensor(kv_indices, [page for each in pages for page in each])
+    assert_tensor(kv_last_page_len, [len(each) % page_size or page_size for each in slots])
+
+
 CASES = [
     pytest.param([0], [1], [0], id="one token"),
     pytest.param([0], [12], [7], id="one request with a prefix"),
@@ -99,8 +108,8 @@ def test_every_field_of_an_extend(rows: list[int], seq_lens: list[int], prefix_l
     assert_tensor(meta.out_cache_loc, out)
     assert_tensor(meta.positions, [p for _, seq, prefix in spans for p in range(prefix, seq)], torch.int64)
     assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
-    last_page = [seq % page_size or page_size for seq in seq_lens]
-    assert_tensor(meta.kv_last_page_len, last_page)
+    assert_tensor(meta.kv_last_page_len, [1] * len(rows))
+    assert_pages(meta, [slots[row] for row in rows], page_size)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -125,7 +134,8 @@ def test_every_field_of_a_decode(rows: list[int], seq_lens: list[int], page_size
     assert_tensor(meta.qo_indptr, list(range(len(rows) + 1)))
     assert_tensor(meta.kv_indptr, cumulative(seq_lens))
     assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
-    assert_tensor(meta.kv_last_page_len, [seq % page_size or page_size for seq in seq_lens])
+    assert_tensor(meta.kv_last_page_len, [1] * len(rows))
+    assert_pages(meta, [slots[row] for row in rows], page_size)
 
 
 def test_the_worked_example_has_the_numbers_of_its_second_request() -> None:
@@ -190,7 +200,7 @@ def test_the_metadata_does_not_alias_its_arguments() -> None:
 def test_neighbouring_slots_are_written_as_a_slice_and_others_by_index() -> None:
     keys = torch.arange(6.0).view(6, 1, 1)
     contiguous = create(make_runner(), out_cache_cont_start=10, out_cache_cont_end=16)
-    scattered = create(make_runner(), out_cache_loc=[10, 3, 12, 5, 14, 0])
+    scattered = create(make_runner(), out_cache_loc=[10, 3, 12, 5, 14, 1])
     assert (contiguous.out_cache_cont_start, contiguous.out_cache_cont_end) == (10, 16)
     assert contiguous.out_cache_index == slice(10, 16)
     for meta in (contiguous, scattered):
@@ -232,7 +242,13 @@ def test_neighbouring_slots_are_written_as_a_slice_and_others_by_index() -> None
             {"out_cache_loc": [11, 10, 12, 13, 14, 15], "out_cache_cont_start": 10, "out_cache_cont_end": 16},
             "not the range of out_cache_loc",
         ),
+        (EXTEND, {"req_pool_indices": [1, 1]}, "req_pool_indices: row 1 is given twice"),
+        (EXTEND, {"out_cache_loc": [10, 11, 12, 11, 14, 15]}, "out_cache_loc: slot 11 is given twice"),
+        (EXTEND, {"out_cache_cont_start": 10.0, "out_cache_cont_end": 16}, r"out_cache_cont_start=10\.0: .*integer"),
+        (EXTEND, {"out_cache_cont_start": 10, "out_cache_cont_end": "a"}, "out_cache_cont_end='a': .*integer"),
+        (EXTEND, {"out_cache_loc": [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]}, "out_cache_loc: expected integers"),
         (DECODE, {"tp_size": 0}, "tp_size=0"),
+        (DECODE, {"out_cache_loc": [10, 10]}, "out_cache_loc: slot 10 is given twice"),
         (DECODE, {"out_cache_loc": [10]}, "out_cache_loc: 1 slots for 2 new tokens"),
         (DECODE, {"out_cache_loc": [10, 320]}, "out_cache_loc: slot 320"),
         (DECODE, {"seq_lens": [3, 0]}, r"seq_lens\[1\]=0"),
@@ -246,3 +262,101 @@ def test_what_does_not_fit_together_is_refused_by_field(
     create(make_runner(), mode)  # without the change it is fine
     with pytest.raises(ValueError, match=message):
         create(make_runner(), mode, **changes)
+
+
+@pytest.mark.parametrize("mode", ["EXTEND", 1, None])
+def test_a_mode_that_is_none_is_refused_by_name(mode: Any) -> None:
+    for check in (True, False):  # also from ModelRunner.forward, which makes no other checks
+        with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
+            create(make_runner(), mode, check=check)
+
+
+@pytest.mark.parametrize(
+    ("mode", "out", "message"),
+    [
+        (EXTEND, [10, 11, 12, 13, 14, 21], r"slot 21 is req_to_token\[1, 1\]"),  # that of its request
+        (EXTEND, [10, 20, 12, 13, 14, 15], r"slot 20 is req_to_token\[1, 0\]"),  # that of another
+        (DECODE, [10, 31], r"slot 31 is req_to_token\[0, 1\]"),
+        (DECODE, [23, 11], r"slot 23 is req_to_token\[1, 3\]"),
+    ],
+)
+def test_a_new_slot_that_is_a_prefix_in_the_pass_is_refused(mode: ForwardMode, out: list[int], message: str) -> None:
+    runner = make_runner()
+    rows = runner.req_to_token_pool.req_to_token
+    rows[0, :3], rows[1, :5] = torch.tensor([30, 31, 32]), torch.tensor([20, 21, 22, 23, 24])
+    create(runner, mode)
+    with pytest.raises(ValueError, match=f"out_cache_loc: {message}, a prefix in this pass"):
+        create(runner, mode, out_cache_loc=out)
+    last = [32, 24] if mode is DECODE else [30, 31, 32, 22, 23, 24]  # where the rows say they go: no prefix
+    assert_tensor(create(runner, mode, out_cache_loc=last).out_cache_loc, last)
+
+
+def test_two_requests_may_share_their_prefix() -> None:
+    runner = make_runner()
+    runner.req_to_token_pool.req_to_token[:2, :4] = torch.tensor([7, 8, 9, 6])
+    meta = create(runner, EXTEND, prefix_lens=[2, 4], out_cache_loc=[10, 11])
+    assert_tensor(meta.kv_indices, [7, 8, 10, 7, 8, 9, 6, 11])
+
+
+# --- the seed's named parts of create ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [EXTEND, DECODE])
+def test_the_seeds_parts_fill_in_what_create_does(mode: ForwardMode) -> None:
+    """A record with the seed's constructor arguments alone, and its two methods."""
+    runner = make_runner(page_size=4)
+    slots = laid_out(runner, [2, 0], [9, 6], seed=1)
+    out = [slots[2][-1], slots[0][-1]]
+    meta = InputMetadata.create(runner, 1, mode, [2, 0], [9, 6], [8, 5] if mode is EXTEND else None, out)
+    of_seed = (
+        "forward_mode batch_size total_num_tokens max_seq_len req_pool_indices start_loc seq_lens prefix_lens positions "
+        "req_to_token_pool token_to_kv_pool out_cache_loc other_kv_index"
+    )
+    bare = InputMetadata(**{name: getattr(meta, name) for name in of_seed.split()})
+    assert (bare.extend_seq_lens, bare.extend_start_loc, bare.max_extend_len, bare.kv_indptr) == (None, None, 0, None)
+    if mode is EXTEND:
+        bare.init_extend_args()
+        assert_tensor(bare.extend_seq_lens, [1, 1])
+        assert_tensor(bare.extend_start_loc, [0, 1])
+        assert bare.max_extend_len == meta.max_extend_len == 1
+    else:
+        with pytest.raises(ValueError, match="prefix_lens=None"):
+            bare.init_extend_args()
+    bare.init_flashinfer_args(1)
+    assert_tensor(bare.kv_indices, slots[2] + slots[0])
+    for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"):
+        assert_tensor(getattr(bare, name), getattr(meta, name).tolist())
+    with pytest.raises(ValueError, match="tp_size=2: must be 1"):
+        bare.init_flashinfer_args(2)
+    bare.init_flashinfer_args()  # again: the same
+    assert_tensor(bare.kv_indptr, [0, 9, 15])
+
+
+# --- pages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ([4, 5, 6, 7, 12, 13], None),
+        ([4, 5, 6, 7, 8, 10], r"kv_indices\[5\]=10: token 5 of request 0 must be slot 1 of a page of 4"),
+        ([5, 6, 7, 8, 9, 10], r"kv_indices\[0\]=5: token 0 of request 0 must be slot 0 of a page of 4"),
+        ([4, 5, 10, 11, 12, 13], r"kv_indices\[2\]=10: token 2"),
+        ([4, 5, 6, 7, 13, 12], r"kv_indices\[4\]=13: token 4"),
+    ],
+)
+def test_slots_that_do_not_lie_in_pages_have_no_description_in_pages(slots: list[int], message: str | None) -> None:
+    meta = create(make_runner(page_size=4), req_pool_indices=[0], seq_lens=[6], prefix_lens=[0], out_cache_loc=slots)
+    assert_tensor(meta.kv_indices, slots)
+    if message is None:
+        assert [each.tolist() for each in meta.paged_csr()] == [[0, 2], [1, 3], [2]]
+        return
+    with pytest.raises(ValueError, match=message):
+        meta.paged_csr()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_kv_that_is_not_stored_has_no_page(page_size: int) -> None:
+    meta = InputMetadata.create(make_runner(page_size=page_size), 1, EXTEND, [0], [2], [0], [-1, -1], check=False)
+    with pytest.raises(ValueError, match=r"kv_indices\[0\]=-1: token 0 of request 0"):
+        meta.paged_csr()

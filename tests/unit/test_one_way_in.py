@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -134,7 +134,7 @@ def test_forward_tensor_sees_a_change_of_forward(
 def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpoint: Checkpoint) -> None:
     loaded = load_model(checkpoint())
     runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), TorchNativeBackend())
-    extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(6))
+    extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(1, 7))
     assert extend.logit_rows is not None
     assert extend.logit_rows.tolist() == [2, 5]
     ids = torch.arange(3, 9)
@@ -156,7 +156,7 @@ def test_no_network_or_backend_reads_the_fields_that_only_the_seed_has(backend: 
     seeds = {name: None for name in names if name in InputMetadata.__dataclass_fields__ and name != "seq_lens"}
     assert {"total_num_tokens", "prefix_lens", "other_kv_index", "kv_last_page_len"} <= seeds.keys()
     for mode, prefix_lens, num_new in ((ForwardMode.EXTEND, [0, 1], 6), (ForwardMode.DECODE, None, 2)):
-        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(num_new))
+        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(1, 1 + num_new))
         ids = torch.arange(3, 3 + num_new)
         wanted = runner.run(ids, metadata).logits
         assert torch.equal(runner.run(ids, replace(metadata, **seeds)).logits, wanted)
@@ -171,6 +171,18 @@ def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: 
         runner.forward_extend(torch.tensor([5]), [0], [2], [0], [4, 5])
     with pytest.raises(ValueError, match=r"input_ids: shape \[2\], must be \[1\]"):
         runner.forward_decode(torch.tensor([5, 6]), [0], [2], None, [4])
+    for input_ids, message in (
+        ([5, 6], "must be a tensor, got list"),
+        (None, "must be a tensor, got NoneType"),
+        (torch.tensor([5.0, 6.0]), "torch.float32, must be torch.int64 or torch.int32"),
+        (torch.tensor([True, False]), "torch.bool"),
+        (torch.tensor([5, 320]), r"token 320 is outside 0\.\.319"),
+        (torch.tensor([-1, 5], dtype=torch.int32), r"token -1 is outside 0\.\.319"),
+    ):
+        with pytest.raises(ValueError, match=f"input_ids: {message}"):
+            runner.forward_extend(cast(Any, input_ids), [0], [2], [0], [4, 5])
+    with pytest.raises(ValueError, match="out_cache_loc: slot 4 is given twice"):
+        runner.forward_extend(torch.tensor([5, 6]), [0], [2], [0], [4, 4])
     assert not runner.token_to_kv_pool.get_key_buffer(0).any()
 
 

@@ -1,6 +1,7 @@
 """The radix cache, by hand on small trees."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,52 @@ def test_as_many_slots_as_tokens_or_a_refusal() -> None:
     assert cache.total_size() == 0
 
 
+@pytest.mark.parametrize(
+    ("last_two", "message"),
+    [
+        ([6, 64], r"indices\[3\]: slot 64: outside 0\.\.63"),
+        ([-1, 6], r"indices\[2\]: slot -1: outside 0\.\.63"),
+        ([6, 2**32 + 7], r"indices\[3\]: slot 4294967303: outside 0\.\.63"),
+        ([6, 20], r"indices\[3\]: slot 20: already free"),
+        ([6, 6], r"indices\[3\]: slot 6: given twice"),
+        ([1, 6], r"indices\[2\]: slot 1: in a radix tree already"),
+        ([6, 4], r"indices\[3\]: slot 4: in a radix tree already"),
+    ],
+)
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_a_slot_that_cannot_become_the_trees_is_refused_before_the_tree_changes(
+    form: Callable[[list[int]], Any], last_two: list[int], message: str
+) -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])  # slot 4
+    cache.token_to_kv_pool.alloc(3)  # slots 5, 6 and 7 are the caller's
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=message):
+        cache.insert([1, 2, 7, 8], form([5, 20, *last_two]))  # what it gives for tokens 1 and 2 is not looked at
+    assert snapshot(cache) == before
+    assert cache.insert([1, 2, 7, 8], form([5, 20, 7, 6])) == 2
+    cache.check_integrity()
+
+
+def test_slots_that_have_left_the_tree_may_come_back() -> None:
+    cache = make_cache(4)
+    for leave in (lambda: cache.evict(4), cache.reset, lambda: cache.evict(4)):
+        assert put(cache, [1, 2, 3, 4]) == (0, [0, 1, 2, 3])
+        leave()
+        assert cache.token_to_kv_pool.available_size() == 4
+
+
+def test_two_trees_of_one_pool_do_not_get_the_same_slot() -> None:
+    cache = make_cache()
+    other = RadixCache(cache.req_to_token_pool, cache.token_to_kv_pool)
+    put(cache, [1, 2])
+    assert cache.token_to_kv_pool.alloc(1) == 2
+    with pytest.raises(ValueError, match=r"indices\[1\]: slot 0: in a radix tree already"):
+        other.insert([1, 2], [2, 0])
+    assert other.total_size() == 0
+
+
 @pytest.mark.parametrize("bad", [[1.5], ["a"], [[1, 2]], torch.tensor([1.0])])
 def test_token_ids_that_are_no_integers_are_refused(bad: Any) -> None:
     cache = make_cache()
@@ -210,6 +257,25 @@ def test_pages_that_differ_only_in_their_last_token_are_different_children() -> 
     assert put(cache, [1, 1, 1, 1, 2, 2, 2, 3])[0] == 4
     assert put(cache, [1, 1, 1, 0, 2, 2, 2, 2])[0] == 0
     assert shape(cache) == [(1, [1] * 4), (2, [2] * 4), (2, [2, 2, 2, 3]), (1, [1, 1, 1, 0, 2, 2, 2, 2])]
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ([0, 1, 2, 3, 4, 5, 7, 8], r"indices\[6\]: slot 7: not the start of a page of 4"),
+        ([0, 1, 4, 5, 2, 3, 6, 7], r"indices\[2\]: slot 4: not in its place in a page of 4"),
+        ([4, 5, 6, 7, 1, 0, 2, 3], r"indices\[4\]: slot 1: not in its place in a page of 4"),
+    ],
+)
+def test_slots_that_could_not_leave_page_by_page_are_refused(slots: list[int], message: str) -> None:
+    cache = make_cache(16, 4)
+    cache.token_to_kv_pool.alloc(12)
+    with pytest.raises(ValueError, match=message):
+        cache.insert(range(8), slots)
+    assert cache.total_size() == 0
+    cache.insert(range(8), [8, 9, 10, 11, 4, 5, 6, 7])
+    cache.match_prefix(range(4))
+    assert (cache.evict(1), cache.evict(1)) == (4, 4)
 
 
 # --- extra_key, disable ------------------------------------------------------------------------------------------
@@ -425,6 +491,46 @@ def test_a_negative_number_to_evict_is_refused() -> None:
     assert cache.total_size() == 3
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_in_free_loses_no_slot(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call of `free` fails: its leaf stays in the tree, what was freed before it stays free."""
+    for fails_at, left in ((0, 8), (1, 6), (2, 3)):  # leaves of 2, 3 and 3 tokens
+        cache = make_cache(8)
+        for tokens in ([1, 2], [3, 4, 5], [6, 7, 8]):
+            put(cache, tokens)
+        pool, calls = cache.token_to_kv_pool, count()
+        free = pool.free
+
+        def failing(slots: Any, calls: Iterator[int] = calls, at: int = fails_at, free: Any = free) -> None:
+            if next(calls) == at:
+                raise error("on purpose")
+            free(slots)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "free", failing)
+            with pytest.raises(error):
+                cache.evict(100)
+        assert cache.total_size() == cache.evictable_size() == left
+        assert pool.available_size() + left == 8
+        assert sorted([*cache.slots().tolist(), *pool.free_slots().tolist()]) == list(range(8))
+        cache.check_integrity()
+        assert cache.evict(100) == left
+        assert pool.available_size() == 8
+
+
+def test_an_error_in_free_leaves_what_reset_would_have_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    put(cache, [1, 2, 4])
+    before = snapshot(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.token_to_kv_pool, "free", lambda slots: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.reset()
+    assert snapshot(cache) == before
+    cache.inc_lock_ref(cache.match_prefix([1, 2]).last_node)
+
+
 def test_a_parent_goes_after_its_last_child() -> None:
     cache = make_cache()
     put(cache, [1, 2, 3])
@@ -559,9 +665,9 @@ class WatchedDict(dict[Any, Any]):
 
 def test_a_child_among_ten_thousand_is_found_by_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = make_cache(20_002)
+    cache.token_to_kv_pool.alloc(20_000)
     for first in range(10_000):
         cache.insert([first, 7], [2 * first, 2 * first + 1])
-    cache.token_to_kv_pool.alloc(20_000)
     cache.root.children = children = WatchedDict(cache.root.children)
     compared: list[int] = []
 
@@ -573,9 +679,9 @@ def test_a_child_among_ten_thousand_is_found_by_one_look_up(monkeypatch: pytest.
     assert len(cache.match_prefix([9_999, 7, 3]).indices) == 2
     assert cache.peek_prefix([5_000, 7])[0] == 2
     assert len(cache.match_prefix([10_000]).indices) == 0
-    assert put(cache, [123, 7])[0] == 2
-    assert children.look_ups == 4
-    assert len(compared) == 3
+    assert put(cache, [123, 7])[0] == 2  # looks before it changes anything
+    assert children.look_ups == 5
+    assert len(compared) == 4
     with pytest.raises(AssertionError, match="scanned"):
         list(cache.nodes())  # the watch works
 

@@ -866,6 +866,27 @@ def test_check_integrity_notices(corrupt: Any) -> None:
         server.cache.check_integrity(server.scheduler.running)
 
 
+def test_check_integrity_notices_a_slot_that_nothing_owns() -> None:
+    server = FakeServer()
+    server.serve(A[:4], max_new_tokens=1)
+    assert server.pool.alloc(1) is not None
+    with pytest.raises(RuntimeError, match=r"slot 4 has 0 owners, must have 1 \(1 such slots\)"):
+        server.cache.check_integrity([])
+
+
+@pytest.mark.parametrize(("slot", "message"), [(-1, "slot -1 has 1 owners, must have 0"), (4, "slot 3 has 0 owners")])
+def test_a_slot_outside_the_pool_stands_for_none_inside(slot: int, message: str) -> None:
+    """-1 is no other way to write 3, the last slot of the pool."""
+    server = FakeServer(max_total_tokens=4)
+    server.serve(A[:4], max_new_tokens=1)
+    node = server.tree.match_prefix(A[:4]).last_node
+    assert node.value.tolist() == [0, 1, 2, 3]
+    server.cache.check_integrity([])
+    node.value[3] = slot
+    with pytest.raises(RuntimeError, match=message):
+        server.cache.check_integrity([])
+
+
 def test_check_integrity_notices_a_running_request_that_nobody_counts() -> None:
     server = FakeServer()
     server.add(A[:4], max_new_tokens=6)

@@ -7,6 +7,9 @@ from dataclasses import asdict, fields
 import pytest
 
 from nanoinfer import EngineStats, SamplingParams
+from nanoinfer.kernels import Selection, TorchKernels
+from nanoinfer.kernels.selection import selected
+from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.stats import RECENT_STEPS, StepMeter
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
@@ -16,6 +19,31 @@ LINE = re.compile(
 )
 
 
+def test_before_the_first_line_is_one_that_names_what_computes(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine()
+    reason = "not cpp: no C++ compiler"
+    engine.model_runner.attention_backend = selected(TorchNativeBackend(), "torch_native", reason)
+    engine.add_request([5], greedy(4))
+    step(engine)
+    with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
+        step(engine)
+        step(engine)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == f"kernels=CountingModel attention_backend=torch_native ({reason})"
+    assert [line.split()[0] for line in lines[1:]] == ["step=2", "step=3"]
+
+
+@pytest.mark.parametrize("choice", [Selection("torch", "not cpp: dtype float16; not onednn: dtype float16"), None])
+def test_stats_name_what_computes_and_why_nothing_faster_does(choice: Selection | None) -> None:
+    engine = make_engine()
+    if choice is not None:
+        model_of(engine).kernels = selected(TorchKernels(), choice.name, choice.reason)  # type: ignore[attr-defined]
+    expected = choice or Selection("CountingModel", "")
+    stats = engine.stats()
+    assert (stats.kernels, stats.kernels_reason) == (expected.name, expected.reason)
+    assert (stats["attention_backend"], stats["attention_reason"]) == ("TorchNativeBackend", "")
+
+
 def test_every_step_logs_one_line_in_one_format(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(rows=2, slots=20, schedule_conservativeness=0.001, chunked_prefill_size=8)
     with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
@@ -23,7 +51,7 @@ def test_every_step_logs_one_line_in_one_format(caplog: pytest.LogCaptureFixture
             engine.add_request([base] * 6, greedy(10))
         while engine.has_unfinished():
             step(engine)
-    lines = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
+    lines = [LINE.fullmatch(record.getMessage()) for record in caplog.records[1:]]
     assert all(lines)
     logged = [line.groups() for line in lines if line is not None]
     assert [int(line[0]) for line in logged] == list(range(1, len(logged) + 1))

@@ -1,23 +1,21 @@
 """Which attention backend a model runs with: the one asked for, or the fastest there is."""
 
-import logging
 from collections.abc import Collection
 
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.selection import AS_ASKED, selected
 from nanoinfer.model.attention.base import AttentionBackend, missing_features
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
 from nanoinfer.registry import ATTENTION_BACKENDS
-
-logger = logging.getLogger(__name__)
 
 
 def select_attention_backend(
     name: str, dtype: torch.dtype, device: torch.device, wanted: Collection[str] = ()
 ) -> AttentionBackend:
     """`cpp`, `torch_native` or another registered backend as asked for; `auto`: `cpp` where it can be used for `dtype` on
-    `device` and has the features `wanted` (see `wanted_features`).
+    `device` and has the features `wanted` (see `wanted_features`). `selection_of` tells what was chosen, and why.
 
     ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
     """
@@ -25,13 +23,12 @@ def select_attention_backend(
     backend: AttentionBackend = ATTENTION_BACKENDS[name](dtype, device)
     missing = ", ".join(sorted(missing_features(backend, set(wanted))))
     if missing and name == "auto":
-        logger.info("cpp attention is not used: it has no %s", missing)
-        return TorchNativeBackend()
+        return selected(TorchNativeBackend(), "torch_native", f"not cpp: it has no {missing}")
     if missing:
         raise KernelsUnavailableError(
             f"attention_backend={name!r}: this model and its pool need {missing}, which it cannot do; use 'torch_native'"
         )
-    return backend
+    return backend if name == "auto" else selected(backend, name, AS_ASKED)
 
 
 def _torch_native(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -49,10 +46,9 @@ def _cpp(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
 
 def _fastest(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     try:
-        return _cpp(dtype, device)
+        return selected(_cpp(dtype, device), "cpp")
     except KernelsUnavailableError as error:
-        logger.info("cpp attention is not used: %s", str(error).partition(": ")[2])
-        return TorchNativeBackend()
+        return selected(TorchNativeBackend(), "torch_native", f"not cpp: {str(error).partition(': ')[2]}")
 
 
 # A backend is made for a dtype on a device.

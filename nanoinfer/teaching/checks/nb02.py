@@ -1,5 +1,8 @@
 """Checks of notebook 02, the KV cache."""
 
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.several import find_mistakes, several
 
 END = 2
 
@@ -26,16 +30,8 @@ def _(given: Given) -> str | None:
             if got == want or not want:
                 expect_equal(got, want, f"{num_tokens} tokens need {want} bytes.")
                 continue
-            per_query_head = want * heads / kv_heads
-            typical = {
-                want / 2: "The cache keeps a key and a value per token: two vectors in every layer and head, not one.",
-                per_query_head: "The cache is per key/value head. Query heads share them, and queries are not kept.",
-                want / layers: "Every layer has its own keys and values.",
-                want / kv_heads: "Every key/value head has its own vectors, each of size head_dim.",
-                want / itemsize: "That is the count of numbers; each takes `itemsize` bytes.",
-                per_token: "That is one token. The cache keeps `num_tokens` of them.",
-            }
-            expect(got not in typical, typical.get(got, ""))
+            hint = _mistaken_bytes(got, want, (layers, heads, kv_heads, itemsize, num_tokens))
+            expect(hint is None, hint or "")
             expect_equal(
                 got,
                 want,
@@ -44,31 +40,42 @@ def _(given: Given) -> str | None:
     return "four models, with and without grouped-query attention"
 
 
+def _mistaken_bytes(got: float, want: int, sizes: tuple[int, ...]) -> str | None:
+    """The hints of the mistakes that lead to `got`, by what each multiplies the answer."""
+    layers, heads, kv_heads, itemsize, num_tokens = sizes
+    mistakes = {
+        "That is one token. The cache keeps `num_tokens` of them.": Fraction(1, num_tokens),
+        "That is the count of numbers; each takes `itemsize` bytes.": Fraction(1, itemsize),
+        "Every key/value head has its own vectors, each of size head_dim.": Fraction(1, kv_heads),
+        "Every layer has its own keys and values.": Fraction(1, layers),
+        "The cache is per key/value head. Query heads share them, and queries are not kept.": Fraction(heads, kv_heads),
+        "The cache keeps a key and a value per token: two vectors in every layer and head, not one.": Fraction(1, 2),
+    }
+    visible = {hint: factor for hint, factor in mistakes.items() if factor != 1}
+    return find_mistakes(visible, lambda made: got == want * prod(made))
+
+
 @exercise("2.2", "How many requests fit")
 def _(given: Given) -> str | None:
     requests_that_fit = given["requests_that_fit"]
-    for memory, weights, per_token, num_tokens, want in (
-        (1000, 400, 10, 21, 3),
-        (1000, 400, 10, 22, 2),
-        (25_769_803_776, 13_476_831_232, 524_288, 4097, 5),
-        (1000, 950, 10, 21, 0),
-        (1000, 400, 10, 2, 60),
-        (1000, 1500, 10, 21, 0),
-    ):
-        got = requests_that_fit(memory, weights, per_token, num_tokens)
+    cases = {
+        (1000, 400, 10, 21): 3,
+        (1000, 400, 10, 22): 2,
+        (25_769_803_776, 13_476_831_232, 524_288, 4097): 5,
+        (1000, 950, 10, 21): 0,
+        (1000, 400, 10, 2): 60,
+        (1000, 1500, 10, 21): 0,
+    }
+    answers = {sizes: requests_that_fit(*sizes) for sizes in cases}
+    for (memory, weights, per_token, num_tokens), got in answers.items():
         case = f"memory_bytes={memory}, weight_bytes={weights}, kv_bytes_per_token={per_token}, num_tokens={num_tokens}"
         expect(isinstance(got, int), f"Requests are counted in whole numbers; this is a {type(got).__name__}.")
         expect(got >= 0, f"{case}: {got} requests? Weights that do not fit leave room for none.")
-        with_newest = max(0, memory - weights) // (per_token * num_tokens)
-        expect(
-            got != with_newest or got == want,
-            f"{case}: {got}, so every request has room for {num_tokens} tokens. The newest token of a request has no K/V, "
-            "and its last one never gets any.",
-        )
-        expect(
-            got != memory // (per_token * (num_tokens - 1)) or got == want,
-            f"{case}: {got} requests would fill the memory without the weights.",
-        )
+    hint = None if answers == cases else _mistaken_fit(answers)
+    expect(hint is None, hint or "")
+    for (memory, weights, per_token, num_tokens), want in cases.items():
+        got = answers[memory, weights, per_token, num_tokens]
+        case = f"memory_bytes={memory}, weight_bytes={weights}, kv_bytes_per_token={per_token}, num_tokens={num_tokens}"
         needed = weights + got * per_token * (num_tokens - 1)
         expect(
             got <= want,
@@ -79,62 +86,84 @@ def _(given: Given) -> str | None:
     return "exact to the byte; none where there is no room"
 
 
+def _mistaken_fit(answers: Mapping[tuple[int, int, int, int], int]) -> str | None:
+    """The hints of the mistakes that lead to all of `answers`; numbers this small are easily equal in one of them."""
+    mistakes = {
+        "Every request has room for num_tokens tokens here. The newest token of a request has no K/V, and its last one "
+        "never gets any.": "newest",
+        "So many requests would fill the memory without the weights.": "without weights",
+        "A request that fits only in part does not fit.": "in part",
+    }
+
+    def fitting(made: Sequence[str], memory: int, weights: int, per_token: int, num_tokens: int) -> int:
+        room = memory if "without weights" in made else max(0, memory - weights)
+        needed = per_token * (num_tokens - ("newest" not in made))
+        return -(-room // needed) if "in part" in made else room // needed
+
+    return find_mistakes(mistakes, lambda made: all(got == fitting(made, *sizes) for sizes, got in answers.items()))
+
+
 @exercise("2.3", "A decode step of one head", points=2)
 def _(given: Given) -> str | None:
     decode_step = given["decode_step"]
     generator = torch.Generator().manual_seed(0)
-    for length, head_dim in ((3, 4), (1, 8), (0, 4), (20, 32)):
-        q, k, v = torch.randn(3, head_dim, generator=generator)
-        keys, values = torch.randn(2, length, head_dim, generator=generator)
-        kept = keys.clone(), values.clone()
-        answer = decode_step(q, k, v, keys, values)
-        expect(
-            isinstance(answer, tuple) and len(answer) == 3, "Return three things: the output, the keys and the values."
-        )
-        out, new_keys, new_values = answer
-        expect(
-            torch.equal(keys, kept[0]) and torch.equal(values, kept[1]),
-            "`keys` or `values` was changed in place. The caller may still need them; make new tensors.",
-        )
-        cached = f"With {length} cached tokens"
-        expect_equal(
-            new_keys, torch.cat((keys, k[None])), f"{cached}, the new keys are the cached ones and then the new one."
-        )
-        expect_equal(
-            new_values,
-            torch.cat((values, v[None])),
-            f"{cached}, the new values are the cached ones and then the new one.",
-        )
-        expect_equal(list(out.shape), [head_dim], "The output is one vector of size D: a weighted sum of the values.")
-        _typical_attention(out, q, new_keys, new_values, keys, values)
-        want = scaled_dot_product_attention(q[None, None], new_keys[None], new_values[None])[0, 0]
-        expect_equal(out, want, f"{cached}, the output is not attention over all keys and values.", atol=1e-5)
+    with several() as part:
+        for length, head_dim in ((3, 4), (1, 8), (0, 4), (20, 32)):
+            q, k, v = torch.randn(3, head_dim, generator=generator)
+            keys, values = torch.randn(2, length, head_dim, generator=generator)
+            kept = keys.clone(), values.clone()
+            answer = decode_step(q, k, v, keys, values)
+            expect(
+                isinstance(answer, tuple) and len(answer) == 3,
+                "Return three things: the output, the keys and the values.",
+            )
+            out, new_keys, new_values = answer
+            cached = f"With {length} cached tokens"
+            all_keys, all_values = torch.cat((kept[0], k[None])), torch.cat((kept[1], v[None]))
+            with part("in place"):
+                expect(
+                    torch.equal(keys, kept[0]) and torch.equal(values, kept[1]),
+                    "`keys` or `values` was changed in place. The caller may still need them; make new tensors.",
+                )
+            with part("keys", "in place"):
+                expect_equal(new_keys, all_keys, f"{cached}, the new keys are the cached ones and then the new one.")
+            with part("values", "in place"):
+                expect_equal(
+                    new_values, all_values, f"{cached}, the new values are the cached ones and then the new one."
+                )
+            with part("output"):
+                expect_equal(
+                    list(out.shape), [head_dim], "The output is one vector of size D: a weighted sum of the values."
+                )
+                _typical_attention(out, q, all_keys, all_values)
+            with part("output", "keys", "values", "in place"):
+                want = scaled_dot_product_attention(q[None, None], all_keys[None], all_values[None])[0, 0]
+                expect_equal(out, want, f"{cached}, the output is not attention over all keys and values.", atol=1e-5)
     _growing(decode_step, generator)
     return "equal to causal attention row by row, from an empty cache on"
 
 
-def _typical_attention(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    before: torch.Tensor,
-    old: torch.Tensor,
-) -> None:
+def _typical_attention(out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Hints for attention that is nearly right; each of these mistakes gives another answer than the right one here."""
-    scale = q.shape[-1] ** -0.5
     if len(keys) < 2:
         return
-    wrong: dict[str, torch.Tensor] = {
-        "The scores must be divided by the square root of D before the softmax.": (keys @ q).softmax(0) @ values,
-        "The new token sees itself, too: attend over the keys with the new one appended.": (
-            (before @ q * scale).softmax(0) @ old if len(before) else torch.full_like(q, torch.nan)
-        ),
-        "Scores are not weights yet: the softmax makes them positive, with sum 1.": (keys @ q * scale) @ values,
-        "The scores are divided by D; divide them by its square root.": (keys @ q * scale**2).softmax(0) @ values,
+    mistakes: dict[str, dict[str, Any]] = {
+        "The scores must be divided by the square root of D before the softmax.": {"power": 0.0},
+        "The new token sees itself, too: attend over the keys with the new one appended.": {"seen": len(keys) - 1},
+        "Scores are not weights yet: the softmax makes them positive, with sum 1.": {"softmax": False},
+        "The scores are divided by D; divide them by its square root.": {"power": 1.0},
     }
-    for hint, answer in wrong.items():
-        expect(not torch.allclose(out, answer, atol=1e-5), hint)
+
+    def gives(made: Sequence[Mapping[str, Any]]) -> bool:
+        options: dict[str, Any] = {"power": 0.5, "seen": len(keys), "softmax": True}
+        for mistake in made:
+            options |= mistake
+        scores = (keys @ q / q.shape[-1] ** options["power"])[: options["seen"]]
+        weights = scores.softmax(0) if options["softmax"] else scores
+        return torch.allclose(out, weights @ values[: options["seen"]], atol=1e-5)
+
+    hint = find_mistakes(mistakes, gives)
+    expect(hint is None, hint or "")
 
 
 def _growing(decode_step: Any, generator: torch.Generator) -> None:
@@ -165,22 +194,9 @@ def _(given: Given) -> str | None:
         expect(isinstance(out, torch.Tensor), f"Return a tensor [H, D], not a {type(out).__name__}.")
         shape = f"H={heads}, Hk={kv_heads}, D={head_dim}, S={length}"
         expect_equal(list(out.shape), [heads, head_dim], f"{shape}: the output has one vector per query head.")
-        sharing = torch.arange(heads) % kv_heads
-        interleaved = _by_heads(q, keys[:, sharing], values[:, sharing])
-        right = _by_heads(q, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values)))
-        if not torch.allclose(interleaved, right, atol=1e-5):
-            expect(
-                not torch.allclose(out, interleaved, atol=1e-5),
-                "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).",
-            )
-        if length > 1:
-            unscaled = _by_heads(
-                q * head_dim**0.5, *(kv.repeat_interleave(heads // kv_heads, 1) for kv in (keys, values))
-            )
-            expect(
-                not torch.allclose(out, unscaled, atol=1e-5),
-                "The scores must be divided by the square root of D before the softmax.",
-            )
+        right = _by_heads(q, keys, values)
+        hint = _mistaken_sharing(out, q, keys, values)
+        expect(hint is None, hint or "")
         expect_equal(
             out,
             right,
@@ -190,10 +206,32 @@ def _(given: Given) -> str | None:
     return "with 1, 2 and H key/value heads"
 
 
-def _by_heads(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """q [H, D], keys and values [S, H, D] -> [H, D]."""
-    attended = scaled_dot_product_attention(q[:, None], keys.transpose(0, 1), values.transpose(0, 1))
-    return attended[:, 0]
+def _by_heads(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tiled: bool = False) -> torch.Tensor:
+    """q [H, D], keys and values [S, Hk, D] -> [H, D]. `tiled`: query head h reads key/value head h % Hk."""
+    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
+    read = heads % kv_heads if tiled else heads // (len(q) // kv_heads)
+    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
+    return scaled_dot_product_attention(q[:, None], k, v)[:, 0]
+
+
+def _mistaken_sharing(out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> str | None:
+    """The hints of the mistakes that lead to `out`."""
+    mistakes: dict[str, dict[str, Any]] = {
+        "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).": {
+            "tiled": True
+        },
+        "The scores must be divided by the square root of D before the softmax.": {"scale": q.shape[1] ** 0.5},
+    }
+    right = _by_heads(q, keys, values)
+
+    def gives(made: Sequence[Mapping[str, Any]]) -> bool:
+        options: dict[str, Any] = {"tiled": False, "scale": 1.0}
+        for mistake in made:
+            options |= mistake
+        wrong = _by_heads(q * options["scale"], keys, values, options["tiled"])
+        return torch.allclose(out, wrong, atol=1e-5) and not torch.allclose(wrong, right, atol=1e-5)
+
+    return find_mistakes(mistakes, gives)
 
 
 class _Forward:

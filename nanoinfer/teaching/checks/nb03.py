@@ -1,44 +1,59 @@
 """Checks of notebook 03, batched decode: the rectangle and attention over it."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.several import find_mistakes, several
 
 
 @exercise("3.1", "Pad and mask")
 def _(given: Given) -> str | None:
     pad = given["pad"]
     generator = torch.Generator().manual_seed(0)
-    for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8)):
-        keys = [torch.randn(length, kv_heads, head_dim, generator=generator) for length in lens]
-        kept = [key.clone() for key in keys]
-        answer = pad(keys)
-        expect(isinstance(answer, tuple) and len(answer) == 2, "Return two things: the rectangle and the mask.")
-        rectangle, seen = answer
-        expect(
-            all(torch.equal(key, before) for key, before in zip(keys, kept, strict=True)),
-            "The tensors in `keys` were changed: they belong to their sessions.",
-        )
-        wanted_seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
-        expect(
-            not (isinstance(seen, torch.Tensor) and seen.dtype == torch.bool and torch.equal(seen, ~wanted_seen)),
-            "The mask says True for padding here. `seen` is True for tokens.",
-        )
-        expect_equal(
-            seen, wanted_seen, f"Lengths {lens}: `seen` is True where a row has a token, False in its padding."
-        )
-        shape = [len(lens), max(lens), kv_heads, head_dim]
-        expect_equal(list(rectangle.shape), shape, f"Lengths {lens}: the rectangle is [B, longest, Hk, D].")
-        for row, key in enumerate(keys):
-            expect_equal(
-                rectangle[row, : len(key)],
-                key,
-                f"Lengths {lens}: row {row} must begin with the keys of its {len(key)} tokens.",
-            )
-            expect(not rectangle[row, len(key) :].any(), f"Lengths {lens}: the padding of row {row} is not zeros.")
+    with several() as part:
+        for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8)):
+            keys = [torch.randn(length, kv_heads, head_dim, generator=generator) for length in lens]
+            kept = [key.clone() for key in keys]
+            answer = pad(keys)
+            expect(isinstance(answer, tuple) and len(answer) == 2, "Return two things: the rectangle and the mask.")
+            rectangle, seen = answer
+            with part("in place"):
+                expect(
+                    all(torch.equal(key, before) for key, before in zip(keys, kept, strict=True)),
+                    "The tensors in `keys` were changed: they belong to their sessions.",
+                )
+            with part("mask"):
+                wanted_seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
+                expect(
+                    not (
+                        isinstance(seen, torch.Tensor) and seen.dtype == torch.bool and torch.equal(seen, ~wanted_seen)
+                    ),
+                    "The mask says True for padding here. `seen` is True for tokens.",
+                )
+                expect_equal(
+                    seen, wanted_seen, f"Lengths {lens}: `seen` is True where a row has a token, False in its padding."
+                )
+            with part("rectangle"):
+                shape = [len(lens), max(lens), kv_heads, head_dim]
+                expect_equal(list(rectangle.shape), shape, f"Lengths {lens}: the rectangle is [B, longest, Hk, D].")
+                for row, key in enumerate(kept):
+                    expect_equal(
+                        rectangle[row, : len(key)],
+                        key,
+                        f"Lengths {lens}: row {row} must begin with the keys of its {len(key)} tokens.",
+                    )
+                    expect(
+                        not rectangle[row, len(key) :].any(), f"Lengths {lens}: the padding of row {row} is not zeros."
+                    )
     return "one row, equal rows and unequal rows"
+
+
+_UNMASKED = "Padding is not masked: a key of zeros has a score of 0, to which the softmax gives the weight e⁰."
 
 
 @exercise("3.2", "Attention over a padded batch", points=2)
@@ -46,8 +61,8 @@ def _(given: Given) -> str | None:
     attend = given["batched_decode_attention"]
     generator = torch.Generator().manual_seed(1)
     for lens, heads, kv_heads, head_dim in (
+        ([3, 1, 6], 8, 2, 4),  # first, because every usual mistake shows in it
         ([4, 4], 2, 2, 4),
-        ([3, 1, 6], 8, 2, 4),
         ([5], 4, 1, 8),
         ([9, 2, 9], 6, 3, 16),
     ):
@@ -55,60 +70,69 @@ def _(given: Given) -> str | None:
         keys, values = torch.randn(2, len(lens), max(lens), kv_heads, head_dim, generator=generator)
         seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
         want = torch.stack([_alone(q[i], keys[i, :n], values[i, :n]) for i, n in enumerate(lens)])
-        unmasked = torch.stack([_alone(q[i], keys[i], values[i]) for i in range(len(lens))])
-        for padding in ("zeros", "large numbers", "NaN"):
-            k, v = (kv.clone() for kv in (keys, values))
-            for kv in (k, v):
-                kv[~seen] = {"zeros": 0.0, "large numbers": 1e4, "NaN": torch.nan}[padding]
-            kept = k.clone(), v.clone()
-            out = attend(q.clone(), k, v, seen.clone())
-            where = f"Lengths {lens}, H={heads}, Hk={kv_heads}, padding of {padding}"
-            expect(
-                all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip((k, v), kept, strict=True)),
-                "`keys` or `values` was changed in place. Other code may still need them; work on a copy.",
-            )
-            expect(isinstance(out, torch.Tensor), f"Return a tensor [B, H, D], not a {type(out).__name__}.")
-            expect_equal(list(out.shape), list(q.shape), f"{where}: the output is [B, H, D].")
-            if padding == "zeros" and min(lens) < max(lens):
-                zeroed = torch.stack([_alone(q[i], k[i], v[i]) for i in range(len(lens))])
-                expect(
-                    not torch.allclose(out, zeroed, atol=1e-5),
-                    "Padding is not masked: a key of zeros has a score of 0, to which the softmax gives the weight e⁰.",
-                )
-            if padding == "NaN":
-                expect(
-                    not out.isnan().any(),
-                    f"{where}: the output is NaN. A weight of 0 does not help, 0 · NaN is NaN; take padding out of keys "
-                    "and values before they are multiplied.",
-                )
-            if not torch.allclose(want, unmasked, atol=1e-5):
-                expect(not torch.allclose(out, unmasked, atol=1e-5), "The mask has no effect.")
-            for hint, mistake in _typical_mistakes(q, keys, values, lens).items():
-                if not torch.allclose(mistake, want, atol=1e-5):
-                    expect(not torch.allclose(out, mistake, atol=1e-5), hint)
-            expect_equal(out, want, f"{where}: rows differ from attention of each request alone.", atol=1e-5)
+        with several() as part:
+            for padding in ("zeros", "large numbers", "NaN"):
+                k, v = (kv.clone() for kv in (keys, values))
+                for kv in (k, v):
+                    kv[~seen] = {"zeros": 0.0, "large numbers": 1e4, "NaN": torch.nan}[padding]
+                kept = k.clone(), v.clone()
+                out = attend(q.clone(), k, v, seen.clone())
+                where = f"Lengths {lens}, H={heads}, Hk={kv_heads}, padding of {padding}"
+                with part("in place"):
+                    expect(
+                        all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip((k, v), kept, strict=True)),
+                        "`keys` or `values` was changed in place. Other code may still need them; work on a copy.",
+                    )
+                expect(isinstance(out, torch.Tensor), f"Return a tensor [B, H, D], not a {type(out).__name__}.")
+                expect_equal(list(out.shape), list(q.shape), f"{where}: the output is [B, H, D].")
+                if padding == "NaN":
+                    with part("NaN", "mask"):
+                        expect(
+                            not out.isnan().any(),
+                            f"{where}: the output is NaN. A weight of 0 does not help, 0 · NaN is NaN; take padding out of "
+                            "keys and values before they are multiplied.",
+                        )
+                else:
+                    hint = _mistaken_attention(out, q, *kept, lens)
+                    with part("mask" if _UNMASKED in (hint or "") else "output", "mask"):
+                        expect(hint is None, hint or "")
+                with part("output", "mask", "NaN"):
+                    expect_equal(out, want, f"{where}: rows differ from attention of each request alone.", atol=1e-5)
     return "whatever the padding holds, every row is as if it were computed alone"
 
 
-def _typical_mistakes(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: list[int]
-) -> dict[str, torch.Tensor]:
-    """Hint → the result of attention with that mistake but the right mask, [B, H, D]."""
-    heads, kv_heads, head_dim = q.shape[1], keys.shape[2], q.shape[2]
-    sharing = torch.arange(heads) % kv_heads
-    interleaved = [_alone(q[i], keys[i, :n, sharing], values[i, :n, sharing]) for i, n in enumerate(lens)]
-    unscaled = [_alone(q[i] * head_dim**0.5, keys[i, :n], values[i, :n]) for i, n in enumerate(lens)]
-    return {
-        "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).": torch.stack(
-            interleaved
-        ),
-        "The scores must be divided by the square root of D before the softmax.": torch.stack(unscaled),
+def _mistaken_attention(
+    out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: list[int]
+) -> str | None:
+    """The hints of the mistakes that lead to `out` where the padding is as in `keys` and `values`."""
+    mistakes: dict[str, dict[str, Any]] = {
+        _UNMASKED: {"lens": [keys.shape[1]] * len(lens)},
+        "Query head h reads key/value head h % Hk here. Neighbours share: it must read head h // (H / Hk).": {
+            "tiled": True
+        },
+        "The scores must be divided by the square root of D before the softmax.": {"scale": q.shape[2] ** 0.5},
     }
 
+    def with_mistakes(made: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        options: dict[str, Any] = {"lens": lens, "tiled": False, "scale": 1.0}
+        for mistake in made:
+            options |= mistake
+        rows = enumerate(options["lens"])
+        alone = [_alone(q[i] * options["scale"], keys[i, :n], values[i, :n], options["tiled"]) for i, n in rows]
+        return torch.stack(alone)
 
-def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """q [H, D], keys and values [S, Hk, D] -> [H, D]."""
-    k, v = (kv.transpose(0, 1).repeat_interleave(len(q) // kv.shape[1], 0) for kv in (keys, values))
+    def gives(made: Sequence[Mapping[str, Any]]) -> bool:
+        wrong = with_mistakes(made)
+        return torch.allclose(out, wrong, atol=1e-5) and not torch.allclose(wrong, with_mistakes([]), atol=1e-5)
+
+    return find_mistakes(mistakes, gives)
+
+
+def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tiled: bool = False) -> torch.Tensor:
+    """q [H, D], keys and values [S, Hk, D] -> [H, D]. `tiled`: query head h reads key/value head h % Hk."""
+    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
+    read = heads % kv_heads if tiled else heads // (len(q) // kv_heads)
+    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
     return scaled_dot_product_attention(q[:, None], k, v)[:, 0]
 
 
@@ -116,27 +140,35 @@ def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.T
 def _(given: Given) -> str | None:
     split_rows = given["split_rows"]
     generator = torch.Generator().manual_seed(2)
-    for lens, width in (([3, 1, 5], 5), ([4, 4], 4), ([2], 6), ([1, 200], 200)):
-        rectangle = torch.randn(len(lens), width, 2, 4, generator=generator)
-        kept = rectangle.clone()
-        rows = split_rows(rectangle, list(lens))
-        expect(isinstance(rows, list), f"Return a list, not a {type(rows).__name__}.")
-        expect_equal(len(rows), len(lens), f"{len(lens)} requests, so {len(lens)} tensors.")
-        expect(torch.equal(rectangle, kept), "The rectangle was changed.")
-        for i, (row, length) in enumerate(zip(rows, lens, strict=True)):
-            expect_equal(
-                row, kept[i, :length], f"Lengths {lens}: request {i} gets the first {length} tokens of its row."
-            )
-            held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
-            expect(
-                held == needed,
-                f"Lengths {lens}: the tensor of request {i} needs {needed} bytes, but keeps {held} bytes alive. A slice is "
-                "a view: as long as it lives, the whole tensor behind it lives. Make a copy "
-                "(`contiguous()` copies only what is not contiguous already).",
-            )
-        rectangle.fill_(-1)
-        expect(
-            all(torch.equal(row, kept[i, :length]) for i, (row, length) in enumerate(zip(rows, lens, strict=True))),
-            "Writing into the rectangle changed the sessions' tensors. They must not share its memory.",
-        )
+    with several() as part:
+        for lens, width in (([3, 1, 5], 5), ([4, 4], 4), ([2], 6), ([1, 200], 200)):
+            rectangle = torch.randn(len(lens), width, 2, 4, generator=generator)
+            kept = rectangle.clone()
+            rows = split_rows(rectangle, list(lens))
+            expect(isinstance(rows, list), f"Return a list, not a {type(rows).__name__}.")
+            expect_equal(len(rows), len(lens), f"{len(lens)} requests, so {len(lens)} tensors.")
+            with part("in place"):
+                expect(torch.equal(rectangle, kept), "The rectangle was changed.")
+            for i, (row, length) in enumerate(zip(rows, lens, strict=True)):
+                with part("rows", "in place"):
+                    expect_equal(
+                        row, kept[i, :length], f"Lengths {lens}: request {i} gets the first {length} tokens of its row."
+                    )
+                with part("memory"):
+                    held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
+                    expect(
+                        held == needed,
+                        f"Lengths {lens}: the tensor of request {i} needs {needed} bytes, but keeps {held} bytes alive. A "
+                        "slice is a view: as long as it lives, the whole tensor behind it lives. Make a copy "
+                        "(`contiguous()` copies only what is not contiguous already).",
+                    )
+            rectangle.fill_(-1)
+            with part("memory", "rows", "in place"):
+                expect(
+                    all(
+                        torch.equal(row, kept[i, :length])
+                        for i, (row, length) in enumerate(zip(rows, lens, strict=True))
+                    ),
+                    "Writing into the rectangle changed the sessions' tensors. They must not share its memory.",
+                )
     return "copies of exactly the tokens' size"

@@ -9,6 +9,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.teaching.checks.nb04 import SIZE, plain_ints
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.several import several
 
 
 def kv_pool(size: int = SIZE, page_size: int = 1) -> TokenToKVPool:
@@ -43,31 +44,65 @@ def slots_of(given: Given) -> str:
 @exercise("4.3", "Two rows share a prefix")
 def share_prefix(given: Given) -> str:
     student = given["share_prefix"]
-    for length, total in ((5, 9), (1, 2), (8, 9), (4, 12), (0, 3)):
-        rows, pool = ReqToTokenPool(4, 16), kv_pool(SIZE)
-        rows.req_to_token[:] = 99  # left over from earlier requests
-        pool.alloc(3)
+    with several() as part:
+        for length, total in ((5, 9), (1, 2), (8, 9), (4, 12), (0, 3)):
+            rows, pool = ReqToTokenPool(4, 16), kv_pool(SIZE)
+            rows.req_to_token[:] = 99  # left over from earlier requests
+            pool.alloc(3)
+            held = pool.alloc(8)
+            assert held is not None
+            rows.req_to_token[2, :8] = held
+            key = pool.get_key_buffer(0)
+            key[:] = torch.arange(float(SIZE))[:, None, None]
+            before, keys_before, free_before = rows.req_to_token.clone(), key.clone(), pool.available_size()
+            got = student(rows, pool, old=2, new=1, length=length, total=total)
+            case = f"{length} of {total} tokens shared"
+            expect(
+                got is not None, f"{case}: there are enough free slots, but the answer is None. Is a `return` missing?"
+            )
+            _expect_shared(
+                part, case, rows.req_to_token, before, free_before - pool.available_size(), got, (length, total)
+            )
+            with part("copied"):
+                expect(
+                    torch.equal(key, keys_before),
+                    f"{case}: K/V has been written or copied. Naming the slots is all it takes",
+                )
+        rows, pool = ReqToTokenPool(4, 16), kv_pool(12)
         held = pool.alloc(8)
         assert held is not None
-        rows.req_to_token[2, :8] = held
-        key = pool.get_key_buffer(0)
-        key[:] = torch.arange(float(SIZE))[:, None, None]
-        before, keys_before, free_before = rows.req_to_token.clone(), key.clone(), pool.available_size()
-        got = student(rows, pool, old=2, new=1, length=length, total=total)
-        case = f"{length} of {total} tokens shared"
-        expect(got is not None, f"{case}: there are enough free slots, but the answer is None. Is a `return` missing?")
-        row, taken = rows.req_to_token[1], free_before - pool.available_size()
+        rows.req_to_token[0, :8] = held
+        before = rows.req_to_token.clone()
+        with part("none", "taken"):
+            got = student(rows, pool, old=0, new=1, length=3, total=10)
+            expect(got is None, f"7 slots were needed and 4 are free: return None, got {got!r}")
+            expect(pool.available_size() == 4, "None was returned, but slots were taken: they are lost now")
+            expect_equal(
+                rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write"
+            )
+    return "same slots, nothing copied, new slots for the rest"
+
+
+def _expect_shared(
+    part: several, case: str, table: torch.Tensor, before: torch.Tensor, taken: int, got: Any, lens: tuple[int, int]
+) -> None:
+    """Row 1 shares `lens[0]` of `lens[1]` tokens with row 2; `before`: the table before that; `taken` slots were."""
+    length, total = lens
+    row, held = table[1], before[2, :8]
+    with part("taken"):
         expect(
             taken != total or length == 0,
             f"{case}: {taken} slots were taken from the pool. The shared tokens have K/V already: only the other "
             f"{total - length} need slots",
         )
         expect(taken == total - length, f"{case}: {taken} slots were taken from the pool, must be {total - length}")
+    with part("shared"):
         expect_equal(
             row[:length].tolist(),
             before[2, :length].tolist(),
             f"{case}: at the shared positions the new row must name the same slots as the old one",
         )
+    with part("rest", "taken"):
         rest = row[length:total].tolist()
         expect(
             set(rest).isdisjoint(held.tolist()),
@@ -77,68 +112,68 @@ def share_prefix(given: Given) -> str:
         expect_equal(
             rest, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order"
         )
+    with part("returned", "taken"):
         expect_equal(int(got), total - length, f"{case}: return how many slots were taken")
-        expect_equal(rows.req_to_token[2], before[2], f"{case}: the old row must stay as it was")
+    with part("old row"):
+        expect_equal(table[2], before[2], f"{case}: the old row must stay as it was")
+    with part("beyond"):
         expect_equal(
             row[total:].tolist(), [99] * (16 - total), f"{case}: right of the new length nothing is to be written"
         )
-        expect(
-            torch.equal(key, keys_before), f"{case}: K/V has been written or copied. Naming the slots is all it takes"
-        )
-    rows, pool = ReqToTokenPool(4, 16), kv_pool(12)
-    held = pool.alloc(8)
-    assert held is not None
-    rows.req_to_token[0, :8] = held
-    before = rows.req_to_token.clone()
-    got = student(rows, pool, old=0, new=1, length=3, total=10)
-    expect(got is None, f"7 slots were needed and 4 are free: return None, got {got!r}")
-    expect(pool.available_size() == 4, "None was returned, but slots were taken: they are lost now")
-    expect_equal(
-        rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write"
-    )
-    return "same slots, nothing copied, new slots for the rest"
 
 
 @exercise("4.6", "Find the leak")
 def audit(given: Given) -> str:
     student = given["audit"]
     rng = np.random.default_rng(0)
-    for case in range(8):
-        pool = kv_pool(48)
-        taken = rng.permutation(48)[: 30 + case]
-        pool.alloc(48)
-        pool.free(np.setdiff1d(np.arange(48), taken))
-        parts = np.split(taken, [9, 17, 26])
-        owners: dict[str, Any] = {
-            f"request {i}": torch.from_numpy(part.astype(np.int32)) for i, part in enumerate(parts[:3])
-        }
-        leaked, contested = sorted(parts[3].tolist()), []
-        if case % 2:
-            owners["request 3"] = torch.cat([owners["request 0"][:2], torch.from_numpy(parts[3][:1].astype(np.int32))])
-            contested += owners["request 0"][:2].tolist()
-            leaked.remove(int(parts[3][0]))
-        if case % 3 == 2:
-            freed = owners["request 2"][:2]
-            pool.free(freed)
-            contested += freed.tolist()
-        if case == 7:
-            owners["request without slots"] = torch.empty(0, dtype=torch.int32)
-        got = student(pool, owners)
-        expect(isinstance(got, tuple) and len(got) == 2, f"Return two lists, (leaked, contested), got {got!r}")
-        mine, theirs = plain_ints(got[0], "The list of leaked slots"), plain_ints(got[1], "The list of contested slots")
-        expect(
-            set(mine).isdisjoint(pool.free_slots().tolist()),
-            "Some of your leaked slots are free. A free slot is not lost: the free list owns it",
-        )
-        expect_equal(mine, leaked, "Leaked: neither free nor held, ascending")
-        expect(
-            len(set(theirs)) == len(theirs),
-            f"A contested slot is to be named once, however many owners it has: {theirs}",
-        )
-        if case % 3 == 2:
-            expect(
-                set(freed.tolist()) <= set(theirs),
-                "A slot that has an owner and that is free at the same time is contested too: the free list is an owner",
+    with several() as part:
+        for case in range(8):
+            pool = kv_pool(48)
+            taken = rng.permutation(48)[: 30 + case]
+            pool.alloc(48)
+            pool.free(np.setdiff1d(np.arange(48), taken))
+            parts = np.split(taken, [9, 17, 26])
+            owners: dict[str, Any] = {
+                f"request {i}": torch.from_numpy(part.astype(np.int32)) for i, part in enumerate(parts[:3])
+            }
+            leaked, contested = sorted(parts[3].tolist()), []
+            if case % 2:
+                owners["request 3"] = torch.cat(
+                    [owners["request 0"][:2], torch.from_numpy(parts[3][:1].astype(np.int32))]
+                )
+                contested += owners["request 0"][:2].tolist()
+                leaked.remove(int(parts[3][0]))
+            if case % 3 == 2:
+                freed = owners["request 2"][:2]
+                pool.free(freed)
+                contested += freed.tolist()
+            if case == 7:
+                owners["request without slots"] = torch.empty(0, dtype=torch.int32)
+            got = student(pool, owners)
+            expect(isinstance(got, tuple) and len(got) == 2, f"Return two lists, (leaked, contested), got {got!r}")
+            mine, theirs = (
+                plain_ints(got[0], "The list of leaked slots"),
+                plain_ints(got[1], "The list of contested slots"),
             )
-        expect_equal(theirs, sorted(contested), "Contested: more than one owner, ascending")
+            with part("free list"):
+                expect(
+                    set(mine).isdisjoint(pool.free_slots().tolist()),
+                    "Some of your leaked slots are free. A free slot is not lost: the free list owns it",
+                )
+            with part("leaked", "free list"):
+                expect_equal(mine, leaked, "Leaked: neither free nor held, ascending")
+            with part("contested"):
+                expect(
+                    len(set(theirs)) == len(theirs),
+                    f"A contested slot is to be named once, however many owners it has: {theirs}",
+                )
+            if case % 3 == 2:
+                with part("free list", "contested"):
+                    expect(
+                        set(freed.tolist()) <= set(theirs),
+                        "A slot that has an owner and that is free at the same time is contested too: the free list is an "
+                        "owner",
+                    )
+            with part("contested", "free list"):
+                expect_equal(theirs, sorted(contested), "Contested: more than one owner, ascending")
     return "leaks, double owners, and slots that are free and owned at once"

@@ -12,6 +12,7 @@ import torch
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
+from nanoinfer.teaching.several import ALSO, several
 
 # seq_lens, prefix_lens: the worked example, no prefix, mixed, different prefixes, one new token each, a single token.
 BATCHES = [
@@ -70,33 +71,44 @@ def positions(given: Given) -> str:
 @exercise("5.2", "CSR row pointers")
 def row_pointers(given: Given) -> str:
     student = given["row_pointers"]
-    for lens in ([12], [8, 3, 6], [1, 1, 1, 1], [5, 17, 2, 9, 30]):
-        got = student(int32(lens))
-        expect(isinstance(got, tuple) and len(got) == 2, f"Return two tensors, (indptr, start_loc), got {got!r}")
-        indptr, start_loc = (
-            checked_tensor(got[0], torch.int32, "indptr"),
-            checked_tensor(got[1], torch.int32, "start_loc"),
-        )
-        want = [sum(lens[:i]) for i in range(len(lens) + 1)]
-        expect(
-            indptr.tolist() != want[1:],
-            f"lens={lens}: the 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]",
-        )
-        expect(
-            indptr.tolist() != want[:-1],
-            f"lens={lens}: the total is missing at the end. Request i has indptr[i] : indptr[i + 1], and so has the last "
-            "one, so B requests need B + 1 pointers",
-        )
-        expect_equal(indptr.tolist(), want, f"lens={lens}: indptr is 0 and then the running sums")
-        expect(
-            start_loc.tolist() != want[1:],
-            f"lens={lens}: this start_loc is where each request *ends*. It must be the sum of the lengths *before* it",
-        )
-        expect_equal(start_loc.tolist(), want[:-1], f"lens={lens}: start_loc is where each request begins: [B]")
-    lens_tensor = int32([3, 4])
-    student(lens_tensor)
-    expect_equal(lens_tensor.tolist(), [3, 4], "Your function has changed `lens`, which the caller still needs")
+    with several() as part:
+        for lens in ([12], [8, 3, 6], [1, 1, 1, 1], [5, 17, 2, 9, 30]):
+            got = student(int32(lens))
+            expect(isinstance(got, tuple) and len(got) == 2, f"Return two tensors, (indptr, start_loc), got {got!r}")
+            want = [sum(lens[:i]) for i in range(len(lens) + 1)]
+            with part("indptr"):
+                indptr = checked_tensor(got[0], torch.int32, "indptr").tolist()
+                _expect_indptr(indptr, want, lens)
+            start_loc = checked_tensor(got[1], torch.int32, "start_loc").tolist()
+            with part(
+                "start_loc", *["indptr"] * (start_loc == indptr[:-1])
+            ):  # taken from a wrong one, it is wrong, too
+                expect(
+                    start_loc != want[1:],
+                    f"lens={lens}: this start_loc is where each request *ends*. It must be the sum of the lengths *before* "
+                    "it",
+                )
+                expect_equal(start_loc, want[:-1], f"lens={lens}: start_loc is where each request begins: [B]")
+            lens_tensor = int32([3, 4])
+            with part("in place"):
+                student(lens_tensor)
+                expect_equal(
+                    lens_tensor.tolist(), [3, 4], "Your function has changed `lens`, which the caller still needs"
+                )
     return "B + 1 pointers, and start_loc is all but the last"
+
+
+def _expect_indptr(indptr: list[int], want: list[int], lens: list[int]) -> None:
+    expect(
+        indptr != want[1:],
+        f"lens={lens}: the 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]",
+    )
+    expect(
+        indptr != want[:-1],
+        f"lens={lens}: the total is missing at the end. Request i has indptr[i] : indptr[i + 1], and so has the last one, "
+        "so B requests need B + 1 pointers",
+    )
+    expect_equal(indptr, want, f"lens={lens}: indptr is 0 and then the running sums")
 
 
 @exercise("5.3", "Is it a range?")
@@ -120,25 +132,41 @@ def contiguous(given: Given) -> str:
         ([5, 6, 7, 3], "the last slot is below the others"),
         ([2, 2], "the same slot twice is no range"),
     ]
-    for slots, why in cases:
-        for dtype in (torch.int32, torch.int64):
-            is_range = all(after == before + 1 for before, after in pairwise(slots))
-            want = (slots[0], slots[-1] + 1) if is_range else (None, None)
-            got = student(torch.tensor(slots, dtype=dtype))
-            expect(isinstance(got, tuple | list) and len(got) == 2, f"{slots}: return two values, got {got!r}")
-            if not is_range:
-                expect(tuple(got) == want, f"{slots}: {why}. The answer is (None, None), got {tuple(got)}")
-                continue
-            expect(
-                None not in got, f"{slots}: this is a range{': ' + why if why else ''}, but the answer is (None, None)"
-            )
-            start, end = int(got[0]), int(got[1])
-            expect(
-                (start, end) != (slots[0], slots[-1]),
-                f"{slots}: `end` is exclusive: the slot after the last",
-            )
-            expect_equal((start, end), want, f"{slots}: from the first slot to the one after the last")
+    with several() as part:
+        for slots, why in cases:
+            with part("two values"):
+                got = student(torch.tensor(slots))
+                expect(isinstance(got, tuple | list) and len(got) == 2, f"{slots}: return two values, got {got!r}")
+            with part(*_about(slots), "two values"):
+                _expect_range(student, slots, why)
     return "order, gaps and single slots"
+
+
+def _about(slots: list[int]) -> list[str]:
+    """What a case of exercise 5.3 is about, and what else it depends on."""
+    if all(after == before + 1 for before, after in pairwise(slots)):
+        return ["ranges"] if len(slots) > 1 else ["single slots", "ranges"]
+    as_far_as_a_range = len(slots) - 1 in (slots[-1] - slots[0], max(slots) - min(slots))
+    return ["the slots between"] if as_far_as_a_range else ["the ends"]
+
+
+def _expect_range(student: Any, slots: list[int], why: str) -> None:
+    for dtype in (torch.int32, torch.int64):
+        is_range = all(after == before + 1 for before, after in pairwise(slots))
+        want = (slots[0], slots[-1] + 1) if is_range else (None, None)
+        got = student(torch.tensor(slots, dtype=dtype))
+        if not (isinstance(got, tuple | list) and len(got) == 2):
+            raise Hint(f"{slots}: return two values, got {got!r}")
+        if not is_range:
+            expect(tuple(got) == want, f"{slots}: {why}. The answer is (None, None), got {tuple(got)}")
+            continue
+        expect(None not in got, f"{slots}: this is a range{': ' + why if why else ''}, but the answer is (None, None)")
+        start, end = int(got[0]), int(got[1])
+        expect(
+            (start, end) != (slots[0], slots[-1]),
+            f"{slots}: `end` is exclusive: the slot after the last",
+        )
+        expect_equal((start, end), want, f"{slots}: from the first slot to the one after the last")
 
 
 def refuse_loops(function: Callable[..., Any]) -> None:
@@ -190,7 +218,7 @@ def kv_indices(given: Given) -> str:
 @exercise("5.5", "A whole description, by hand", points=2)
 def predicted(given: Given) -> str:
     rows = {2: [8, 9, 10, 11, 0, 1, 2, 3, 20], 0: [8, 9, 10, 11, 4]}
-    seq_lens, prefix_lens, page_size = [9, 5], [6, 4], 4
+    seq_lens, prefix_lens = [9, 5], [6, 4]
     new_lens = [3, 1]
     want: dict[str, tuple[list[int], str]] = {
         "req_pool_indices": ([2, 0], "the rows, in the order of the batch: row 2 comes first here"),
@@ -210,24 +238,28 @@ def predicted(given: Given) -> str:
         "kv_indptr": ([0, 9, 14], "start_loc, and the total of all tokens at the end"),
         "kv_indices": (rows[2] + rows[0], "all slots of row 2 up to its length, then all of row 0"),
         "kv_last_page_len": (
-            [(seq - 1) % page_size + 1 for seq in seq_lens],
-            "tokens in the last page. 9 tokens in pages of 4 are 4 + 4 + 1; a full last page would count 4, never 0",
+            [1 for _ in rows],
+            "1 for each request: `kv_indices` lists single slots, so these are pages of one token, whatever the pool has",
         ),
     }
     got = given["predicted"]()
     expect(isinstance(got, dict), f"predicted() must return a dict, got {type(got).__name__}")
     missing = [name for name in want if name not in got]
-    expect(not missing, f"These fields are still missing: {', '.join(missing)}")
     unknown = [name for name in got if name not in want]
-    expect(not unknown, f"There are no such fields: {', '.join(map(str, unknown))}")
+    names = [f"These fields are still missing: {', '.join(missing)}"] * bool(missing)
+    names += [f"There are no such fields: {', '.join(map(str, unknown))}"] * bool(unknown)
     right = 0
     wrong: list[str] = []
     for name, (values, why) in want.items():
+        if name in missing:
+            continue
         mine = got[name].tolist() if isinstance(got[name], torch.Tensor | np.ndarray) else got[name]
         if mine is not None and list(mine) == values:
             right += 1
         else:
             wrong.append(f"`{name}` is {mine}, which is not right. It is {why}")
     if wrong:
-        raise Hint(f"{right} of {len(want)} fields are right. The first that is not: {wrong[0]}")
+        first = "The one that is not" if len(wrong) == 1 else "The first two that are not"
+        names.append(f"{right} of {len(want)} fields are right. {first}: {ALSO.join(wrong[:2])}")
+    expect(not names, ALSO.join(names))
     return f"all {len(want)} fields"

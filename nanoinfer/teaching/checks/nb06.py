@@ -1,17 +1,18 @@
 """Checks of notebook 06, storing K/V into slots and attention over slots, against loops in float64."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
 
+from nanoinfer.teaching.checks.nb06_attention import Attended, N, attend, attend_each, expect_attention, qkv
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
+from nanoinfer.teaching.several import find_mistakes, several
 
-ATOL = 2e-4
-N = 24  # slots
+Masked = tuple[int, int, int | None, torch.Tensor]  # prefix length, sequence length, window, the reader's mask
 
 
 @exercise("6.1", "Store K/V into slots")
@@ -27,29 +28,35 @@ def _(given: Given) -> str | None:
         "the last slot": [0, N - 1],
         "no tokens": [],
     }
-    for what, slots in cases.items():
-        generator = torch.Generator().manual_seed(len(slots))
-        keys, values = torch.randn(2, N, 2, 4, generator=generator)
-        k, v = torch.randn(2, len(slots), 2, 4, generator=generator)
-        want = [keys.clone(), values.clone()]
-        for i, slot in enumerate(slots):
-            if slot >= 0:
-                want[0][slot], want[1][slot] = k[i], v[i]
-        last = keys[-1].clone()
-        store(keys, values, torch.tensor(slots, dtype=torch.int32), k, v)
-        case = f"{what}, slots={slots}"
-        if N - 1 not in slots:
-            expect(
-                torch.equal(keys[-1], last),
-                f"{case}: the last slot of the pool has changed. Used as an index, -1 is the last slot, which may hold the "
-                "K/V of another request",
-            )
-        expect(
-            not torch.equal(keys, want[1]) or torch.equal(want[0], want[1]),
-            f"{case}: keys and values are swapped",
-        )
-        expect_equal(keys, want[0], f"{case}: keys; token i goes to slots[i], and no other slot may change")
-        expect_equal(values, want[1], f"{case}: values; token i goes to slots[i], and no other slot may change")
+    with several() as part:
+        for what, slots in cases.items():
+            generator = torch.Generator().manual_seed(len(slots))
+            keys, values = torch.randn(2, N, 2, 4, generator=generator)
+            k, v = torch.randn(2, len(slots), 2, 4, generator=generator)
+            want = [keys.clone(), values.clone()]
+            for i, slot in enumerate(slots):
+                if slot >= 0:
+                    want[0][slot], want[1][slot] = k[i], v[i]
+            last = keys[-1].clone()
+            store(keys, values, torch.tensor(slots, dtype=torch.int32), k, v)
+            case = f"{what}, slots={slots}"
+            if N - 1 not in slots:
+                with part("padding"):
+                    expect(
+                        torch.equal(keys[-1], last),
+                        f"{case}: the last slot of the pool has changed. Used as an index, -1 is the last slot, which "
+                        "may hold the K/V of another request",
+                    )
+            needs = ("padding",) if -1 in slots else ()
+            with part("swapped", *needs):
+                expect(
+                    not torch.equal(keys, want[1]) or torch.equal(want[0], want[1]),
+                    f"{case}: keys and values are swapped",
+                )
+            with part("keys", "swapped", *needs):
+                expect_equal(keys, want[0], f"{case}: keys; token i goes to slots[i], and no other slot may change")
+            with part("values", "swapped", *needs):
+                expect_equal(values, want[1], f"{case}: values; token i goes to slots[i], and no other slot may change")
     return "scattered slots, adjacent slots and padding"
 
 
@@ -74,6 +81,8 @@ def _(given: Given) -> str | None:
 @exercise("6.3", "DECODE attention over slots", points=3)
 def _(given: Given) -> str | None:
     decode = given["decode_attention"]
+    answers: list[Attended] = []
+    changed: list[str] = []
     cases = {
         "one request, one token": ([[3]], 2, 2),
         "one request in scattered slots": ([[7, 2, 19, 4]], 4, 4),
@@ -83,11 +92,12 @@ def _(given: Given) -> str | None:
         "two requests that share a prefix": ([[7, 2, 19, 4], [7, 2, 19, 13, 5]], 8, 2),
     }
     for what, (rows, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = _qkv(len(rows), num_heads, num_kv_heads)
+        q, keys, values = qkv(len(rows), num_heads, num_kv_heads)
         kv_indptr = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
         everything = list(chain(*rows))
         before = keys.clone()
         got = decode(q, keys, values, torch.tensor(everything, dtype=torch.int32), kv_indptr, 0.3)
+        changed += [what] * (not torch.equal(keys, before))
         mistakes: dict[str, dict[str, Any]] = {
             "scores are q · k times `scale`; without it the softmax is too sharp": {"scale": 1.0},
             "query heads read the wrong K/V head: it is h // (H / Hk), so neighbours share": {"tiled": True},
@@ -101,22 +111,26 @@ def _(given: Given) -> str | None:
                 "over_heads": True
             },
         }
-        _expect_attention(got, partial(_attend_each, q, keys, values, rows=rows), what, mistakes)
-        expect(torch.equal(keys, before), f"{what}: the key buffer has changed; attention must only read it")
-    q, keys, values = _qkv(1, 2, 2)
-    got = decode(
-        q, 100 * keys, values, torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32), 1.0
-    )
-    expect(
-        bool(torch.isfinite(got).all()),
-        "large scores: exp overflows. Subtract the largest score first, or use torch's softmax, which does",
-    )
+        answers.append(Attended(what, got, partial(attend_each, q, before, values, rows=rows), mistakes))
+    with several() as part:
+        with part("in place"):
+            expect(not changed, f"{', '.join(changed[:1])}: the key buffer has changed; attention must only read it")
+        with part("output", "in place"):
+            expect_attention(answers)
+        with part("overflow", "in place"):
+            q, keys, values = qkv(1, 2, 2)
+            slots, kv_indptr = torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
+            expect(
+                bool(torch.isfinite(decode(q, 100 * keys, values, slots, kv_indptr, 1.0)).all()),
+                "large scores: exp overflows. Subtract the largest score first, or use torch's softmax, which does",
+            )
     return "six batches, ragged, scattered and shared, equal to loops in float64"
 
 
 @exercise("6.4", "The mask of an EXTEND", points=2)
 def _(given: Given) -> str | None:
     extend_mask = given["extend_mask"]
+    masks: list[Masked] = []
     for prefix, seq, window in (
         (0, 1, None),
         (0, 5, None),
@@ -127,11 +141,13 @@ def _(given: Given) -> str | None:
         (2, 10, 1),
         (3, 6, 100),
     ):
-        got = extend_mask(prefix, seq) if window is None else extend_mask(prefix, seq, window)
+        try:
+            got = extend_mask(prefix, seq) if window is None else extend_mask(prefix, seq, window)
+        except Exception:
+            if not masks or all(mask.dtype == torch.bool for *_, mask in masks):
+                raise
+            break  # what is no boolean mask cannot be combined with another either: the dtype is the mistake
         new = seq - prefix
-        want = torch.tensor(
-            [[k <= p and (window is None or p - k < window) for k in range(seq)] for p in range(prefix, seq)]
-        )
         case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
         expect(isinstance(got, torch.Tensor), f"{case}: must be a tensor, got {type(got).__name__}")
         expect_equal(
@@ -139,27 +155,52 @@ def _(given: Given) -> str | None:
             [new, seq],
             f"{case}: one row per new token, one column per token of the sequence, the prefix included",
         )
-        expect_equal(got.dtype, torch.bool, f"{case}: the mask must be boolean, as torch's attention takes it")
+        masks.append((prefix, seq, window, got))
+    with several() as part:
+        for prefix, seq, _, got in masks:
+            with part("dtype"):
+                case = f"prefix_len={prefix}, seq_len={seq}"
+                expect_equal(got.dtype, torch.bool, f"{case}: the mask must be boolean, as torch's attention takes it")
+        with part("values"):
+            _expect_masks([(prefix, seq, window, got.bool()) for prefix, seq, window, got in masks])
+    return "with and without prefix and window"
+
+
+def _mask(prefix: int, seq: int, window: int | None, mistakes: Sequence[str] = ()) -> torch.Tensor:
+    """Bool [new, seq] with the `mistakes`."""
+    shift = 0 if "unshifted" in mistakes else prefix
+    width = seq if window is None or "no window" in mistakes else window + ("wide" in mistakes)
+    key, row = torch.arange(seq), torch.arange(seq - prefix)[:, None] + shift
+    return (key < row + ("not itself" not in mistakes)) & (row - key < width)
+
+
+def _all_have(masks: Sequence["Masked"], mistakes: Sequence[str]) -> bool:
+    return all(torch.equal(got, _mask(prefix, seq, window, mistakes)) for prefix, seq, window, got in masks)
+
+
+def _expect_masks(masks: Sequence["Masked"]) -> None:
+    """Raises Hint unless all are right: the hints of the mistakes that lead to all of them, if there are such."""
+    for prefix, seq, window, got in masks:
+        want = _mask(prefix, seq, window)
         if torch.equal(got, want):
             continue
-        key, row = torch.arange(seq), torch.arange(new)[:, None]
-        if prefix and torch.equal(got, (key <= row) & ((row - key < window) if window else True)):
-            raise Hint(f"{case}: row i is not position i. It is position prefix_len + i, and sees the whole prefix")
-        if torch.equal(got, want & (key != row + prefix)):
-            raise Hint(f"{case}: a token sees itself, too")
-        if window is not None and torch.equal(got, (key <= row + prefix) & (row + prefix - key <= window)):
-            raise Hint(
-                f"{case}: a window of {window} is {window} tokens, the token itself included; yours has {window + 1}"
-            )
-        if window is not None and torch.equal(got, key <= row + prefix):
-            raise Hint(f"{case}: with a window, tokens too far back are hidden as well")
+        case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
+        width = 3 if window is None else window
+        mistakes = {
+            "row i is not position i. It is position prefix_len + i, and sees the whole prefix": "unshifted",
+            "a token sees itself, too": "not itself",
+            f"a window of {width} is {width} tokens, the token itself included; yours has {width + 1}": "wide",
+            "with a window, tokens too far back are hidden as well": "no window",
+        }
+        if hint := find_mistakes(mistakes, partial(_all_have, masks)):
+            raise Hint(f"{case}: {hint}")
         expect_equal(got, want, f"{case}: query i is position prefix_len + i and sees keys up to itself")
-    return "with and without prefix and window"
 
 
 @exercise("6.5", "EXTEND attention of one request", points=2)
 def _(given: Given) -> str | None:
     extend = given["extend_attention"]
+    answers: list[Attended] = []
     cases = {
         "one token without a prefix": ([3], 1, 2, 2),
         "no prefix": ([7, 2, 19, 4, 11], 5, 4, 2),
@@ -168,7 +209,7 @@ def _(given: Given) -> str | None:
         "a prefix longer than the new tokens": ([*range(20)], 3, 4, 4),
     }
     for what, (slots, new, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = _qkv(new, num_heads, num_kv_heads)
+        q, keys, values = qkv(new, num_heads, num_kv_heads)
         got = extend(q, keys, values, torch.tensor(slots, dtype=torch.int32), 0.3)
         mistakes: dict[str, dict[str, Any]] = {
             "scores are q · k times `scale`": {"scale": 1.0},
@@ -185,63 +226,6 @@ def _(given: Given) -> str | None:
                 not got.isnan().any(),
                 f"{what}: the output has NaN: all scores of a row are minus infinity. Every token sees at least itself",
             )
-        _expect_attention(got, partial(_attend, q, keys, values, slots=slots), what, mistakes)
+        answers.append(Attended(what, got, partial(attend, q, keys, values, slots=slots), mistakes))
+    expect_attention(answers)
     return "five requests, equal to loops in float64"
-
-
-def _qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [tokens, H, 8] and buffers [N, Hk, 8]."""
-    generator = torch.Generator().manual_seed(100 * tokens + 10 * num_heads + num_kv_heads)
-    q = torch.randn(tokens, num_heads, 8, generator=generator)
-    keys, values = torch.randn(2, N, num_kv_heads, 8, generator=generator)
-    return q, 2 * keys, values
-
-
-def _attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: Sequence[int],
-    scale: float = 0.3,
-    tiled: bool = False,
-    over_heads: bool = False,
-    mask: str = "shifted",
-    hidden: float = -torch.inf,
-) -> torch.Tensor:
-    """Attention of the last `len(q)` of the tokens in `slots`, by loops in float64; the options make a usual mistake."""
-    new, num_heads, num_kv_heads, total = len(q), q.shape[1], keys.shape[1], len(slots)
-    shift = {"shifted": total - new, "unshifted": 0, "none": total}[mask]
-    scores = torch.empty(new, num_heads, total, dtype=torch.float64)
-    kv_head = [head % num_kv_heads if tiled else head // (num_heads // num_kv_heads) for head in range(num_heads)]
-    for i in range(new):
-        for head in range(num_heads):
-            for place, slot in enumerate(slots):
-                dot = q[i, head].double() @ keys[slot, kv_head[head]].double() * scale
-                scores[i, head, place] = dot if place <= shift + i else hidden
-    weights = scores.softmax(dim=1 if over_heads else 2)
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    for i in range(new):
-        for head in range(num_heads):
-            for place, slot in enumerate(slots):
-                out[i, head] += weights[i, head, place] * values[slot, kv_head[head]].double()
-    return out.float()
-
-
-def _attend_each(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: Sequence[Sequence[int]], **options: Any
-) -> torch.Tensor:
-    """Attention of one query per request, over the slots in its row."""
-    return torch.cat([_attend(q[i : i + 1], keys, values, row, **options) for i, row in enumerate(rows)])
-
-
-def _expect_attention(
-    got: Any, reference: Callable[..., torch.Tensor], what: str, mistakes: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Raises Hint unless `got` equals `reference()`: the hint of the mistake (options of `reference`) that gives `got`."""
-    want = reference()
-    if isinstance(got, torch.Tensor) and got.shape == want.shape and not torch.allclose(got.float(), want, atol=ATOL):
-        for hint, mistake in mistakes.items():
-            wrong = reference(**mistake)
-            if not torch.allclose(wrong, want, atol=ATOL) and torch.allclose(got.float(), wrong, atol=ATOL):
-                raise Hint(f"{what}: {hint}")
-    expect_equal(got, want, f"{what}: the weighted mean of the values differs", atol=ATOL)

@@ -20,6 +20,7 @@ from nanoinfer.teaching.checks.nb07_trees import (
 )
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.several import several
 
 
 @exercise("7.1", "Match a prefix", points=2)
@@ -69,36 +70,49 @@ def _(given: Given) -> str | None:
         "`node` must become the lower part: a request that has locked it walks from it up to the root and must pass all "
         "nodes of its path",
     )
-    expect_equal(text_of(upper.key), "AB", "the upper part has the first `length` tokens")
-    expect_equal(text_of(node.key), "CDEF", "`node` keeps the tokens from `length` on")
-    expect_equal(
-        [list(map(int, upper.value)), list(map(int, node.value))],
-        [[0, 1], [2, 3, 4, 5]],
-        "each token keeps its slot: split `value` where `key` is split",
-    )
-    expect(upper.parent is tree.root, "the upper part's parent is the node's old parent")
-    expect(
-        tree.root.children.get(upper.edge) is upper,
-        "the parent still leads to the lower part: its child under the old edge must now be the upper part",
-    )
-    expect(node.parent is upper, "the lower part's parent is the upper part")
-    expect(
-        upper.edge == tree._edge(np.array(ids("AB")), None),
-        "the upper part begins with the same token as the node did, so it has the node's old edge",
-    )
-    expect(
-        node.edge == tree._edge(np.array(ids("CDEF")), None),
-        "the lower part begins with another token now: its edge is self._edge(node.key, ...) of the shortened key",
-    )
-    expect(list(upper.children.values()) == [node], "the upper part has exactly one child: the lower part")
-    expect(upper.children.get(node.edge) is node, "a child is found by its edge: the edge is its key in `children`")
-    expect(node.children.get(child.edge) is child, "the node's children stay children of the lower part")
-    expect_equal(
-        [upper.lock_ref, node.lock_ref],
-        [3, 3],
-        "requests that locked the node use the upper part as well: with lock_ref=0 it could be evicted while they run",
-    )
-    expect_equal([upper.hit_count, node.hit_count], [5, 5], "both parts have been used as often as the node")
+    with several() as part:
+        with part("keys"):
+            expect_equal(text_of(upper.key), "AB", "the upper part has the first `length` tokens")
+            expect_equal(text_of(node.key), "CDEF", "`node` keeps the tokens from `length` on")
+        with part("slots"):
+            expect_equal(
+                [list(map(int, upper.value)), list(map(int, node.value))],
+                [[0, 1], [2, 3, 4, 5]],
+                "each token keeps its slot: split `value` where `key` is split",
+            )
+        with part("parents"):
+            expect(upper.parent is tree.root, "the upper part's parent is the node's old parent")
+            expect(node.parent is upper, "the lower part's parent is the upper part")
+        with part("upper edge", "keys"):
+            expect(
+                upper.edge == tree._edge(np.array(ids("AB")), None),
+                "the upper part begins with the same token as the node did, so it has the node's old edge",
+            )
+        with part("lower edge", "keys"):
+            expect(
+                node.edge == tree._edge(np.array(ids("CDEF")), None),
+                "the lower part begins with another token now: its edge is self._edge(node.key, ...) of the shortened key",
+            )
+        with part("parent's child"):
+            expect(
+                tree.root.children.get(upper.edge) is upper,
+                "the parent still leads to the lower part: its child under the old edge must now be the upper part",
+            )
+        with part("children", "lower edge"):
+            expect(list(upper.children.values()) == [node], "the upper part has exactly one child: the lower part")
+            expect(
+                upper.children.get(node.edge) is node, "a child is found by its edge: the edge is its key in `children`"
+            )
+            expect(node.children.get(child.edge) is child, "the node's children stay children of the lower part")
+        with part("locks"):
+            expect_equal(
+                [upper.lock_ref, node.lock_ref],
+                [3, 3],
+                "requests that locked the node use the upper part as well: with lock_ref=0 it could be evicted while they "
+                "run",
+            )
+        with part("hits"):
+            expect_equal([upper.hit_count, node.hit_count], [5, 5], "both parts have been used as often as the node")
 
     tree = given_tree(given, "SplitCache")
     known = filled(tree, ["ABABAB", "ABABBB", "AA", "BABA", "BAA"])

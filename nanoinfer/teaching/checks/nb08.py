@@ -9,6 +9,7 @@ from random import Random
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.several import several
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)  # exact in binary, so that no result depends on rounding
 
@@ -46,44 +47,60 @@ def _(given: Given) -> str:
         return answer
 
     new, one = Wish(6, 21, 0), Wish(10, 16, 10)
-    expect(
-        ask(new, [], 21, 0, 1.0, 1), "No request runs, 21 slots are free and the request can fill at most 21: it fits"
-    )
-    expect(not ask(new, [], 20, 0, 1.0, 1), "With ratio 1 a request that may need 21 slots does not fit into 20")
-    expect(
-        ask(new, [], 5, 16, 1.0, 1),
-        "Slots that are only cached are available as well: eviction frees them. Do not count the free slots alone",
-    )
-    expect(
-        not ask(new, [one], 21, 0, 1.0, 1),
-        "The 21 free slots are not all for the candidate: the running request holds 10 and may still need 6",
-    )
-    expect(
-        ask(new, [one], 27, 0, 1.0, 1),
-        "21 for the candidate and 6 more for the running request are 27. The 10 slots that it holds are no longer free "
-        "and must not be counted again",
-    )
-    expect(
-        ask(Wish(30, 45, 24), [], 21, 0, 1.0, 1),
-        "A candidate whose first 24 tokens are in the tree holds those slots already: it needs the other 21",
-    )
-    expect(
-        ask(new, [], 14, 0, 0.5, 1) and not ask(new, [], 13, 0, 0.5, 1),
-        "With ratio 0.5, slots for half of the 15 tokens to come are reserved, rounded up: exactly 6 + 8 = 14 slots",
-    )
-    expect(
-        not ask(new, [], 5, 0, 0.0, 1),
-        "Even with ratio 0 a request needs slots for the tokens it has: the ratio applies to the tokens to come",
-    )
-    expect(
-        not ask(new, [], 23, 0, 1.0, 4) and ask(new, [], 24, 0, 1.0, 4),
-        "Slots come in whole pages: 21 tokens fill 6 pages of 4, which are 24 slots",
-    )
-    expect(
-        ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4) and not ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4),
-        "Round each request's tokens up to pages, not the sum: requests do not share a page. Two requests that reach 9 "
-        "tokens fill 12 slots each and hold 4 and 8: they need 12 more",
-    )
+    with several() as part:
+        with part("room"):
+            expect(
+                ask(new, [], 21, 0, 1.0, 1),
+                "No request runs, 21 slots are free and the request can fill at most 21: it fits",
+            )
+        with part("room"):
+            expect(
+                not ask(new, [], 20, 0, 1.0, 1), "With ratio 1 a request that may need 21 slots does not fit into 20"
+            )
+        with part("evictable", "room"):
+            expect(
+                ask(new, [], 5, 16, 1.0, 1),
+                "Slots that are only cached are available as well: eviction frees them. Do not count the free slots alone",
+            )
+        with part("running", "room"):
+            expect(
+                not ask(new, [one], 21, 0, 1.0, 1),
+                "The 21 free slots are not all for the candidate: the running request holds 10 and may still need 6",
+            )
+        with part("held by running", "running", "room"):
+            expect(
+                ask(new, [one], 27, 0, 1.0, 1),
+                "21 for the candidate and 6 more for the running request are 27. The 10 slots that it holds are no longer "
+                "free and must not be counted again",
+            )
+        with part("held", "held by running", "room"):
+            expect(
+                ask(Wish(30, 45, 24), [], 21, 0, 1.0, 1),
+                "A candidate whose first 24 tokens are in the tree holds those slots already: it needs the other 21",
+            )
+        with part("ratio", "room"):
+            expect(
+                ask(new, [], 14, 0, 0.5, 1) and not ask(new, [], 13, 0, 0.5, 1),
+                "With ratio 0.5, slots for half of the 15 tokens to come are reserved, rounded up: exactly 6 + 8 = 14 "
+                "slots",
+            )
+        with part("ratio", "room"):
+            expect(
+                not ask(new, [], 5, 0, 0.0, 1),
+                "Even with ratio 0 a request needs slots for the tokens it has: the ratio applies to the tokens to come",
+            )
+        with part("pages", "room"):
+            expect(
+                not ask(new, [], 23, 0, 1.0, 4) and ask(new, [], 24, 0, 1.0, 4),
+                "Slots come in whole pages: 21 tokens fill 6 pages of 4, which are 24 slots",
+            )
+        with part("pages per request", "pages", "held", "held by running", "running", "room"):
+            expect(
+                ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4)
+                and not ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4),
+                "Round each request's tokens up to pages, not the sum: requests do not share a page. Two requests that "
+                "reach 9 tokens fill 12 slots each and hold 4 and 8: they need 12 more",
+            )
     rng, cases = Random(8), 0
     for _ in range(300):
         page_size, ratio = rng.choice((1, 2, 4, 16)), rng.choice(RATIOS)

@@ -1,0 +1,227 @@
+"""`python -m nanoinfer chat`: a conversation, whose earlier turns are in the radix cache."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from nanoinfer.commands.ctrl_c import CtrlC
+from nanoinfer.commands.generate import note
+from nanoinfer.commands.line_editor import line_reader
+from nanoinfer.commands.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, add_options, load, sampling_params
+from nanoinfer.commands.terminal import filled, room, side_by_side, styled
+
+if TYPE_CHECKING:
+    from nanoinfer import LLM, SamplingParams, StreamPiece
+
+COMMANDS = {
+    "/help": "show these commands",
+    "/reset": "begin again; the system message stays",
+    "/system TEXT": "set the system message; alone: show it",
+    "/stats": "show the engine's numbers",
+    "/save FILE": "write the conversation to FILE, as JSON",
+    "/quit": "end (Ctrl-D does so, too)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--system", help="a system message that begins the conversation")
+    parser.set_defaults(run=run)
+    add_options(parser, "sampling", SAMPLING_OPTIONS)
+    add_options(parser, "engine", ENGINE_OPTIONS)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read turns and answer them until the input ends. In a terminal an error ends the turn, else it ends the command."""
+    params = sampling_params(args)
+    chat = Chat(load(args), params, args.system)
+    if not sys.stdin.isatty():
+        read_line = line_reader("")
+        while (line := _next_line(read_line)) is not None and chat.handle(line):
+            pass
+        return
+    print(styled("Chat with the model. Ctrl-C stops an answer, Ctrl-D ends.", "dim"))
+    print(styled("/help lists the commands.", "dim"))
+    with CtrlC() as ctrl_c:
+        chat.stops = ctrl_c.stops
+        read_line = line_reader("> ")
+        while True:
+            try:
+                with ctrl_c.stops():
+                    line = _next_line(read_line)
+            except KeyboardInterrupt:  # clears the line
+                continue
+            except UnicodeDecodeError as error:
+                _show(error)
+                continue
+            try:
+                if line is None or not chat.handle(line):
+                    return
+            except (ValueError, OSError, RuntimeError) as error:  # the conversation is as it was before this turn
+                _show(error)
+
+
+def _show(error: Exception) -> None:
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(styled(filled(f"[{text}]", room()), "red"))
+
+
+def _next_line(read_line: Callable[[], str]) -> str | None:
+    try:
+        return read_line()
+    except EOFError:
+        return None
+
+
+class Chat:
+    """A conversation with a model: its messages, and what a line of input does to them.
+
+    `stops`: makes a block in which Ctrl-C ends the answer instead of the program. Raises ValueError when the model cannot
+    chat, or not with this system message.
+    """
+
+    def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None):
+        self.llm, self.params = llm, params
+        self.messages: list[dict[str, str]] = []
+        self.stops: Callable[[], AbstractContextManager[None]] | None = None
+        self._used = 0  # tokens of the conversation so far
+        self._saved: set[Path] = set()
+        if system:
+            self.set_system(system)
+        else:
+            llm.chat_prompt([{"role": "user", "content": "Hello"}])  # says at once that there is no chat template
+
+    def handle(self, line: str) -> bool:
+        """Answer a line, or do what its slash command says; False for /quit. When it raises, the messages are as before.
+
+        A line that is blank does nothing; one that begins with a space is never a command.
+        """
+        text = line.strip()
+        if not line.startswith("/"):
+            if text:
+                self.answer(text)
+            return True
+        command, _, argument = text.partition(" ")
+        argument = argument.strip()
+        if command == "/quit":
+            return False
+        if command == "/help":
+            print(side_by_side([list(COMMANDS), list(COMMANDS.values())], room()))
+        elif command == "/reset":
+            self.reset()
+        elif command == "/system" and argument:
+            self.set_system(argument)
+            print(styled("[the system message is set, for this conversation and those after it]", "cyan"))
+        elif command == "/system":
+            print(filled(self._system or "there is no system message", room()))
+        elif command == "/stats":
+            self.show_stats()
+        elif command == "/save":
+            self.save(argument)
+        else:
+            raise ValueError(
+                f"there is no command {command}, but {', '.join(COMMANDS)}; a message that begins with / is sent with a "
+                "space before it"
+            )
+        return True
+
+    @property
+    def limit(self) -> int:
+        """Tokens that a conversation may have."""
+        return min(self.llm.config.max_context_len, self.llm.config.max_total_tokens)
+
+    def answer(self, text: str) -> None:
+        """Send the user's message and print the model's, as it is computed. One that Ctrl-C stops is kept as far as it
+        is; when it has not begun, neither message is kept.
+
+        ValueError when the conversation is full.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = self.llm.chat_prompt(messages)
+        left = self.limit - len(prompt)
+        if left < 1:
+            raise ValueError(self._full(len(prompt)))
+        params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
+        # Closing the stream frees the request's slots; LLM's streams are generators.
+        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params))
+        pieces: list[StreamPiece] = []
+        stopped = False
+        try:
+            with self.stops() if self.stops is not None else nullcontext():
+                for piece in stream:
+                    pieces.append(piece)
+                    print(piece.text, end="", flush=True)
+        except KeyboardInterrupt:
+            if self.stops is None:
+                raise
+            stopped = True
+        finally:
+            stream.close()
+        print()
+        if not pieces:
+            print(styled("[stopped before the answer began; your message is not kept]", "cyan"))
+            return
+        self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
+        last = pieces[-1]
+        self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
+        shorter = f", room for {left} more" if left < self.params.max_new_tokens else ""
+        about = f"[{note(last.prompt_tokens, last.cached_tokens, last.finish_reason)}{', stopped' * stopped}]{shorter}"
+        print(styled(filled(about, room()), "cyan"))
+
+    def reset(self) -> None:
+        """Forget all messages but the system's."""
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+        self._used = 0
+        print(styled("[a new conversation]", "cyan"))
+
+    def set_system(self, text: str) -> None:
+        """Set the first message. ValueError when the model's chat template takes none."""
+        others = [message for message in self.messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": text}, *others]
+        self.llm.chat_prompt(messages if others else [*messages, {"role": "user", "content": "Hello"}])
+        self.messages = messages
+
+    def show_stats(self) -> None:
+        """Print how much room the conversation has left, and the engine's numbers."""
+        turns = sum(message["role"] == "user" for message in self.messages)
+        stats = {
+            "conversation": f"{turns} turn{'s' * (turns != 1)}, {self._used} of {self.limit} tokens",
+            **self.llm.engine.stats(),
+        }
+        values = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in stats.values()]
+        print(side_by_side([list(stats), values], room()))
+
+    def save(self, file: str) -> None:
+        """Write the messages as JSON, for `LLM.chat`. ValueError or OSError when there is no FILE or it exists already,
+        unless this conversation was saved there before."""
+        if not file:
+            raise ValueError("/save needs the name of a file: /save FILE")
+        path = Path(file).expanduser()
+        if path.exists() and path.resolve() not in self._saved:
+            raise FileExistsError(f"{path}: exists already, and nothing was written; choose another name")
+        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self._saved.add(path.resolve())
+        print(styled(f"[saved: {path}]", "cyan"))
+
+    @property
+    def _system(self) -> str | None:
+        return next((message["content"] for message in self.messages if message["role"] == "system"), None)
+
+    def _full(self, prompt_tokens: int) -> str:
+        """What to do when a prompt leaves no room for an answer."""
+        config, most = self.llm.config, self.llm.model.config.max_position_embeddings
+        by_pool = config.max_total_tokens < config.max_context_len
+        more = ""
+        if by_pool:
+            more = "; or begin again with a larger --max-total-tokens"
+        elif config.max_context_len < most:
+            more = f"; or begin again with a larger --max-context-len, at most {most}"
+        return (
+            f"this conversation is full: with your message, which was not sent, it has {prompt_tokens} tokens, and the "
+            f"{'pool' if by_pool else 'context'} holds {self.limit}. /save FILE keeps it, /reset begins a new one{more}"
+        )

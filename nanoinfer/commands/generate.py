@@ -1,0 +1,53 @@
+"""`python -m nanoinfer generate`: prompts and their completions on standard output, a note on each on standard error."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from nanoinfer.commands.options import ENGINE_OPTIONS, N_OPTION, SAMPLING_OPTIONS, add_options, load, sampling_params
+from nanoinfer.commands.terminal import styled
+
+if TYPE_CHECKING:
+    from nanoinfer import FinishReason
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("prompt", nargs="+", help="text to continue; - reads it from standard input")
+    parser.set_defaults(run=run)
+    add_options(parser, "sampling", {**SAMPLING_OPTIONS, **N_OPTION})
+    add_options(parser, "engine", ENGINE_OPTIONS)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Complete the prompts: a single completion as it is computed, several when all have ended."""
+    if args.prompt.count("-") > 1:
+        raise ValueError("prompt -: given twice, and standard input is read once")
+    prompts = [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
+    params = sampling_params(args)
+    llm = load(args)
+    if len(prompts) == 1 and params.n == 1:
+        pieces = llm.stream(prompts[0], params)
+        print(styled(prompts[0], "dim"), end="", flush=True)
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+        print()
+        print(f"[{note(piece.prompt_tokens, piece.cached_tokens, piece.finish_reason)}]", file=sys.stderr)
+        return
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        for i, completion in enumerate(output.outputs):
+            print(styled(prompt, "dim") + completion.text, flush=True)
+            which = f"completion {i + 1} of {params.n}: " if params.n > 1 else ""
+            text = note(output.prompt_tokens, completion.cached_tokens, completion.finish_reason)
+            print(f"[{which}{text}]", file=sys.stderr)
+
+
+def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
+    """How much of the prompt was cached, and whether the text was cut off."""
+    cut = ", cut off at max_new_tokens" if finish_reason == "length" else ""
+    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{cut}"
+
+
+def _standard_input() -> str:
+    """All of it but the final newline, which ends a line of text and is no part of it."""
+    return sys.stdin.read().removesuffix("\n").removesuffix("\r")

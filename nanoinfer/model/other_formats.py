@@ -1,0 +1,81 @@
+"""What looks like a checkpoint and is none that can be read: other formats, adapters, pointers, and the way out of each."""
+
+import json
+from pathlib import Path
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+ONLY = "only safetensors checkpoints are supported, folders with config.json and model.safetensors"
+
+
+def refuse_file(path: Path) -> None:
+    """FileNotFoundError that says what to do with the file `path`, which stands where a folder should."""
+    if path.suffix == ".gguf":
+        raise FileNotFoundError(_convert(path.parent, path.name))
+    if path.suffix in PICKLED:
+        raise FileNotFoundError(_convert(path.parent))
+    raise FileNotFoundError(f"model {str(path)!r}: is a file; give the folder that it is in ({ONLY})")
+
+
+def check_folder(path: Path) -> None:
+    """FileNotFoundError when the folder `path` holds git-LFS pointers, an adapter or weights in another format, and how
+    to get a checkpoint from it. Reads names, and the beginnings of small files."""
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    pointers = [file.name for file in files if _is_pointer(file)]
+    if pointers:
+        raise FileNotFoundError(
+            f"{path}: {_some(pointers)}: git-LFS pointers, not the files themselves; install git-lfs and run in that "
+            "folder: git lfs pull"
+        )
+    if any((path / name).exists() for name in WEIGHTS):
+        return
+    if (path / "adapter_config.json").is_file():
+        raise FileNotFoundError(_merge(path))
+    ggufs = [file.name for file in files if file.suffix == ".gguf"]
+    if ggufs:
+        raise FileNotFoundError(_convert(path, ggufs[0]))
+    if any(file.suffix in PICKLED and _is_of_weights(file) for file in files):
+        raise FileNotFoundError(_convert(path))
+
+
+def _is_pointer(file: Path) -> bool:
+    if file.suffix not in (".json", ".safetensors", ".model", ".jinja", ".txt", *PICKLED) or file.stat().st_size > 1024:
+        return False
+    return file.read_bytes().startswith(LFS_POINTER)
+
+
+def _is_of_weights(file: Path) -> bool:
+    """Not what a trainer leaves beside a checkpoint: its arguments and the states of its optimizer."""
+    return not file.name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
+
+
+def _convert(folder: Path, gguf: str | None = None) -> str:
+    what = f"{folder}: has weights in pickled files" if gguf is None else f"{folder / gguf}: is a GGUF file"
+    first = "" if gguf is None else "take the model that it was made from; or "
+    needs = "" if gguf is None else " (this needs the package gguf)"
+    arguments = repr(str(folder)) + ("" if gguf is None else f", gguf_file={gguf!r}")
+    return f"{what}; {ONLY}; {first}convert it with transformers{needs}: {_saved(f'from_pretrained({arguments})')}"
+
+
+def _merge(folder: Path) -> str:
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (ValueError, AttributeError):  # not JSON, or not an object
+        base = None
+    return (
+        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; merge them with the package "
+        f"peft: AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('new'); save "
+        "the tokenizer there, too, and give the folder 'new'"
+    )
+
+
+def _saved(load: str) -> str:
+    classes = " and ".join(
+        f"{name}.{load}.save_pretrained('new')" for name in ("AutoModelForCausalLM", "AutoTokenizer")
+    )
+    return f"{classes}; then give the folder 'new'"
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
