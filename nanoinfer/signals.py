@@ -34,6 +34,10 @@ class _Shield:
         """Replace the handlers."""
         for number in SIGNALS:
             handler = signal.getsignal(number)
+            while isinstance(other := getattr(handler, "__self__", None), _Shield):
+                handler = other._handlers[
+                    number
+                ]  # it is down, but several handlers have raised before this one was back
             if callable(handler):  # else it is ignored, the system's, or not Python's business
                 self._handlers[number] = handler
                 self._replaced.append(number)

@@ -10,11 +10,14 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -158,6 +161,15 @@ def wait_for(pid: int, seconds: float) -> int | None:
     os.kill(pid, signal.SIGABRT)  # faulthandler says where it hung
     os.waitpid(pid, 0)
     return None
+
+
+def run_episode(checkpoint: Path, seed: int, count: int, *options: str) -> Counter[str]:
+    """`count` processes, from another one that has no threads yet. AssertionError with what was wrong."""
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.episodes.exits", str(checkpoint)]
+    command += ["--seed", str(seed), "--count", str(count), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + count * (SECONDS + 5))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Counter({"exits": count})
 
 
 def main() -> None:

@@ -145,7 +145,8 @@ class Crowd:
         try:
             outputs = self.llm.engine.step()
         except RuntimeError as error:
-            assert "other threads wait for calls of an LLM" in str(error)
+            if "other threads wait for calls of an LLM" not in str(error):
+                raise
             self.counts["steps refused"] += 1
         else:
             assert outputs == [], "a step by hand has taken the outputs of calls"
