@@ -10,6 +10,8 @@ into the calls that it belongs to, so that all of them are batched together:
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from operator import setitem
 from weakref import ReferenceType, ref
 
 from nanoinfer.engine import Engine
@@ -27,8 +29,7 @@ class Call:
     def __init__(self, groups: Sequence[RequestGroup], stream: bool):
         self.groups = groups
         self.outputs: dict[int, RequestOutput] = {}
-        self._pieces: dict[int, StreamPiece] = {}  # not read yet, by completion
-        self._reading = threading.Lock()
+        self._pieces: deque[StreamPiece] = deque()  # not read yet
         self.error: BaseException | None = None
         self._reader = PieceReader(groups[0]) if stream else None
         self._unended = deque(groups)
@@ -50,9 +51,11 @@ class Call:
 
     def read(self) -> list[StreamPiece]:
         """What is new since the last read: one piece for each completion that has something new."""
-        with self._reading:
-            pieces, self._pieces = list(self._pieces.values()), {}
-            return pieces
+        pieces: dict[int, StreamPiece] = {}
+        for piece in [self._pieces.popleft() for _ in range(len(self._pieces))]:
+            before = pieces.get(piece.index)
+            pieces[piece.index] = piece if before is None else before + piece
+        return list(pieces.values())
 
     def first_unended(self) -> RequestGroup | None:
         """The first request whose last output has not come."""
@@ -63,10 +66,7 @@ class Call:
     def put(self, output: RequestOutput) -> None:
         """A step has given an output. To be called between two passes."""
         if self._reader is not None:
-            with self._reading:
-                for piece in self._reader.read():
-                    waiting = self._pieces.get(piece.index)
-                    self._pieces[piece.index] = piece if waiting is None else waiting + piece
+            self._pieces.extend(self._reader.read())  # no lock: another thread may be reading, or collecting garbage
         self.error = self.error or output.error
         if output.finished:
             self.outputs[output.request_id] = output
@@ -74,7 +74,7 @@ class Call:
 
 
 class Calls:
-    """The calls in flight on one engine. One that was dropped without being closed is closed by the next step or call."""
+    """The calls in flight on one engine. A call that is dropped is closed, too, wherever garbage collection finds it."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -85,23 +85,28 @@ class Calls:
         with this engine.
         """
         call, turns = Call(groups, stream), self._engine.turns
+        ids = [group.request_id for group in groups]
         with turns.visit():
             turns.check_between_passes()
-            for request_id in [request_id for request_id, dropped in self._calls.items() if dropped() is None]:
-                self._forget(request_id, abort=True)
             if turns.taken_by is not None:
                 raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
-            for request_id in self._engine.submit_all(groups):
-                self._calls[request_id], turns.callers[request_id] = ref(call), threading.current_thread()
+            self._engine.submit_all(groups)
+            # When the call is dropped, `turns.later` gets to know: in C, where no signal handler gets in.
+            reference = ref(call, partial(setitem, turns.later, partial(self._end, ids)))
+            for request_id in ids:
+                self._calls[request_id], turns.callers[request_id] = reference, threading.current_thread()
         return call
 
     def close(self, call: Call) -> None:
-        """The call is over: abort those of its requests that have not ended."""
-        with self._engine.turns.visit(let_handlers_in=False):
-            if self._engine.turns.is_computing:
-                return  # a stream was dropped, and collected in the middle of a pass
-            for group in call.groups:
-                self._forget(group.request_id, abort=group.request_id not in call.outputs)
+        """The call is over: abort those of its requests that have not ended, as soon as no pass is being made."""
+        ids = [group.request_id for group in call.groups]
+        self._engine.turns.soon(partial(self._end, ids))
+
+    def _end(self, request_ids: Sequence[int]) -> None:
+        for request_id in request_ids:
+            self._engine.turns.callers.pop(request_id, None)
+            if self._calls.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
 
     def wait(self, call: Call) -> None:
         """Until the call has news, or this thread has made a step.
@@ -150,12 +155,4 @@ class Calls:
                 by_hand.append(output)
             elif (call := self._calls[output.request_id]()) is not None:
                 call.put(output)
-            else:
-                self._forget(output.request_id, abort=not output.finished)
         self._engine.deliver_later(by_hand)
-
-    def _forget(self, request_id: int, abort: bool) -> None:
-        self._calls.pop(request_id, None)
-        self._engine.turns.callers.pop(request_id, None)
-        if abort:
-            self._engine.abort(request_id)

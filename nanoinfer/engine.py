@@ -121,9 +121,13 @@ class Engine:
             return [group.request_id for group in groups]
         except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
             with self.turns.visit(let_handlers_in=False):
-                self.open_requests.take_back(queued)
-                for req in [req for group in queued for req in group.reqs]:
-                    self.scheduler.waiting.discard(req)
+                for group in queued:
+                    if any(req not in self.scheduler.waiting for req in group.reqs):
+                        self.abort(group.request_id)  # a pass of another thread has been quicker
+                        continue
+                    self.open_requests.take_back([group])
+                    for req in group.reqs:
+                        self.scheduler.waiting.discard(req)
             raise
 
     def abort(self, request_id: int) -> RequestOutput | None:

@@ -10,8 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 # The signals that programs put handlers on; a handler for anything else (a fault, a stopped child) has its own reasons.
@@ -22,56 +21,75 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Shield:
-    """Stands in for every Python handler, notes what arrives, and passes it on when it is taken down."""
+    """Stands in for every Python handler. What arrives is noted, and passed on when the shield is taken down, or opened."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._replaced: list[int] = []  # signals whose handler this shield stands in for now
         self._held: dict[int, FrameType | None] = {}
-        self.closed = False  # down for good
+        self.is_open = False  # handlers run as their signals arrive
+        self._is_down = False  # for good
 
     def up(self) -> None:
-        """Replace the handlers. One that raises meanwhile does not keep the others from being replaced."""
-        error: BaseException | None = None
+        """Replace the handlers."""
         for number in SIGNALS:
-            try:
-                handler = signal.getsignal(number)
-                if callable(handler):  # else it is ignored, the system's, or not Python's business
-                    self._handlers[number] = handler
-                    signal.signal(number, self._hold)
-            except BaseException as raised:
-                error = raised
-        if error is not None:
-            raise error
+            handler = signal.getsignal(number)
+            while isinstance(other := getattr(handler, "__self__", None), _Shield):
+                handler = other._handlers[
+                    number
+                ]  # it is down, but several handlers have raised before this one was back
+            if callable(handler):  # else it is ignored, the system's, or not Python's business
+                self._handlers[number] = handler
+                self._replaced.append(number)
+                signal.signal(number, self._arrived)
 
     def down(self) -> None:
-        """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors."""
-        handlers = dict(self._handlers)
+        """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors.
+
+        A handler that is back may raise anywhere in here; to call this again completes what it has cut short.
+        """
         try:
             self._restore()
         finally:
-            self._run(handlers)
+            self._is_down = True
+            self._run()
+
+    def open(self) -> None:
+        """Run the handlers whose signal has arrived, and from now on the others at once."""
+        self._run()
+        self.is_open = True
 
     def _restore(self) -> None:
         """All of them: one that is back already may raise while the others are being restored."""
         try:
-            while self._handlers:
-                number, handler = next(iter(self._handlers.items()))
-                signal.signal(number, handler)
-                del self._handlers[number]
+            while self._replaced:
+                number = self._replaced[-1]
+                if signal.getsignal(number) == self._arrived:  # else a new one was installed meanwhile
+                    signal.signal(number, self._handlers[number])
+                self._replaced.pop()
         finally:
-            if self._handlers:
+            if self._replaced:
                 self._restore()
 
-    def _run(self, handlers: dict[int, Handler]) -> None:
+    def _run(self) -> None:
         while self._held:
-            number, frame = self._held.popitem()
             try:
-                handlers[number](number, frame)
+                self._call(*self._held.popitem())
             finally:
-                self._run(handlers)
+                self._run()
 
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._held[number] = frame
+    def _call(self, number: int, frame: FrameType | None) -> None:
+        self._handlers[number](number, frame)
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._is_down:  # or nearly: a handler has raised before this one was back
+            self._call(number, frame)
+        elif self.is_open:
+            self.is_open = False  # what it raises goes through bookkeeping, and no other handler may cut that in two
+            self._call(number, frame)
+            self.open()
+        else:
+            self._held[number] = frame
 
 
 _active: _Shield | None = None  # the one that is up: handlers belong to the process, so there is one at most
@@ -85,8 +103,17 @@ def _concerned() -> bool:
 def uninterrupted() -> Iterator[None]:
     """Signal handlers wait until the block (or the decorated function) is done. May be nested; costs some microseconds."""
     global _active
-    if _active is not None or not _concerned():
+    if not _concerned():
         yield
+        return
+    shield = _active
+    if shield is not None:
+        was_open, shield.is_open = shield.is_open, False
+        try:
+            yield
+        finally:
+            if was_open:
+                shield.open()
         return
     shield = _Shield()
     try:
@@ -95,46 +122,33 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _active = None
-        shield.closed = True
-        shield.down()
+        try:
+            shield.down()
+        finally:
+            shield.down()  # a handler may raise before the first call has begun
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside `uninterrupted`: handlers run in this block, and those whose signal has arrived before run first."""
-    global _active
+    """Inside `uninterrupted`: handlers run in this block, and those whose signal has arrived before run first. When one
+    raises, the others wait again.
+    """
     shield = _active
     if shield is None or not _concerned():
         yield
         return
     try:
-        _active = None
-        shield.down()
+        shield.open()
         yield
     finally:
-        # A handler that raises as the block is entered leaves this generator behind, to be closed at any later time.
-        if not shield.closed:
-            shield.up()
-            _active = shield
+        shield.is_open = False
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised this exception, as far as its traceback shows: then it is for the main thread,
-    whatever was going on there. (That of Ctrl-C is written in C and leaves no frame, only its KeyboardInterrupt.)
+    """Whether a signal handler that had to wait, or was let in, raised this exception: then it is for the main thread,
+    whatever was going on there.
     """
-    if not _concerned():
-        return False
-    codes = {code for number in SIGNALS if (code := _code_of(signal.getsignal(number))) is not None}
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code not in codes:
+    traceback = error.__traceback__ if _concerned() else None
+    while traceback is not None and traceback.tb_frame.f_code is not _Shield._call.__code__:
         traceback = traceback.tb_next
-    return traceback is not None or isinstance(error, KeyboardInterrupt)
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    """The code that runs first when `handler` is called, if it is written in Python."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = getattr(handler, "__func__", type(handler).__call__)
-    return getattr(handler, "__code__", None)
+    return traceback is not None

@@ -28,6 +28,8 @@ class Turns:
         self._holder: threading.Thread | None = None
         self._steppers = self._visitors = 0  # threads that wait for a step, and for a visit
         self._before_step = 0  # visits that come before the next step
+        # What to call as a turn begins or ends; the values say nothing.
+        self.later: dict[Callable[[], object], object] = {}
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
@@ -64,6 +66,7 @@ class Turns:
                     self._before_step = min(self._before_step, self._visitors)
                     self._let_others_look()
             try:
+                self._do_later()
                 yield
             finally:
                 self._give_back()
@@ -86,11 +89,21 @@ class Turns:
                     self._steppers -= 1
                     self._let_others_look()
             try:
+                if self.is_mine:
+                    self._do_later()
                 yield self.is_mine
             finally:
                 if self.is_mine:
                     self._before_step = self._visitors
                     self._give_back()
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function between two passes: now if no thread has the turn, else when the turn ends that a thread has.
+
+        Never waits. Garbage collection may call this: it runs anywhere, also in the middle of a turn of the same thread.
+        """
+        self.later[function] = None
+        self._do_now()
 
     def reserve(self, name: str, request_ids: Callable[[], Collection[int]]) -> None:
         """From now on `name` serves with this engine alone, until `taken_by` is None again. ValueError when something does
@@ -140,9 +153,26 @@ class Turns:
             self._changed.notify_all()
 
     def _give_back(self) -> None:
-        with self._changed:
-            self._holder = None
-            self._changed.notify_all()
+        try:
+            self._do_later()
+        finally:
+            with self._changed:
+                self._holder = None
+                self._changed.notify_all()
+        self._do_now()  # what came after the last look
+
+    def _do_later(self) -> None:
+        while self.later:
+            function, _ = self.later.popitem()
+            function()
+
+    def _do_now(self) -> None:
+        while self.later:
+            with uninterrupted(), exit_gate:
+                with self._changed:
+                    if self.is_mine or not self._take():
+                        return  # it is done when that turn ends
+                self._give_back()
 
     def _wait(self, ready: Callable[[], bool], let_handlers_in: bool = True) -> None:
         """Until `ready()`, which is called while no turn begins or ends."""

@@ -1,15 +1,25 @@
 """The engine under pressure, at random, for as long as one likes: `python -m tests.soak --minutes 20`.
 
-Episode after episode: an engine with a random configuration (tiny pools, so that eviction and retraction are forced; page
-and chunk sizes, policies, a queue that fills up) over a tiny model; random requests that share beginnings on purpose,
-greedy and seeded, some of several completions, some with a logits processor; aborts, pauses, deadlines, flushes, and
-exceptions in the model, the sampler and the allocators. After every step `check_integrity()` and a plain model of what a
-caller knows (tests/helpers/pressure.py); at the end of an episode every request has ended exactly once, every finished one
-with exactly the tokens that `transformers` gives for it alone, and every slot is free.
+Episode after episode, of one of these kinds (tests/episodes has them), each over a tiny model whose every token is known:
 
-An episode follows from its seed alone: `--seed N --episodes 1` repeats one. `--state FILE` is written after every
-episode, and `--resume` goes on from it; the sums run on. Fails, naming the seed, at the first thing that is wrong, or when
-the resident size has grown by more than `--max-growth-mib` since the first tenth of the run.
+- `by hand`: an engine with a random configuration (tiny pools, so that eviction and retraction are forced; page and chunk
+  sizes, policies, a queue that fills up); random requests that share beginnings on purpose, greedy and seeded, some of
+  several completions, some with a logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the
+  sampler and the allocators. After every step `check_integrity()` and a plain model of what a caller knows
+  (tests/helpers/pressure.py).
+- `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
+- `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
+- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
+- `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
+
+At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
+`transformers` gives for it alone, and every slot is free; every process has ended with the return code that Python gives.
+
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand` and `panics` to the last
+token; what threads, timers and exits meet, the operating system decides, so that these may need several attempts).
+`--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
+naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
+the first tenth of the run.
 """
 
 import argparse
@@ -21,93 +31,67 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from tests.helpers.pressure import VOCAB, Oracle, World, make_model, never_twice_in_a_row
+from tests.episodes import alarms, by_hand, exits, threads
+from tests.helpers.pressure import VOCAB, Oracle, WordTokenizer, World
+from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
-MAX_NEW_TOKENS = 20
-MAX_PROMPT = 48
-STEPS_PER_EPISODE = 400
-PREFIX_LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 45)
-
-
-def random_config(rng: np.random.Generator) -> dict[str, Any]:
-    """A configuration under which requests get in one another's way."""
-
-    def pick(*choices: Any) -> Any:
-        return choices[int(rng.integers(len(choices)))]
-
-    page_size = pick(1, 1, 2, 4, 8, 16)
-    longest = -(-(MAX_PROMPT + MAX_NEW_TOKENS) // page_size) * page_size
-    return {
-        "max_running_requests": pick(1, 2, 4, 8, 12, 16),
-        "max_total_tokens": longest + page_size * int(rng.integers(0, 1 + pick(8, 32, 96) // page_size)),
-        "max_context_len": MAX_PROMPT + MAX_NEW_TOKENS,
-        "page_size": page_size,
-        "chunked_prefill_size": pick(None, page_size, page_size + int(rng.integers(0, 8)), 16, 24, 64),
-        "max_prefill_tokens": pick(8, 32, 4096),
-        "schedule_policy": pick("lpm", "lpm", "fcfs", "random", "dfs-weight"),
-        "policy_window": pick(2, 8, 128),
-        "max_overtakes": pick(1, 3, 64),
-        "schedule_conservativeness": pick(0.001, 0.001, 0.001, 0.1, 1.0),
-        "eviction_policy": pick("lru", "lfu", "fifo"),
-        "disable_radix_cache": bool(rng.random() < 0.1),
-        "max_queue": pick(None, None, 4, 12),
-        "random_seed": int(rng.integers(2**31)),
-    }
+# Of so many episodes each kind has its share. One by hand takes the longest, so that these are half of the time.
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "exits": 1}
+EXITS = 4  # processes per episode
+SUMS = ("retractions", "evicted_tokens", "cached_tokens")  # of EngineStats
 
 
-def random_prompt(rng: np.random.Generator, stems: np.ndarray, world: World) -> list[int]:
-    """A beginning that others have, too, with a few tokens of its own; or a conversation that goes on."""
-    if world.requests and rng.random() < 0.15:
-        request = world.requests[int(rng.choice(list(world.requests)))]
-        said = request.wanted[0][0]
-        prompt = request.prompt + said[: int(rng.integers(0, len(said) + 1))]
-    else:
-        prompt = stems[int(rng.integers(len(stems)))][: int(rng.choice(PREFIX_LENGTHS))].tolist()
-    prompt = prompt + rng.integers(0, 3, size=int(rng.integers(0, 3))).tolist()
-    return prompt[:MAX_PROMPT]
+class Soak:
+    """What all episodes share: the model, transformers' opinion of it, and the beginnings of prompts."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.model = make_llm_model(directory)
+        self.oracle = Oracle(directory, by_hand.MAX_NEW_TOKENS)
+        self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
+        self.prompts = [
+            [*stem[:length].tolist(), *tail]
+            for stem in self.stems
+            for length in (1, 5, 16, 17, 33, 45)
+            for tail in ((), (1,))
+        ]
+
+    def run(self, kind: str, seed: int) -> Counter[str]:
+        """One episode; what happened in it."""
+        rng = np.random.default_rng(seed)
+        config = by_hand.random_config(rng)
+        try:
+            if kind == "exits":
+                return exits.run_episode(self.directory, seed * EXITS, EXITS)
+            if kind in ("threads", "alarms"):
+                llm = tiny_llm(self.model, **config)
+                run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
+                counts = run_episode(llm, rng, self.oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
+                engine = llm.engine
+            else:
+                tokenizer = WordTokenizer() if kind == "panics" else None
+                world = World(replace(self.model, tokenizer=tokenizer), self.oracle, **config)
+                by_hand.run_episode(world, rng, self.stems, panics=kind == "panics")
+                counts, engine = Counter(world.counts), world.engine
+        except BaseException:
+            print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {config}", flush=True)
+            raise
+        stats = engine.stats()
+        counts.update({name: getattr(stats, name) for name in SUMS})
+        return counts
 
 
-def run_episode(world: World, rng: np.random.Generator, stems: np.ndarray, steps: int = STEPS_PER_EPISODE) -> None:
-    """Random things for about `steps` steps, then to the end."""
-    busy, faults = rng.uniform(0.2, 0.95), rng.random() < 0.3
-    pausing = float(rng.choice([0.0, 0.02, 0.1]))
-    gambling = rng.random() < 0.6 and world.config.schedule_conservativeness < 1  # many retractions
-    while world.counts["steps"] < steps:
-        chance = rng.random()
-        if chance < busy:
-            seeded = rng.random() < 0.4
-            world.add(
-                random_prompt(rng, stems, world),
-                max_new_tokens=int(rng.integers(MAX_NEW_TOKENS // 2 if gambling else 1, MAX_NEW_TOKENS + 1)),
-                seed=int(rng.integers(5)) if seeded else None,
-                n=int(rng.integers(1, 4)) if seeded and rng.random() < 0.3 else 1,
-                stop=[int(rng.integers(VOCAB))] if rng.random() < 0.3 and not gambling else [],
-                extra_key=[None, None, None, "lora"][int(rng.integers(4))],
-                prompt_logprobs=bool(rng.random() < 0.1),
-                timeout_s=float(rng.integers(1, 40)) if rng.random() < 0.1 else None,
-                processor=never_twice_in_a_row if rng.random() < 0.1 else None,
-            )
-        if rng.random() < 0.03 and world.requests:
-            world.abort(int(rng.choice(list(world.requests))))
-        if rng.random() < pausing and world.requests:
-            world.pause(int(rng.choice(list(world.requests))))
-        if rng.random() < 3 * pausing and world.paused:
-            world.resume(int(rng.choice(list(world.paused))))
-        if rng.random() < 0.01:
-            world.flush()
-        if faults and rng.random() < 0.02:
-            world.fault = ("model", "sampler", "rows", "slots")[int(rng.integers(4))]
-        if gambling and rng.random() < 0.5:
-            world.forget_retractions()
-        if rng.random() < 0.9:
-            world.step()
-    world.drain()
+def kind_of(seed: int, kinds: Sequence[str]) -> str:
+    """Which of `kinds` the episode of a seed is."""
+    shares = np.array([KINDS[kind] for kind in kinds], dtype=float)
+    return str(np.random.default_rng([seed, 1]).choice(list(kinds), p=shares / shares.sum()))
 
 
 def resident_mib() -> float:
@@ -120,6 +104,7 @@ def resident_mib() -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run episodes until the time or the number of steps is reached; 1 when something was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of episodes; all of them")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode; the next one's is one more")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
@@ -140,9 +125,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.resume:
         kept = json.loads(args.state.read_text())
         seed, sums = kept["next_seed"], Counter(kept["sums"])
-    stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, MAX_PROMPT))
     start, steps_before, episodes, first_seed = time.monotonic(), sums["steps"], 0, seed
     resident_start = resident_early = 0.0
+    seconds: Counter[str] = Counter()
 
     def share_done() -> float:
         """Of what was asked for; 1 when it is time to stop."""
@@ -154,20 +139,12 @@ def main(argv: list[str] | None = None) -> int:
         return max(parts)
 
     with tempfile.TemporaryDirectory() as directory:
-        model = make_model(Path(directory))
-        oracle = Oracle(Path(directory), MAX_NEW_TOKENS)
+        soak = Soak(Path(directory))
         resident_start = resident_mib()
         while share_done() < 1:
-            rng = np.random.default_rng(seed)
-            world = World(model, oracle, **random_config(rng))
-            try:
-                run_episode(world, rng, stems)
-            except BaseException:
-                print(f"\nFAILED in the episode of --seed {seed}: {world.config}", flush=True)
-                raise
-            stats = world.engine.stats()
-            sums.update(world.counts)
-            sums.update({name: getattr(stats, name) for name in ("retractions", "evicted_tokens", "cached_tokens")})
+            kind, began = kind_of(seed, args.kinds), time.monotonic()
+            sums.update(soak.run(kind, seed))
+            seconds[kind] += time.monotonic() - began
             seed, episodes = seed + 1, episodes + 1
             if share_done() < 0.1 or not resident_early:
                 resident_early = resident_mib()
@@ -177,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(_line(seed, sums, start, resident_mib()), flush=True)
     resident_end = resident_mib()
     print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
+    print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))
     print(f"resident: {resident_start:.0f} MiB at the start, {resident_early:.0f} early, {resident_end:.0f} at the end")
     if resident_end - resident_early > args.max_growth_mib:

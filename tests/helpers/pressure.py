@@ -10,7 +10,7 @@ Whatever is done to the engine is done through it, and after everything it check
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.requests.tokenizer import TokenIds, Tokenizer
 from nanoinfer.sampling.random_numbers import uniform
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.engines import Clock
@@ -124,6 +125,26 @@ class InjectedError(Exception):
     """Raised on purpose."""
 
 
+class InjectedPanic(BaseException):
+    """Raised on purpose, and no Exception: a panic of code in Rust reaches Python so."""
+
+
+FAULTS = ("model", "sampler", "rows", "slots")  # where an InjectedError comes from in a pass
+PANICS = ("decode", "one decode", "processor", "panic in the sampler", "panic in the model")  # an InjectedPanic
+
+
+class WordTokenizer(Tokenizer):
+    """Token 5 is the word " w5"."""
+
+    eos_token_id = None
+
+    def __init__(self) -> None:
+        pass
+
+    def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
+        return "".join(f" w{token}" for token in token_ids)
+
+
 @dataclass
 class Expected:
     """What the plain model knows of one request."""
@@ -148,7 +169,7 @@ class World:
         self.counts = dict.fromkeys(
             ("steps", "added", "refused", "paused", "finished", "aborted", "timed_out", "failed"), 0
         )
-        self.fault: str | None = None  # where the next step is to fail: model, sampler, rows or slots
+        self.fault: str | None = None  # where the next step is to fail: one of FAULTS or PANICS
 
     # --- what can happen ---------------------------------------------------------------------------------------------
 
@@ -178,7 +199,7 @@ class World:
             stop_token_ids=stop,
             logprobs=0,
             prompt_logprobs=prompt_logprobs,
-            logits_processors=() if processor is None else (processor,),
+            logits_processors=() if processor is None else (processor, _nothing),
         )
         full = self.config.max_queue is not None and len(self.engine.scheduler.waiting) + len(seeds) > (
             self.config.max_queue
@@ -206,16 +227,10 @@ class World:
         engine, failed = self.engine, False
         with pytest.MonkeyPatch.context() as patch:
             if fault is not None:
-                owner, name = {
-                    "model": (engine.model_runner, "model"),
-                    "sampler": (engine.sampler, "sample"),
-                    "rows": (engine.model_runner.req_to_token_pool, "alloc"),
-                    "slots": (engine.model_runner.token_to_kv_pool, "alloc"),
-                }[fault]
-                patch.setattr(owner, name, _raise)
+                patch.setattr(*self._broken(fault))
             try:
                 outputs = engine.step()
-            except InjectedError:
+            except (InjectedError, InjectedPanic):
                 failed = True
                 outputs = []
         self.counts["steps"] += 1
@@ -230,7 +245,8 @@ class World:
             assert ids <= {output.request_id for output in outputs}
             for output in outputs:
                 if output.request_id in ids:
-                    assert isinstance(output.error, InjectedError) or output.finish_reason in ("stop", "length")
+                    injected = isinstance(output.error, InjectedError | InjectedPanic)
+                    assert injected or output.finish_reason in ("stop", "length")
         assert all(output.finished for output in outputs if output.request_id in self.paused)
         self._look_at(outputs)
         self.check()
@@ -289,6 +305,34 @@ class World:
         assert (stats.free_slots, stats.waiting, stats.running) == (stats.total_slots, 0, 0)
         assert self.engine.model_runner.req_to_token_pool.available_size() == self.config.max_running_requests
 
+    def _broken(self, fault: str) -> tuple[Any, str, Callable[..., Any]]:
+        """An object, its attribute, and what to replace it with for one step."""
+        engine, tokenizer = self.engine, self.engine.builder.tokenizer
+        good_decodes = iter(range(self.counts["steps"] % 4))  # before the one that fails
+
+        def one_bad_decode(*args: Any) -> str:
+            if next(good_decodes, None) is None:
+                panic()
+            return WordTokenizer.decode(tokenizer, *args)
+
+        def error(*args: Any) -> None:
+            raise InjectedError("on purpose")
+
+        def panic(*args: Any, **kwargs: Any) -> None:
+            raise InjectedPanic("on purpose")
+
+        return {
+            "model": (engine.model_runner, "model", error),
+            "sampler": (engine.sampler, "sample", error),
+            "rows": (engine.model_runner.req_to_token_pool, "alloc", error),
+            "slots": (engine.model_runner.token_to_kv_pool, "alloc", error),
+            "decode": (tokenizer, "decode", panic),
+            "one decode": (tokenizer, "decode", one_bad_decode),
+            "processor": (_nothing, "fault", panic),
+            "panic in the sampler": (engine.sampler, "sample", panic),
+            "panic in the model": (engine.model_runner, "model", panic),
+        }[fault]
+
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self, ended: Set[int] = frozenset()) -> None:
@@ -346,8 +390,18 @@ class World:
             self.counts["finished"] += 1
 
 
-def _raise(*args: object) -> None:
-    raise InjectedError("on purpose")
+class _Nothing:
+    """A logits processor that changes nothing, until it is given a `fault` to call."""
+
+    fault: Callable[[], None] | None = None
+
+    def __call__(self, token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
+        if self.fault is not None:
+            self.fault()
+        return logits
+
+
+_nothing = _Nothing()
 
 
 def _until_stop(tokens: list[int], stop: Sequence[int]) -> tuple[list[int], FinishReason]:

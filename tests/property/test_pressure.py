@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from nanoinfer.model.loader import LoadedModel
-from tests import soak
+from tests.episodes import by_hand
 from tests.helpers.pressure import VOCAB, Oracle, World, make_model, never_twice_in_a_row
 
 MAX_NEW_TOKENS = 12
@@ -163,16 +163,16 @@ def test_the_soak_forces_what_it_is_meant_to_force(
     model: tuple[LoadedModel, Oracle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of its episodes, under pressure all the time."""
-    monkeypatch.setattr(soak, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
+    monkeypatch.setattr(by_hand, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
     sums = dict.fromkeys(("retractions", "evicted_tokens", "cached_tokens"), 0)
     counts = dict.fromkeys(("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused"), 0)
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        config = {**soak.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
+        config = {**by_hand.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
         config |= {"max_total_tokens": 80, "page_size": (1, 4)[seed % 2], "disable_radix_cache": False, "max_queue": 6}
         config["chunked_prefill_size"] = (None, 8)[seed // 2 % 2]
         world = World(*model, **config)
-        soak.run_episode(world, rng, STEMS, steps=100)
+        by_hand.run_episode(world, rng, STEMS, steps=100)
         stats = world.engine.stats()
         sums = {name: value + getattr(stats, name) for name, value in sums.items()}
         counts = {name: value + world.counts[name] for name, value in counts.items()}

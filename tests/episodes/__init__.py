@@ -1,0 +1,1 @@
+"""Episodes of the soak (`python -m tests.soak`), one kind per file."""
