@@ -193,8 +193,12 @@ class Chat:
             "conversation": f"{turns} turn{'s' * (turns != 1)}, {self._used} of {self.limit} tokens",
             **self.llm.engine.stats(),
         }
-        values = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in stats.values()]
-        print(side_by_side([list(stats), values], room()))
+        shown = {
+            name: f"{value:.3g}" if isinstance(value, float) else str(value)
+            for name, value in stats.items()
+            if value != ""
+        }  # where the fastest kernels run, the reason is empty
+        print(side_by_side([list(shown), list(shown.values())], room()))
 
     def save(self, file: str) -> None:
         """Write the messages as JSON, for `LLM.chat`. ValueError or OSError when there is no FILE or it exists already,

@@ -14,7 +14,6 @@ from nanoinfer.requests.tokenizer import Tokenizer
 
 STORY = resolve_model_path("story")
 CHAT = [{"role": "user", "content": "Hi"}]
-GIT_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 3620657\n"
 
 
 def story_files(target: Path, **files: bytes | None) -> Path:
@@ -42,7 +41,7 @@ def story_files(target: Path, **files: bytes | None) -> Path:
         b"null",
         b"{}",
         b'{"model": {"type": "Newest"}, "added_tokens": []}',
-        GIT_LFS_POINTER,
+        b"not found: 404",
     ],
 )
 def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for(
@@ -97,7 +96,7 @@ def test_a_tokenizer_model_says_which_packages_it_needs(
 
 def test_a_tokenizer_model_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", {"json": "json"})
-    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=GIT_LFS_POINTER)
+    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=b"pieces of nothing")
     with pytest.raises(UnsupportedModelError, match=r"pieces/tokenizer\.model: no tokenizer that can be read \(\w+: "):
         LLM(path)
 
