@@ -179,15 +179,16 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--way", choices=WAYS, help="instead of a random one")
-    parser.add_argument("--asynchronous", choices=ASYNC, help="instead of a random one")
+    parser.add_argument(
+        "--scenes", nargs="+", help="ways to leave and what is asynchronous, as 'sys.exit/run', in turn"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     model, failures = load_model(args.checkpoint), 0
     for seed in range(args.seed, args.seed + args.count):
         scene = random_scene(random.Random(seed))
-        scene["way"] = args.way or scene["way"]
-        scene["asynchronous"] = args.asynchronous or scene["asynchronous"]
+        if args.scenes:
+            scene["way"], scene["asynchronous"] = args.scenes[seed % len(args.scenes)].split("/")
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
             if pid == 0:

@@ -7,7 +7,7 @@ import pytest
 from tests.episodes.exits import run_episode
 from tests.helpers.tiny_llm import make_llm_model
 
-REPEATS = 5  # what is in flight differs, and so does the moment
+REPEATS = 5  # what threads are doing differs, and so does the moment
 
 
 @pytest.fixture(scope="module")
@@ -17,17 +17,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("seed", "options"),
+    "scenes",
     [
-        (100, ["--way", "end of main", "--asynchronous", "none"]),
-        (200, ["--way", "SIGTERM handled", "--asynchronous", "none"]),
-        (300, ["--way", "end of main", "--asynchronous", "loop closed first"]),
-        (400, ["--way", "sys.exit", "--asynchronous", "in a daemon thread"]),
-        (500, ["--way", "exception", "--asynchronous", "run"]),
-        (600, ["--way", "KeyboardInterrupt", "--asynchronous", "in a thread, closed first"]),
+        ["end of main/none", "SIGTERM handled/none", "exception/none"],
+        ["end of main/loop closed first", "sys.exit/in a daemon thread", "KeyboardInterrupt/run"],
     ],
-    ids=lambda value: " ".join(value[1::2]) if isinstance(value, list) else None,
+    ids=["threads that call an LLM", "and an AsyncEngine"],
 )
-def test_a_process_ends_as_it_would_without_requests_in_flight(tiny: Path, seed: int, options: list[str]) -> None:
-    """Threads that call an LLM, some of them daemons, and an AsyncEngine; `-X faulthandler` says what went wrong."""
-    run_episode(tiny, seed, REPEATS, *options)
+def test_a_process_ends_as_it_would_without_requests_in_flight(tiny: Path, scenes: list[str]) -> None:
+    run_episode(tiny, 3 * 100, len(scenes) * REPEATS, "--scenes", *scenes)
