@@ -348,15 +348,14 @@ def test_a_handler_that_raises_at_the_exit_gate_leaves_its_lock_free(
             signal.raise_signal(signal.SIGALRM)
         return result
 
-    with pytest.raises(Interrupted), monkeypatch.context() as patch:
-        patch.setattr(threading.Condition, method, strike)
-        with gate:
-            pass
-
     def pass_through() -> None:
         with gate:
             pass
 
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, method, strike)
+        with pytest.raises(Interrupted):
+            pass_through()
     Thread(pass_through).result()
 
 
