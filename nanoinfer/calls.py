@@ -37,8 +37,8 @@ class Call:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended and its last output is here."""
-        return len(self.outputs) == len(self.groups)
+        """Whether every request has ended, none by an error, and its last output is here."""
+        return len(self.outputs) == len(self.groups) and self.error is None
 
     @property
     def has_news(self) -> bool:
@@ -114,6 +114,7 @@ class Calls:
         Raises what that step raised if it concerns this call, and StepFailedError when a step that another thread made
         has ended a request of the call. RuntimeError when every request is paused.
         """
+        self._check(call)
         turns = self._engine.turns
         with turns.step_unless(lambda: call.has_news or self._is_gone(call.first_unended())) as is_my_turn:
             if is_my_turn:
@@ -123,6 +124,9 @@ class Calls:
                 group = call.first_unended()
                 if group is not None and self._is_gone(group):
                     call.put(group.output())
+        self._check(call)
+
+    def _check(self, call: Call) -> None:
         if call.error is not None:
             reason = f"{type(call.error).__name__}: {call.error}"
             raise StepFailedError(f"a request ended because its step failed: {reason}") from call.error

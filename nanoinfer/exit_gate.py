@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from weakref import WeakMethod
 
+from nanoinfer.signals import uninterrupted
+
 
 class ExitGate:
     """Threads pass through it (`with exit_gate:`) to make passes and to tokenize.
@@ -23,6 +25,7 @@ class ExitGate:
         self._is_closed = False
         self._before_closing: list[WeakMethod[Callable[[], None]]] = []
 
+    @uninterrupted()  # a handler that raises between taking and using the lock would leave it taken for ever
     def __enter__(self) -> None:
         me = threading.current_thread()
         with self._changed:
@@ -30,6 +33,7 @@ class ExitGate:
                 self._changed.wait()
             self._inside[me] = self._inside.get(me, 0) + 1
 
+    @uninterrupted()
     def __exit__(self, *exc_info: object) -> None:
         me = threading.current_thread()
         with self._changed:

@@ -8,6 +8,7 @@ import gc
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import jinja2.debug  # noqa: F401 - jinja2 does it when a template fails, and an alarm there would leave it half imported
 import numpy as np
 
 import nanoinfer
@@ -41,12 +43,20 @@ def interrupted(error: BaseException | None) -> bool:
 
 
 def in_package(frame: FrameType | None) -> bool:
-    """Whether code of nanoinfer is being run."""
+    """Whether code of nanoinfer is being run, or what it calls.
+
+    Not while Python imports a module: an exception there may leave the module's lock taken for ever. Not in the wrapper
+    that checks names of arguments: it has nothing to take back as it returns, as little as the caller's frame has.
+    """
+    is_running = False
+    if frame is not None and frame.f_code.co_filename.endswith("keywords.py"):
+        return False
     while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            return True
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        is_running = is_running or frame.f_code.co_filename.startswith(PACKAGE)
         frame = frame.f_back
-    return False
+    return is_running
 
 
 class Handler:
@@ -153,11 +163,14 @@ class Alarmed:
         """A call of the LLM: its requests are gone when an alarm has ended it."""
         _, cut = self.attempt(lambda: crowd.do([job]), self.storm)
         self.check()
-        if self._in_flight():
-            if self.storm:  # an alarm has kept it from being closed; what was raised keeps it, and the last pass that
+        for _ in range(100):
+            if not (left := self._in_flight()):
+                return
+            if self.storm:  # an alarm has kept it from being closed, and the last pass keeps what was raised
                 self.llm.generate([1], SamplingParams(max_new_tokens=1, temperature=0.0))
             gc.collect()  # or a stream was dropped
-        assert not (left := self._in_flight()), f"requests {left} of a call that is over ({job.how}, {cut=})"
+            time.sleep(0.01)  # or another thread still has what was raised
+        raise AssertionError(f"requests {left} of a call that is over ({job.how}, {cut=})")
 
     def _in_flight(self) -> list[int]:
         with self.engine.turns.visit():

@@ -22,9 +22,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-import transformers  # noqa: F401 - takes seconds to load, and every child needs it
 
-from nanoinfer import LLM, AsyncEngine, SamplingParams
+from nanoinfer import AsyncEngine, SamplingParams
+from nanoinfer.model.loader import LoadedModel, load_model
+from tests.helpers.tiny_llm import tiny_llm
 
 SECONDS = 60  # in which a process must have ended
 WAYS = {  # how a process leaves, and its return code (below 0: the signal that ended it)
@@ -51,10 +52,10 @@ def random_scene(rng: random.Random) -> dict[str, Any]:
     return scene if scene["daemons"] or scene["threads"] or scene["asynchronous"] != "none" else random_scene(rng)
 
 
-def act(scene: dict[str, Any], checkpoint: str) -> None:
+def act(scene: dict[str, Any], model: LoadedModel) -> None:
     """Everything up to the end of main, in a process that is about to leave."""
-    llm = LLM(checkpoint, max_total_tokens=256, max_running_requests=4, max_context_len=128)
-    params = SamplingParams(max_new_tokens=60, temperature=0.0)
+    llm = tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
+    params = SamplingParams(max_new_tokens=30, temperature=0.0)
 
     def calls(count: int | None) -> None:
         done = 0
@@ -67,10 +68,10 @@ def act(scene: dict[str, Any], checkpoint: str) -> None:
     for _ in range(scene["daemons"]):
         threading.Thread(target=calls, args=[None], daemon=True).start()
     for _ in range(scene["threads"]):
-        threading.Thread(target=calls, args=[2]).start()
+        threading.Thread(target=calls, args=[1]).start()
     leave = leaving(scene)
     if scene["asynchronous"] != "none":
-        other = LLM(checkpoint, max_total_tokens=256, max_running_requests=4, max_context_len=128)
+        other = tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
         with_async_engine(AsyncEngine(other), params, scene, leave)
     stay(scene, lambda: calls(1))
     leave()
@@ -178,22 +179,23 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--way", choices=WAYS, help="instead of a random one")
-    parser.add_argument("--asynchronous", choices=ASYNC, help="instead of a random one")
+    parser.add_argument(
+        "--scenes", nargs="+", help="ways to leave and what is asynchronous, as 'sys.exit/run', in turn"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-    failures = 0
+    model, failures = load_model(args.checkpoint), 0
     for seed in range(args.seed, args.seed + args.count):
         scene = random_scene(random.Random(seed))
-        scene["way"] = args.way or scene["way"]
-        scene["asynchronous"] = args.asynchronous or scene["asynchronous"]
+        if args.scenes:
+            scene["way"], scene["asynchronous"] = args.scenes[seed % len(args.scenes)].split("/")
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
             if pid == 0:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                act(scene, args.checkpoint)
+                act(scene, model)
                 return
             code = wait_for(pid, SECONDS)
             if code != WAYS[scene["way"]]:

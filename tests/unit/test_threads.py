@@ -12,6 +12,7 @@ import torch
 
 from nanoinfer import LLM, Engine, SamplingParams, StepFailedError
 from nanoinfer.calls import Calls
+from nanoinfer.exit_gate import ExitGate
 from tests.helpers.async_engines import Gate, following, gated
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 
@@ -328,6 +329,34 @@ def test_a_request_that_another_threads_pass_has_begun_is_ended_when_add_request
     assert not engine.open_requests.ids()
     assert step(engine) == {}
     assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+def test_a_handler_that_raises_at_the_exit_gate_leaves_its_lock_free(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The main thread passes it to tokenize; a lock that is left taken would stop every other thread for ever."""
+    gate = ExitGate()
+    original = getattr(threading.Condition, method)
+
+    def strike(condition: threading.Condition, *args: Any) -> Any:
+        if method == "__exit__":
+            signal.raise_signal(signal.SIGALRM)
+        result = original(condition, *args)
+        if method == "__enter__":
+            signal.raise_signal(signal.SIGALRM)
+        return result
+
+    def pass_through() -> None:
+        with gate:
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, method, strike)
+        with pytest.raises(Interrupted):
+            pass_through()
+    Thread(pass_through).result()
 
 
 @pytest.mark.usefixtures("_alarm")
