@@ -16,8 +16,11 @@ from weakref import ReferenceType, ref
 
 from nanoinfer.engine import Engine
 from nanoinfer.errors import StepFailedError
+from nanoinfer.exit_gate import exit_gate
 from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
-from nanoinfer.signals import raised_by_handler
+from nanoinfer.signals import raised_by_handler, uninterrupted
+
+SECONDS_BETWEEN_LOOKS = 0.02  # whether a request that another thread has paused goes on
 
 
 class Call:
@@ -79,6 +82,8 @@ class Calls:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._calls: dict[int, ReferenceType[Call]] = {}  # by request id
+        engine.turns.after_fork = self._forget_other_threads
+        exit_gate.before_closing(self._end_all)
 
     def open(self, groups: Sequence[RequestGroup], stream: bool = False) -> Call:
         """Queue the requests of a call, all or none. Errors as `Engine.submit_all`; RuntimeError when an AsyncEngine serves
@@ -86,21 +91,36 @@ class Calls:
         """
         call, turns = Call(groups, stream), self._engine.turns
         ids = [group.request_id for group in groups]
-        with turns.visit():
-            turns.check_between_passes()
-            if turns.taken_by is not None:
-                raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
-            self._engine.submit_all(groups)
-            # When the call is dropped, `turns.later` gets to know: in C, where no signal handler gets in.
-            reference = ref(call, partial(setitem, turns.later, partial(self._end, ids)))
-            for request_id in ids:
-                self._calls[request_id], turns.callers[request_id] = reference, threading.current_thread()
+        try:
+            with turns.visit():
+                turns.check_between_passes()
+                if turns.taken_by is not None:
+                    raise RuntimeError(f"{turns.taken_by} serves with this engine: use its methods")
+                self._engine.submit_all(groups)
+                # When the call is dropped, `turns.later` gets to know: in C, where no signal handler gets in.
+                reference = ref(call, partial(setitem, turns.later, partial(self._end, ids)))
+                for request_id in ids:
+                    self._calls[request_id], turns.callers[request_id] = reference, threading.current_thread()
+        except BaseException:  # also a signal handler's, which had to wait: the caller does not get the call
+            self.close(call)
+            raise
         return call
 
     def close(self, call: Call) -> None:
         """The call is over: abort those of its requests that have not ended, as soon as no pass is being made."""
-        ids = [group.request_id for group in call.groups]
-        self._engine.turns.soon(partial(self._end, ids))
+        ids = [group.request_id for group in call.groups if group.request_id in self._calls]
+        if ids:  # else it is over already: closed before, or at exit
+            self._engine.turns.soon(partial(self._end, ids))
+
+    def _end_all(self) -> None:
+        """Python exits."""
+        with self._engine.turns.visit():
+            self._end(list(self._calls))
+
+    def _forget_other_threads(self) -> None:
+        """In a new process: only the thread that forked it is left."""
+        callers = self._engine.turns.callers
+        self._end([request_id for request_id, thread in callers.items() if thread is not threading.current_thread()])
 
     def _end(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
@@ -115,10 +135,13 @@ class Calls:
         has ended a request of the call. RuntimeError when every request is paused.
         """
         self._check(call)
-        turns = self._engine.turns
+        turns, has_stepped = self._engine.turns, True
         with turns.step_unless(lambda: call.has_news or self._is_gone(call.first_unended())) as is_my_turn:
             if is_my_turn:
-                self._step(call)
+                has_stepped = self._step(call)
+        if not has_stepped:
+            with uninterrupted():
+                turns.let_handlers_in(SECONDS_BETWEEN_LOOKS)
         if self._is_gone(call.first_unended()):  # either its output is being put here by another thread, or it was
             with turns.visit():  # aborted by hand or by a shutdown: then the last output went to who did that
                 group = call.first_unended()
@@ -134,14 +157,20 @@ class Calls:
     def _is_gone(self, group: RequestGroup | None) -> bool:
         return group is not None and not self._engine.is_unfinished(group.request_id)
 
-    def _step(self, call: Call) -> None:
+    def _step(self, call: Call) -> bool:
+        """Make a step. False when there is nothing to do but wait, because every request is paused: until a deadline, or
+        until another thread resumes what it has paused."""
         if not self._engine.has_work():
             self._deliver(self._engine.open_requests.deliver())
             if call.has_news:
-                return
-            raise RuntimeError(
-                "every request is paused: resume one (engine.resume) before its output can be waited for"
-            )
+                return True
+            if self._engine.seconds_to_deadline() is None and not self._engine.turns.others_may_resume(
+                self._engine.open_requests.groups
+            ):
+                raise RuntimeError(
+                    "every request is paused: resume one (engine.resume) before its output can be waited for"
+                )
+            return False
         try:
             self._deliver(self._engine.step())
         except BaseException as error:
@@ -150,6 +179,7 @@ class Calls:
             is_known = any(output.error is error for output in ended)  # to the requests of the pass
             if call.error is error or not is_known or raised_by_handler(error):
                 raise
+        return True
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """Put outputs into their calls; those of requests that were added by hand stay for the next `Engine.step`."""

@@ -12,6 +12,7 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from nanoinfer.exit_gate import exit_gate
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
@@ -94,12 +95,13 @@ class Engine:
 
     def prepare(self, request: Request) -> RequestGroup:
         """`add_request` without queueing: check everything and make the Reqs. For all-or-nothing batches."""
-        prompt_ids = self.builder.check(request, self.config.max_context_len)
-        self._check_pool(prompt_ids, request)
-        self._check_queue(request.params.n)
-        request_id = next(self._ids)
-        reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
-        return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
+        with exit_gate:
+            prompt_ids = self.builder.check(request, self.config.max_context_len)
+            self._check_pool(prompt_ids, request)
+            self._check_queue(request.params.n)
+            request_id = next(self._ids)
+            reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
+            return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
@@ -168,6 +170,7 @@ class Engine:
             for req in self._open_group(request_id).reqs:
                 if not req.finished:
                     self.scheduler.pause(req)
+            self.turns.note_pause(request_id, self.open_requests.groups)
 
     def resume(self, request_id: int) -> None:
         """Let a paused request go on: ahead of requests never admitted if it was admitted before, else behind them.
@@ -178,6 +181,7 @@ class Engine:
         with self.turns.visit():
             for req in self._open_group(request_id).reqs:
                 self.scheduler.resume(req)
+            self.turns.pausers.pop(request_id, None)
 
     def shutdown(self) -> list[RequestOutput]:
         """End for good: `abort_all`, every slot back to the pool, and later requests are refused with

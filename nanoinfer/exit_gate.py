@@ -5,18 +5,22 @@ code that does not expect it, and the whole process is aborted. (Other threads h
 """
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from weakref import WeakMethod
 
 from nanoinfer.signals import uninterrupted
 
+SECONDS_TO_EXIT = 1.0  # after which a thread that waits at the closed gate may assume that Python is not exiting yet
+
 
 class ExitGate:
     """Threads pass through it (`with exit_gate:`) to make passes and to tokenize.
 
     When Python exits it first calls what was given to `before_closing`; then it waits until no thread is inside, and lets
-    none in but the main thread. Those that come later wait, and end with the process.
+    none in but the main thread. Those that come later wait, and end with the process. If it is still there after a second,
+    an exit function of the user's waits for them: then the gate opens again.
     """
 
     def __init__(self) -> None:
@@ -30,7 +34,8 @@ class ExitGate:
         me = threading.current_thread()
         with self._changed:
             while self._is_closed and me is not threading.main_thread() and me not in self._inside:
-                self._changed.wait()
+                in_time = self._changed.wait(SECONDS_TO_EXIT)
+                self._is_closed = in_time or bool(self._inside)
             self._inside[me] = self._inside.get(me, 0) + 1
 
     @uninterrupted()
@@ -47,11 +52,16 @@ class ExitGate:
         self._before_closing = [kept for kept in self._before_closing if kept() is not None]
         self._before_closing.append(WeakMethod(method))
 
+    def after_fork(self) -> None:
+        """A new process: no other thread is left in it, whatever locks they had."""
+        me = threading.current_thread()
+        self._changed = threading.Condition()
+        self._inside = {thread: times for thread, times in self._inside.items() if thread is me}
+
     def close(self) -> None:
         """What happens at exit."""
         for reference in self._before_closing:
-            method = reference()
-            if method is not None:
+            if (method := reference()) is not None:
                 method()
         with self._changed:
             self._is_closed = True
@@ -61,3 +71,5 @@ class ExitGate:
 
 exit_gate = ExitGate()
 atexit.register(exit_gate.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=exit_gate.after_fork)

@@ -52,7 +52,7 @@ class StepGuard:
             return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
         except BaseException:
             with self.turns.visit(let_handlers_in=False):
-                self._open.hold(outputs)
+                self._open.hold_again(outputs)
             raise
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:

@@ -1,8 +1,10 @@
 """Turns: one thread at a time in an engine, and which thread may step it by hand."""
 
+import os
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Container, Iterator
+from contextlib import ExitStack, contextmanager
+from weakref import WeakSet
 
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.signals import interruptible, uninterrupted
@@ -33,7 +35,10 @@ class Turns:
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
         self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
+        self.pausers: dict[int, threading.Thread] = {}  # threads that paused a request, by its id
         self.is_computing = False  # in the middle of a pass, whose requests must not be changed
+        self.after_fork: Callable[[], object] | None = None  # to be called in a new process
+        _all.add(self)
 
     @property
     def is_mine(self) -> bool:
@@ -56,15 +61,7 @@ class Turns:
                 yield
             return
         with uninterrupted(), exit_gate:
-            with self._changed:
-                self._visitors += 1
-            try:
-                self._wait(self._may_visit, let_handlers_in)
-            finally:
-                with self._changed:
-                    self._visitors -= 1
-                    self._before_step = min(self._before_step, self._visitors)
-                    self._let_others_look()
+            self._wait(self._may_visit, self._count_visitor, let_handlers_in)
             try:
                 self._do_later()
                 yield
@@ -80,14 +77,7 @@ class Turns:
         if self.is_mine:
             raise RuntimeError(IN_PASS)  # a step inside a step
         with uninterrupted(), exit_gate:
-            with self._changed:
-                self._steppers += 1
-            try:
-                self._wait(lambda: done() or self._may_step())
-            finally:
-                with self._changed:
-                    self._steppers -= 1
-                    self._let_others_look()
+            self._wait(lambda: done() or self._may_step(), self._count_stepper)
             try:
                 if self.is_mine:
                     self._do_later()
@@ -115,6 +105,16 @@ class Turns:
                 raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
             self.taken_by = name
 
+    def note_pause(self, request_id: int, open_ids: Container[int]) -> None:
+        """This thread has paused a request; those paused before that have ended are forgotten."""
+        self.pausers = {i: thread for i, thread in self.pausers.items() if i in open_ids}
+        self.pausers[request_id] = threading.current_thread()
+
+    def others_may_resume(self, open_ids: Container[int]) -> bool:
+        """Whether another thread has paused one of these requests: this one may wait for it to go on."""
+        me = threading.current_thread()
+        return any(i in open_ids and thread is not me and thread.is_alive() for i, thread in self.pausers.items())
+
     def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 
@@ -126,7 +126,7 @@ class Turns:
             return
         if self.taken_by is not None:
             raise RuntimeError(f"{self.taken_by} serves with this engine: use its methods")
-        if step and any(thread is not me for thread in list(self.callers.values())):
+        if step and any(thread is not me and thread.is_alive() for thread in list(self.callers.values())):
             raise RuntimeError(f"other threads wait for calls of an LLM, which step this engine: {USE_INSTEAD}")
         if not (last is None or last is me) and last.is_alive() and any(i not in self.callers for i in request_ids()):
             raise RuntimeError(
@@ -142,15 +142,17 @@ class Turns:
         return not self._before_step and self._take()
 
     def _take(self) -> bool:
-        """Take the turn, unless another thread has it. (After a fork, threads of the parent process are not alive.)"""
-        if self._holder is None or not self._holder.is_alive():
+        """Take the turn, unless another thread has it."""
+        if self._holder is None:
             self._holder = threading.current_thread()
         return self.is_mine
 
-    def _let_others_look(self) -> None:
-        """A thread that has waited waits no longer. If it has the turn, the others are notified when it gives it back."""
-        if not self.is_mine:
-            self._changed.notify_all()
+    def _count_visitor(self, change: int) -> None:
+        self._visitors += change
+        self._before_step = min(self._before_step, self._visitors)
+
+    def _count_stepper(self, change: int) -> None:
+        self._steppers += change
 
     def _give_back(self) -> None:
         try:
@@ -174,14 +176,61 @@ class Turns:
                         return  # it is done when that turn ends
                 self._give_back()
 
-    def _wait(self, ready: Callable[[], bool], let_handlers_in: bool = True) -> None:
-        """Until `ready()`, which is called while no turn begins or ends."""
+    def _wait(self, ready: Callable[[], bool], count: Callable[[int], None], let_handlers_in: bool = True) -> None:
+        """Until `ready()`, which is called while no turn begins or ends.
+
+        `count` is told (1) that this thread waits and (-1) that it does not any more, or runs signal handlers: one of them
+        may need a turn itself.
+        """
         let_handlers_in &= threading.current_thread() is threading.main_thread()  # no other thread runs them
-        while True:
+        is_ready = False
+        while not is_ready:
             with self._changed:
-                if ready():
-                    return
-                self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None)
-            if let_handlers_in:
-                with interruptible():
-                    pass
+                count(1)
+                while not (is_ready := ready()):
+                    if not self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None):
+                        break
+                count(-1)
+                if not self.is_mine:  # else they are notified when the turn is given back
+                    self._changed.notify_all()
+            if let_handlers_in and not is_ready:
+                self.let_handlers_in()
+
+    def let_handlers_in(self, seconds: float = 0.0) -> None:
+        """Run the signal handlers that have had to wait, after so many seconds without the turn."""
+        if seconds:
+            with self._changed:
+                self._changed.wait(seconds)
+        with interruptible():
+            pass
+
+
+# A process is forked between two passes of every engine, so that the new one finds its bookkeeping complete.
+_all: WeakSet[Turns] = WeakSet()
+_at_fork: list[ExitStack] = []
+
+
+def _before_fork() -> None:
+    stack = ExitStack()
+    for turns in list(_all):
+        stack.enter_context(turns.visit(let_handlers_in=False))
+    _at_fork.append(stack)
+
+
+def _after_fork_in_parent() -> None:
+    _at_fork.pop().close()
+
+
+def _after_fork_in_child() -> None:
+    """No other thread is left: none waits, and none will read what it has called for."""
+    for turns in list(_all):
+        turns._changed = threading.Condition()
+        turns._steppers = turns._visitors = turns._before_step = 0
+    _at_fork.pop().close()
+    for turns in list(_all):
+        if turns.after_fork is not None:
+            turns.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -79,6 +79,10 @@ class OpenRequests:
         """Keep outputs for the next `deliver`, the latest of each request."""
         self._undelivered.update((output.request_id, output) for output in outputs)
 
+    def hold_again(self, outputs: Sequence[RequestOutput]) -> None:
+        """Keep outputs that could not be handed out, unless there are newer ones by now."""
+        self._undelivered = {output.request_id: output for output in outputs} | self._undelivered
+
     def deliver(self) -> list[RequestOutput]:
         """Hand out everything that is held."""
         outputs, self._undelivered = list(self._undelivered.values()), {}
