@@ -2,7 +2,17 @@
 
 import sys
 
-from nanoinfer.cli import main
+
+def main() -> int:
+    """Run one command; returns the exit code. Ctrl-C ends it without a traceback, also while the program is loaded."""
+    try:
+        from nanoinfer.cli import main as run_command
+
+        return run_command()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,8 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import NoReturn
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 import nanoinfer
 from nanoinfer.bench.command import add_commands as add_bench_commands
@@ -14,12 +15,35 @@ from nanoinfer.bench.command import with_default_command
 from nanoinfer.commands.chat import add_arguments as add_chat_arguments
 from nanoinfer.commands.generate import add_arguments as add_generate_arguments
 from nanoinfer.commands.options import ENGINE_OPTIONS, add_options, load
-from nanoinfer.commands.terminal import room, side_by_side, styled
+from nanoinfer.commands.terminal import one_line, room, side_by_side, styled
 from nanoinfer.commands.trace import add_arguments as add_trace_arguments
 
 
 class OneLineErrorParser(argparse.ArgumentParser):
-    """argparse without the usage text in front of an error."""
+    """argparse without the usage text in front of an error; each command answers for its unknown options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, except that it leaves nothing over: an unknown option ends the program, before its value can be
+        taken for another argument."""
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:  # else the words are those of a command, which comes back here with its parser
+            for word in words[: words.index("--") if "--" in words else None]:
+                self._check_option(word.partition("=")[0])
+        known, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def _check_option(self, word: str) -> None:
+        options = list(self._option_string_actions)
+        if not word.startswith("--") or " " in word or any(option.startswith(word) for option in options):
+            return  # no option (a text may begin with dashes); or one, perhaps in short
+        from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
+
+        name = word.removeprefix("--").replace("-", "_")
+        ours = f"--{(SAMPLING_ALIASES | LLM_ALIASES).get(name, name)}".replace("_", "-")
+        close = [ours] if ours in options else get_close_matches(ours, options, 1, 0.75)
+        self.error(f"unrecognized argument: {word}" + "".join(f"; did you mean {option}?" for option in close))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -34,7 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=OneLineErrorParser)
 
-    demo = commands.add_parser("demo", help="show requests that share a prefix: tokens cached and computed, time saved")
+    demo = commands.add_parser(
+        "demo",
+        help="show requests that share a prefix: tokens cached and computed, time saved",
+        description="Alone, demo serves five requests that begin with the same text, one after another, with and without "
+        "the radix cache. It shows how many tokens were cached, the times to the first token, the tree and the texts.",
+    )
     demo.add_argument(
         "what",
         nargs="?",
@@ -69,16 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.run is None:  # no command
         parser.print_help()
         return 0
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
     try:
+        import transformers  # takes a while, in which Ctrl-C may come
+
+        transformers.utils.logging.set_verbosity_error()
         code = args.run(args)
     except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        print(f"nanoinfer: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"nanoinfer: error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -90,6 +119,9 @@ def _demo(args: argparse.Namespace) -> int:
     options = {"num_steps": args.steps, "block_size": args.block_size}
     given = {name: value for name, value in options.items() if value is not None}
     if args.what == "paged":
+        for option, number in (("--steps", args.steps), ("--block-size", args.block_size)):
+            if number is not None and number < 1:
+                raise ValueError(f"{option} {number}: must be at least 1")
         from nanoinfer.commands.paged_demo import run_paged_demo
 
         return 0 if run_paged_demo(load(args), **given) else 1
@@ -134,7 +166,9 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _compact(value: object) -> str:
-    """A tuple of equal values as one value and their number."""
+    """A tuple of equal values as one value and their number; of a rope that is not stretched, no numbers."""
+    if getattr(value, "rope_type", None) == "default":
+        return "none"
     if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:
         return f"{value[0]} in each of {len(value)} layers"
     return str(value)

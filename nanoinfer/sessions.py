@@ -166,7 +166,8 @@ class InferenceSession:
 
     Settings, here or assigned before `prefill`, which fixes them: `max_new_tokens` (0 or less: as many as the context has
     room for), `temperature` (0 is greedy), `top_k` (-1: off), `top_p`, `seed` as SamplingParams has them; `stop_on_eos`:
-    one of the model's end tokens ends the session; `do_sample=False`: greedy, whatever the temperature.
+    one of the model's end tokens ends the session; `do_sample=False`: greedy, whatever the temperature. ValueError when
+    another name is assigned: it would have no effect.
     """
 
     SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop_on_eos", "seed", "do_sample")
@@ -193,6 +194,9 @@ class InferenceSession:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.SETTINGS and self._req is not None:
             raise ValueError(f"{name}={value!r}: settings are fixed by prefill; make a new session for others")
+        known = name in (*self.SETTINGS, "engine", "kv_cache") or hasattr(type(self), name)
+        if not known and not name.startswith("_"):
+            raise ValueError(f"{name}={value!r}: a session has no {name}; its settings are {', '.join(self.SETTINGS)}")
         super().__setattr__(name, value)
 
     def params(self, prompt_len: int = 0) -> SamplingParams:

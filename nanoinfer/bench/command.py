@@ -157,13 +157,12 @@ def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict
 def _decode(args: argparse.Namespace) -> None:
     from nanoinfer import LLM
     from nanoinfer.bench.decode import as_json, bench_decode, format_decode
-    from nanoinfer.bench.markdown import fitted
 
     if args.json:
         Path(args.json).touch()
     options = {k: v for k, v in vars(args).items() if k not in DECODE_OPTIONS}
     results = bench_decode(LLM(args.model, **options), args.requests, args.new_tokens, args.rounds)
-    print(fitted(format_decode(results), room()))
+    print(format_decode(results, room()))
     _write(args.json, as_json(results))
 
 

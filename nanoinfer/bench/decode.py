@@ -8,6 +8,7 @@ from statistics import median
 import numpy as np
 from tqdm.auto import tqdm
 
+from nanoinfer.commands.terminal import filled, side_by_side
 from nanoinfer.llm import LLM
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.requests.outputs import RequestGroup
@@ -110,17 +111,26 @@ def bench_decode(
     ]
 
 
-def format_decode(results: Sequence[DecodeResult]) -> str:
-    """The results as a table."""
-    names = f"{'forwards':>10}{'moved':>12}{'read':>13}{'padding':>9}{'same tokens':>13}"
-    lines = [f"{'decode':24}{'tok/s':>9}{'ratio':>8}{names}"]
-    for r in results:
-        lines.append(
-            f"{r.way:24}{r.tokens_per_second:9.0f}{r.ratio:8.2f}{r.forwards:10}"
-            f"{r.bytes_copied_per_token / 1024:8.0f} KiB{r.bytes_read_per_token / 1024:9.0f} KiB"
-            f"{r.padding_share:9.0%}{'yes' if r.tokens_equal else 'NO':>13}"
+def format_decode(results: Sequence[DecodeResult], limit: int | None = None) -> str:
+    """The results as a table, in lines of at most `limit` characters."""
+    cells = [
+        (
+            r.way,
+            f"{r.tokens_per_second:.0f}",
+            f"{r.ratio:.2f}",
+            str(r.forwards),
+            f"{r.bytes_copied_per_token / 1024:.0f} KiB",
+            f"{r.bytes_read_per_token / 1024:.0f} KiB",
+            f"{r.padding_share:.0%}",
+            "yes" if r.tokens_equal else "NO",
         )
-    return "\n".join([*lines, "", LEGEND])
+        for r in results
+    ]
+    heads = ("decode", "tok/s", "ratio", "forwards", "moved", "read", "padding", "same tokens")
+    first, *others = (list(column) for column in zip(heads, *cells, strict=True))
+    right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
+    legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)
+    return f"{side_by_side([first, *right], limit)}\n\n{legend}"
 
 
 def as_json(results: Sequence[DecodeResult]) -> list[dict[str, object]]:

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, cast
 
 from nanoinfer.commands.ctrl_c import CtrlC
 from nanoinfer.commands.generate import note
-from nanoinfer.commands.line_editor import line_reader
-from nanoinfer.commands.options import ENGINE_OPTIONS, SAMPLING_OPTIONS, add_options, load, sampling_params
-from nanoinfer.commands.terminal import filled, room, side_by_side, styled
+from nanoinfer.commands.line_editor import line_reader, read_text
+from nanoinfer.commands.options import (
+    ENGINE_OPTIONS,
+    SAMPLING_OPTIONS,
+    add_options,
+    check_tokenizer,
+    load,
+    sampling_params,
+)
+from nanoinfer.commands.terminal import filled, one_line, room, side_by_side, styled
 
 if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams, StreamPiece
@@ -39,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read turns and answer them until the input ends. In a terminal an error ends the turn, else it ends the command."""
     params = sampling_params(args)
-    chat = Chat(load(args), params, args.system)
+    llm = load(args)
+    check_tokenizer(llm)
+    chat = Chat(llm, params, args.system)
     if not sys.stdin.isatty():
         read_line = line_reader("")
         while (line := _next_line(read_line)) is not None and chat.handle(line):
@@ -56,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
                     line = _next_line(read_line)
             except KeyboardInterrupt:  # clears the line
                 continue
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
                 _show(error)
                 continue
             try:
@@ -66,14 +75,21 @@ def run(args: argparse.Namespace) -> None:
                 _show(error)
 
 
+def _path(file: str) -> Path:
+    """ValueError where `file` begins with ~ and a user that there is not."""
+    try:
+        return Path(file).expanduser()
+    except RuntimeError as error:  # pathlib's
+        raise ValueError(f"{file}: there is no home directory {Path(file).parts[0]}") from error
+
+
 def _show(error: Exception) -> None:
-    text = " ".join(str(error).split()) or type(error).__name__
-    print(styled(filled(f"[{text}]", room()), "red"))
+    print(styled(filled(f"[{one_line(error)}]", room()), "red"))
 
 
 def _next_line(read_line: Callable[[], str]) -> str | None:
     try:
-        return read_line()
+        return read_text(read_line)
     except EOFError:
         return None
 
@@ -169,9 +185,11 @@ class Chat:
         self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
         last = pieces[-1]
         self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
-        shorter = f", room for {left} more" if left < self.params.max_new_tokens else ""
-        about = f"[{note(last.prompt_tokens, last.cached_tokens, last.finish_reason)}{', stopped' * stopped}]{shorter}"
-        print(styled(filled(about, room()), "cyan"))
+        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason) + ", stopped" * stopped
+        left = self.limit - self._used
+        if left < self.params.max_new_tokens:  # the next answer may have to be shorter
+            about += f"; {left} of {self.limit} tokens left"
+        print(styled(filled(f"[{about}]", room()), "cyan"))
 
     def reset(self) -> None:
         """Forget all messages but the system's."""
@@ -205,7 +223,9 @@ class Chat:
         unless this conversation was saved there before."""
         if not file:
             raise ValueError("/save needs the name of a file: /save FILE")
-        path = Path(file).expanduser()
+        path = _path(file)
+        if not path.parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {path.parent}")
         if path.exists() and path.resolve() not in self._saved:
             raise FileExistsError(f"{path}: exists already, and nothing was written; choose another name")
         path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -122,7 +122,8 @@ def _tree(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
     lines = []
     for depth, node in engine.radix_cache.nodes():
         slots = _ranges(node.value) if limit is None else shortened(_ranges(node.value), 15)
-        line = f"{'   ' * (depth - 1)}└─ {styled(f'{len(node):4} tokens', 'cyan')} in slots {slots}"
+        size, plural = (f"{len(node):4} token", "") if len(node) == 1 else (f"{len(node):4} tokens", "s")
+        line = f"{'   ' * (depth - 1)}└─ {styled(size, 'cyan')} in slot{plural} {slots}"
         text, shown = tokenizer.decode(node.key.tolist()), 60
         left = None if limit is None else limit - width(line) - 2
         while left is not None and shown >= 4 and len(repr(shortened(text, shown))) > left:

@@ -4,7 +4,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from nanoinfer.commands.options import ENGINE_OPTIONS, N_OPTION, SAMPLING_OPTIONS, add_options, load, sampling_params
+from nanoinfer.commands.line_editor import read_text
+from nanoinfer.commands.options import (
+    ENGINE_OPTIONS,
+    N_OPTION,
+    SAMPLING_OPTIONS,
+    add_options,
+    check_tokenizer,
+    load,
+    sampling_params,
+)
 from nanoinfer.commands.terminal import styled
 
 if TYPE_CHECKING:
@@ -26,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     prompts = [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     params = sampling_params(args)
     llm = load(args)
+    check_tokenizer(llm)
     if len(prompts) == 1 and params.n == 1:
         pieces = llm.stream(prompts[0], params)
         print(styled(prompts[0], "dim"), end="", flush=True)
@@ -50,4 +60,4 @@ def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | 
 
 def _standard_input() -> str:
     """All of it but the final newline, which ends a line of text and is no part of it."""
-    return sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    return read_text(sys.stdin.read).removesuffix("\n").removesuffix("\r")

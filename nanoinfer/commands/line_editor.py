@@ -1,10 +1,20 @@
-"""Reading lines from a terminal: with editing and history where prompt_toolkit or readline is installed."""
+"""Reading standard input: lines of a terminal are edited, and called back, with prompt_toolkit or readline."""
 
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 from nanoinfer.commands.terminal import styled
+
+
+def read_text(read: Callable[[], str]) -> str:
+    """What `read` reads from standard input. UnicodeError where that is no text in its encoding, as a rule UTF-8."""
+    try:
+        text = read()
+        text.encode()  # some locales let other bytes through as surrogates
+    except UnicodeError as error:
+        raise UnicodeError("standard input is not UTF-8 text") from error
+    return text
 
 
 def line_reader(prompt: str) -> Callable[[], str]:

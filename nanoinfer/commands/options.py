@@ -76,6 +76,14 @@ def load(args: argparse.Namespace) -> "LLM":
     return LLM(args.model, **_pick(args, ENGINE_OPTIONS))
 
 
+def check_tokenizer(llm: "LLM") -> None:
+    """ValueError when the model has no tokenizer files: a command's prompts are text."""
+    if llm.tokenizer is None:
+        raise ValueError(
+            f"{llm.model.path}: no tokenizer files there, and prompts are text here; put tokenizer.json in that folder"
+        )
+
+
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     """What the options say about sampling."""
     from nanoinfer import SamplingParams

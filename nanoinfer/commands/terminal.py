@@ -18,6 +18,14 @@ def styled(text: object, *styles: str) -> str:
     return f"\033[{';'.join(CODES[style] for style in styles)}m{text}\033[0m"
 
 
+def one_line(error: BaseException) -> str:
+    """What an exception says, on one line; one of the operating system names the file first, and no number."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split()) or type(error).__name__
+
+
 def room() -> int | None:
     """Columns of the terminal that standard output goes to, or those that COLUMNS asks for; None for files and pipes."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serve, describe, write."""
+    from nanoinfer.commands.options import check_tokenizer
     from nanoinfer.commands.trace_example import SETTINGS, run_example
     from nanoinfer.llm import LLM
     from nanoinfer.requests.sampling_params import SamplingParams
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
         _check_matplotlib()
     if args.prompt:
         llm = LLM(args.model, trace=True)
+        check_tokenizer(llm)
         llm.generate(args.prompt, SamplingParams(max_new_tokens=args.max_new_tokens, temperature=0), use_tqdm=False)
         trace = llm.trace
     else:

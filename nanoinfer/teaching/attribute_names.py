@@ -1,5 +1,6 @@
 """Which attribute was meant, when code asks an object for one that it does not have."""
 
+import re
 from difflib import get_close_matches
 
 # Names that libraries, papers and this package have for the same thing; an object has one of each line at most.
@@ -30,13 +31,17 @@ SAME_THING = (
     "hit_count hits access_count",
 )
 _LISTED = 12  # an object with more attributes than these is not listed
+_BRACKETS = re.compile(r"'[\w.]+' object is not subscriptable")
+_WITHOUT_FIELDS = re.compile(r"'(NoneType|bool|int|float|complex|generator|function|method|builtin\w*)'")
 
 
 def name_meant(error: BaseException) -> str:
     """A sentence that names the attribute that was meant where an AttributeError arose, or the few there are, or "".
 
-    Never raises, whatever the object of the error is.
+    Where an object was taken for a dict, says how a field is read. Never raises, whatever the object of the error is.
     """
+    if type(error) is TypeError and _BRACKETS.fullmatch(str(error)) and not _WITHOUT_FIELDS.match(str(error)):
+        return 'A field of an object is read with a dot: `x.name`, not `x["name"]`.'
     if not isinstance(error, AttributeError) or not error.name or error.obj is None:
         return ""
     try:
@@ -51,12 +56,17 @@ def name_meant(error: BaseException) -> str:
 
 
 def _meant(name: str, present: list[str]) -> str | None:
-    """That of the names `present` that means the same as `name`, or else that is spelt like it or like a name for it."""
+    """That of the names `present` that means the same as `name`, or else that is spelt like it or like a name for it.
+
+    None where `name` means, or is spelt most like, something that the object does not have: `head_size` looks like
+    `hidden_size` and is something else.
+    """
     names = {
         other: field for line in SAME_THING for field in line.split() if field in present for other in line.split()
     }
     if name in names:
         return names[name]
-    names |= {field: field for field in present}
-    close = get_close_matches(name, names, 1)
-    return names[close[0]] if close else None
+    words = set(" ".join(SAME_THING).split())
+    others = set(present) - words  # fields that no line has, so that only their spelling tells
+    close = get_close_matches(name, others, 1, 0.85) or get_close_matches(name, words | others, 1)
+    return next((names.get(word, word if word in others else None) for word in close), None)

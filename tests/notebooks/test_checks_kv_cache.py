@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.solution_cells import gets_hint, passes
+from nanoinfer.teaching import Hint, check
+from tests.solution_cells import gets_hint, passes, written
 
 SESSION = """
 class Session:
@@ -93,6 +94,23 @@ MISTAKES = [
 @pytest.mark.parametrize("id", ANSWERS)
 def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     passes(id, ANSWERS[id], capsys)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * num_tokens * itemsize",
+        "c.num_attention_heads * c.head_dim * num_tokens",
+    ],
+    ids=["K and V counted twice", "four mistakes"],
+)
+def test_mistakes_that_would_explain_one_of_the_models_only_are_not_named(wrong: str) -> None:
+    source = f"def kv_cache_bytes(c, num_tokens, itemsize):\n    return {wrong}\n"
+    with pytest.raises(Hint) as caught:
+        check("2.1", written(source))
+    assert str(caught.value).startswith(
+        "2.1 The bytes of a cache: For 7 tokens, L=5, H=12, Hk=3, D=32, 4 bytes per number.\n  got: "
+    )
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)

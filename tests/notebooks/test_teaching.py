@@ -276,6 +276,25 @@ class TestCheck:
         with pytest.raises(Hint, match=r"no attribute 'wings'. It has `a`, `b`.\n  in lowest"):
             check("90.1", cells(source))
 
+    @pytest.mark.parametrize("asked", ["hidden_size", "d_model", "hiden_size", "vocab_size"])
+    def test_the_name_of_another_quantity_gets_the_fields_there_are(self, asked: str) -> None:
+        fields = {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 3}
+        with pytest.raises(AttributeError) as caught, attempt("90.1"):
+            getattr(SimpleNamespace(**fields), asked)
+        assert caught.value.__notes__ == ["It has `num_hidden_layers`, `num_key_value_heads`, `head_dim`."]
+
+    def test_a_field_that_is_in_no_line_is_found_by_its_spelling(self) -> None:
+        with pytest.raises(AttributeError) as caught, attempt("90.1"):
+            print(SimpleNamespace(slot=1, out_cache=2).slots)
+        assert caught.value.__notes__ == ["The field is called `slot`."]
+
+    def test_an_object_taken_for_a_dict_gets_the_way_to_read_a_field(self) -> None:
+        source = "from types import SimpleNamespace\ndef lowest(free, n): return SimpleNamespace(a=1)['a']\n"
+        with pytest.raises(Hint, match=r'not subscriptable. A field .* with a dot: `x.name`, not `x\["name"\]`.\n  in'):
+            check("90.1", cells(source))
+        with pytest.raises(Hint, match=r"'NoneType' object is not subscriptable\n  in lowest"):
+            check("90.1", cells("def lowest(free, n):\n    none = None\n    return none['a']\n"))
+
     def test_an_object_that_cannot_be_looked_at_gets_no_advice(self) -> None:
         source = "class Odd:\n    def __dir__(self): raise ValueError\ndef lowest(free, n): return Odd().wings\n"
         with pytest.raises(Hint, match=r"your code raises AttributeError: 'Odd' object has no attribute 'wings'\n"):

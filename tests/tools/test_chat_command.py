@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import sys
 import time
@@ -110,6 +111,19 @@ def test_stats_tell_the_conversation_and_the_engine(chat: Chat, capsys: pytest.C
     assert {name for name, value in chat.llm.engine.stats().items() if value != ""} <= rows.keys()
 
 
+def test_the_note_on_an_answer_and_stats_agree_on_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = Chat(
+        LLM("story", max_running_requests=1, max_context_len=60), SamplingParams(max_new_tokens=35, temperature=0)
+    )
+    for line in ("Hello", "/stats", "What now?", "/stats"):
+        assert chat.handle(line)
+    out = capsys.readouterr().out
+    left = [int(n) for n in re.findall(r"\[\d+ prompt tokens, \d+ cached[^;\]]*; (\d+) of 60 tokens left\]\n", out)]
+    used = [int(n) for n in re.findall(r"turns?, (\d+) of 60 tokens\n", out)]
+    assert left[-1] == 60 - used[-1]
+    assert len(left) == sum(60 - n < 35 for n in used), "only where an answer may have to be shorter"
+
+
 def test_save_writes_what_llm_chat_reads(chat: Chat, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     chat.handle("Grüß dich")
@@ -128,6 +142,19 @@ def test_save_overwrites_no_other_file(chat: Chat, tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="/save FILE"):
         chat.handle("/save")
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("~no-such-user/x", "there is no home directory ~no-such-user"),
+        ("/no-such-folder/x", "there is no folder /no-such-folder"),
+    ],
+)
+def test_save_where_there_is_no_folder_says_so(
+    file: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat_with(f"/save {file}\n", monkeypatch, capsys) == (2, "", f"nanoinfer: error: {file}: {said}\n")
 
 
 def test_quit_ends_and_a_blank_line_does_not(chat: Chat) -> None:
@@ -331,8 +358,8 @@ def stream(messages, params):
         closed.append(True)
 
 chat.load = lambda args: SimpleNamespace(
-    config=SimpleNamespace(max_context_len=99, max_total_tokens=99), chat_prompt=lambda messages: messages,
-    stream=stream, engine=SimpleNamespace(stats=lambda: {"closed": len(closed)}))
+    config=SimpleNamespace(max_context_len=9999, max_total_tokens=9999), tokenizer=True,
+    chat_prompt=lambda messages: messages, stream=stream, engine=SimpleNamespace(stats=lambda: {"closed": len(closed)}))
 sys.exit(main(["chat"]))
 """
 

@@ -11,7 +11,7 @@ import pytest
 import nanoinfer
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.cli import main
+from nanoinfer.cli import build_parser, main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 
@@ -83,6 +83,27 @@ def test_generate_reads_standard_input(capsys: pytest.CaptureFixture[str], monke
     assert outs[3].startswith("There was a little\n"), "the final newline only"
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter where the locale is C
+@pytest.mark.parametrize("argv", [["generate", "-"], ["chat"]])
+def test_standard_input_that_is_not_utf_8_is_called_so(
+    argv: list[str], errors: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"One d\xe4y\n"), "utf-8", errors))
+    assert run(argv, capsys) == (2, "", "nanoinfer: error: standard input is not UTF-8 text\n")
+
+
+@pytest.mark.parametrize("argv", [["generate", "One day"], ["chat"], ["trace", "One day"]])
+def test_a_model_without_tokenizer_files_needs_them_here(
+    argv: list[str], checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint("llama")
+    code, out, err = run([*argv, "--model", str(path)], capsys)
+    assert (code, out) == (2, "")
+    assert f"{path}: no tokenizer files there" in err
+    assert "put tokenizer.json in that folder" in err
+    assert "token ids" not in err, "a command takes none"
+
+
 def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", "One day", "--n", "3", "--max-new-tokens", "6", "--seed", "1"]
     code, out, err = run(argv, capsys)
@@ -120,9 +141,23 @@ def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
     code, out, err = run(["chat", "--max-context-len", "60", "--temperature", "0"], capsys)
     assert code == 2
     assert out.count(" cached") >= 2
-    assert "room for" in out
+    assert re.search(r"cached.*; \d+ of 60 tokens left\]", out)
     assert "this conversation is full" in err
     assert "/reset" in err
+
+
+@pytest.mark.parametrize("module", ["nanoinfer.cli", "transformers"])
+def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(module: str) -> None:
+    code = f"""import runpy, signal, sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["nanoinfer", "info"]
+runpy.run_module("nanoinfer", run_name="__main__")"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
 
 
 # --- what needs no model ---------------------------------------------------------------------------------------------
@@ -139,6 +174,35 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout
     assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
+
+
+def test_the_demos_help_says_what_it_does_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Alone, demo serves five requests" in run(["demo", "--help"], capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["generate", "Once", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens?"),
+        (["generate", "Once", "--max-tokens=3"], "--max-tokens; did you mean --max-new-tokens?"),
+        (["chat", "--temprature", "3"], "--temprature; did you mean --temperature?"),
+        (["bench", "decode", "--block-size", "4"], "--block-size; did you mean --page-size?"),
+        (["demo", "--temperature", "1"], "--temperature"),
+        (["info", "--top-k", "1"], "--top-k"),
+    ],
+)
+def test_an_unknown_option_is_answered_by_the_commands_own_help(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = " ".join(argv[:2]) if argv[0] == "bench" else argv[0]
+    program = f"python -m nanoinfer {command}"
+    message = f"{program}: error: unrecognized argument: {said} (see {program} --help)\n"
+    assert run(argv, capsys) == (2, "", message)
+
+
+def test_options_in_short_and_texts_that_look_like_options_are_understood() -> None:
+    args = build_parser().parse_args(["generate", "--max-new", "3", "--stop=--max-tokens", "-- he said", "--", "--no"])
+    assert (args.max_new_tokens, args.stop, args.prompt) == (3, ["--max-tokens"], ["-- he said", "--no"])
 
 
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +263,31 @@ def test_a_benchs_tables_fit_a_terminal_of_60_columns(
     assert {cell for row in rows for cell in re.findall(r"[\d.]+", row)} <= set(re.findall(r"[\d.]+", narrow))
 
 
+def test_the_table_of_bench_decode_fits_a_terminal_of_60_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["bench", "decode", "--requests", "2", "--new-tokens", "2", "--rounds", "1"]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = run(argv, capsys)[1]
+    assert max(map(len, wide.splitlines())) > 60
+    monkeypatch.setenv("COLUMNS", "60")
+    code, narrow, _ = run(argv, capsys)
+    assert code == 0
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert set(re.findall(r"[a-z]+", wide)) <= set(re.findall(r"[a-z]+", narrow)), "nothing is left out"
+
+
+def test_the_tree_of_the_demo_counts_one_token_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(["demo"], capsys)[1]
+    assert re.search(r" 1 token in slot \d+ ", out)
+    assert " 1 tokens" not in out
+
+
+def test_a_file_that_cannot_be_written_is_named_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(["bench", "decode", "--json", "/no-such-folder/x.json"], capsys)
+    assert err == "nanoinfer: error: /no-such-folder/x.json: No such file or directory\n"
+
+
 def test_a_tilde_is_the_home_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +309,12 @@ def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     parameters = Checkpoint.read(resolve_model_path("story")).parameters  # of the file, not of the packed model
     for text in ("LlamaForCausalLM", f" {parameters:,} in bfloat16", "1,280 bytes", "640 slots"):
         assert text in out
+
+
+def test_info_shows_no_numbers_of_a_rope_that_is_not_stretched(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = dict(re.findall(r"^  (\w+) +(\S.*)$", run(["info"], capsys)[1], re.MULTILINE))
+    assert rows["rope_scaling"] == "none"
+    assert rows["max_position_embeddings"] == "1024"
 
 
 def test_info_says_what_computes_and_why_nothing_faster_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,6 +358,8 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["generate", "x", "--page-size", "0"], "page_size=0"),
         (["generate", "x", "--device", "tpu"], "device='tpu'"),
         (["generate", ""], "empty"),
+        (["demo", "paged", "--block-size", "0"], "--block-size 0: must be at least 1"),
+        (["demo", "paged", "--steps", "-1"], "--steps -1: must be at least 1"),
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],
 )

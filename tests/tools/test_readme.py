@@ -11,6 +11,7 @@ import pytest
 from PIL import ImageColor
 
 from nanoinfer import registry
+from nanoinfer.bench.decode import DecodeResult, format_decode
 from nanoinfer.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
@@ -74,6 +75,15 @@ def test_files_that_the_guide_to_the_package_names_exist() -> None:
 def test_the_pass_that_the_guide_prints_is_the_engines() -> None:
     (printed,) = re.findall(r"```py\n(.*?)```", (ROOT / "nanoinfer" / "README.md").read_text(), re.DOTALL)
     assert printed == dedent(getsource(Engine._one_pass))
+
+
+def test_the_table_that_the_guide_prints_is_bench_decodes() -> None:
+    """The numbers are of one machine; the heads and the captions are the program's."""
+    text = (ROOT / "nanoinfer" / "README.md").read_text()
+    shown = next(block for block in re.findall(r"```text\n(.*?)```", text, re.DOTALL) if block.startswith("decode "))
+    table = format_decode([DecodeResult("pooled", 1, 1, 1, 1, 1, 0, True)])
+    assert shown.splitlines()[0].split() == table.splitlines()[0].split()
+    assert shown.partition("\n\n")[2] == table.partition("\n\n")[2] + "\n"
 
 
 def test_the_front_page_is_short() -> None:

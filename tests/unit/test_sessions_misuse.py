@@ -226,6 +226,23 @@ def test_settings_are_fixed_by_the_prefill(
     assert rest(session) == engine.generate(PROMPT, 6, **GREEDY)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_token", "ignore_eos", "n"])
+def test_a_setting_that_there_is_not_is_refused(name: str, engine: InferenceEngine) -> None:
+    session = InferenceSession(engine, 3, **GREEDY)
+    with pytest.raises(ValueError, match=rf"^{name}=3: a session has no {name}; its settings are max_new_tokens, "):
+        setattr(session, name, 3)
+    assert not hasattr(session, name)
+
+
+def test_what_a_subclass_adds_may_be_assigned(engine: InferenceEngine) -> None:
+    class Named(InferenceSession):
+        name = ""
+
+    session = Named(engine)
+    session.name, session._note = "a", "b"  # type: ignore[attr-defined]
+    assert (session.name, session._note) == ("a", "b")  # type: ignore[attr-defined]
+
+
 def test_step_count_counts_the_sampled_tokens(engine: InferenceEngine) -> None:
     session = InferenceSession(engine, 3, **GREEDY)
     counts = [session.step_count]

@@ -1,6 +1,6 @@
 """Checks of notebook 02, the KV cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
 from types import SimpleNamespace
@@ -20,39 +20,42 @@ END = 2
 def _(given: Given) -> str | None:
     kv_cache_bytes = given["kv_cache_bytes"]
     shapes = [(5, 12, 3, 32, 4, 3840), (32, 32, 32, 128, 2, 524288), (28, 16, 8, 128, 2, 114688), (1, 4, 1, 7, 1, 14)]
+    answers: list[tuple[float, int, tuple[int, ...]]] = []
     for layers, heads, kv_heads, head_dim, itemsize, per_token in shapes:
         config = SimpleNamespace(
             num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
         )
         for num_tokens in (7, 1, 0, 1000):
-            got, want = kv_cache_bytes(config, num_tokens, itemsize), per_token * num_tokens
+            got = kv_cache_bytes(config, num_tokens, itemsize)
             expect(isinstance(got, int | float), f"Bytes are a plain number; this is a {type(got).__name__}.")
-            if got == want or not want:
-                expect_equal(got, want, f"{num_tokens} tokens need {want} bytes.")
-                continue
-            hint = _mistaken_bytes(got, want, (layers, heads, kv_heads, itemsize, num_tokens))
-            expect(hint is None, hint or "")
-            expect_equal(
-                got,
-                want,
-                f"For {num_tokens} tokens, L={layers}, Hk={kv_heads}, D={head_dim}, {itemsize} bytes per number.",
-            )
+            answers.append((got, per_token * num_tokens, (layers, heads, kv_heads, head_dim, itemsize, num_tokens)))
+    hint = None if all(got == want for got, want, _ in answers) else _mistaken_bytes(answers)
+    expect(hint is None, hint or "")
+    for got, want, (layers, heads, kv_heads, head_dim, itemsize, num_tokens) in answers:
+        shape = f"L={layers}, H={heads}, Hk={kv_heads}, D={head_dim}"
+        expect_equal(got, want, f"For {num_tokens} tokens, {shape}, {itemsize} bytes per number.")
     return "four models, with and without grouped-query attention"
 
 
-def _mistaken_bytes(got: float, want: int, sizes: tuple[int, ...]) -> str | None:
-    """The hints of the mistakes that lead to `got`, by what each multiplies the answer."""
-    layers, heads, kv_heads, itemsize, num_tokens = sizes
-    mistakes = {
-        "That is one token. The cache keeps `num_tokens` of them.": Fraction(1, num_tokens),
-        "That is the count of numbers; each takes `itemsize` bytes.": Fraction(1, itemsize),
-        "Every key/value head has its own vectors, each of size head_dim.": Fraction(1, kv_heads),
-        "Every layer has its own keys and values.": Fraction(1, layers),
-        "The cache is per key/value head. Query heads share them, and queries are not kept.": Fraction(heads, kv_heads),
-        "The cache keeps a key and a value per token: two vectors in every layer and head, not one.": Fraction(1, 2),
+def _mistaken_bytes(answers: Sequence[tuple[float, int, tuple[int, ...]]]) -> str | None:
+    """The hints of the mistakes that lead to all of `answers`, by what each multiplies what is wanted; in one model alone
+    the heads may be as many as the bytes of a number."""
+    mistakes: dict[str, Callable[..., Fraction]] = {
+        "That is one token. The cache keeps `num_tokens` of them.": lambda L, H, Hk, D, i, n: Fraction(1, n),
+        "That is the count of numbers; each takes `itemsize` bytes.": lambda L, H, Hk, D, i, n: Fraction(1, i),
+        "Every key/value head has its own vectors, each of size head_dim.": lambda L, H, Hk, D, i, n: Fraction(1, Hk),
+        "Every layer has its own keys and values.": lambda L, H, Hk, D, i, n: Fraction(1, L),
+        "The cache is per key/value head. Query heads share them, and queries are not kept.": (
+            lambda L, H, Hk, D, i, n: Fraction(H, Hk)
+        ),
+        "The cache keeps a key and a value per token: two vectors in every layer and head, not one.": (
+            lambda L, H, Hk, D, i, n: Fraction(1, 2)
+        ),
     }
-    visible = {hint: factor for hint, factor in mistakes.items() if factor != 1}
-    return find_mistakes(visible, lambda made: got == want * prod(made))
+    return find_mistakes(
+        mistakes,
+        lambda made: all(got == want * prod(factor(*sizes) for factor in made) for got, want, sizes in answers if want),
+    )
 
 
 @exercise("2.2", "How many requests fit")
