@@ -113,7 +113,7 @@ class Turns:
     def others_may_resume(self, open_ids: Container[int]) -> bool:
         """Whether another thread has paused one of these requests: this one may wait for it to go on."""
         me = threading.current_thread()
-        return any(i in open_ids and thread is not me and thread.is_alive() for i, thread in self.pausers.items())
+        return any(i in open_ids and thread is not me for i, thread in self.pausers.items())
 
     def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.

@@ -1,6 +1,7 @@
 """Several threads and one engine: what is refused, what waits, and that calls of an LLM are served together."""
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -379,3 +380,120 @@ def test_a_handler_that_raises_in_a_pass_of_other_threads_requests_ends_the_main
     assert isinstance(raised.value.__cause__, Interrupted)
     assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
     assert_all_free(engine)
+
+
+# --- pauses, handlers, forks -----------------------------------------------------------------------------------------
+
+
+def paused_by_another(timeout_s: float | None) -> tuple[Engine, int, Thread]:
+    """A call that another thread paused after its first pass."""
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = Thread(llm.generate, [5], greedy(3), False, timeout_s)
+    until(lambda: engine.turns.is_computing)
+    (rid,) = engine.open_requests.groups
+    pause = Thread(engine.pause, rid)
+    until(lambda: engine.turns._visitors == 1)
+    gate.open()
+    pause.result()
+    assert engine.stats().paused == 1
+    return engine, rid, call
+
+
+def test_a_call_waits_until_another_thread_resumes_what_it_has_paused() -> None:
+    engine, rid, call = paused_by_another(None)
+    call.join(0.05)
+    assert call.is_alive()
+    engine.resume(rid)
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
+    engine, _, call = paused_by_another(0.2)
+    assert call.result()[0].finish_reason == "timeout"
+    assert_all_free(engine)
+
+
+@pytest.fixture
+def alarms() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Installs a function as SIGALRM's handler, for the test."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def install(function: Callable[[], object]) -> None:
+        signal.signal(signal.SIGALRM, lambda number, frame: function() and None)
+
+    yield install
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_may_call_while_its_thread_waits_for_the_pass_of_another(alarms: Any) -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    answers = []
+
+    def handler() -> None:
+        gate.open()
+        answers.append(llm.generate([70], greedy(2))[0].token_ids)
+
+    alarms(handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    engine.stats()  # waits for the pass, which waits for the handler
+    assert answers == [[71, 72]]
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
+    alarms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    llm, add = llm_around(engine), engine.scheduler.add
+
+    def handler() -> None:
+        raise ZeroDivisionError
+
+    def interrupted(req: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        add(req)
+
+    alarms(handler)
+    monkeypatch.setattr(engine.scheduler, "add", interrupted)
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(llm.stream([5], greedy(2)))
+    assert caught.tb is not None  # and with it all frames: nothing is left to garbage collection
+    assert (len(engine.scheduler.waiting), engine.turns.callers) == (0, {})
+    assert_all_free(engine)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    threading.Timer(0.05, gate.open).start()
+    child = os.fork()  # waits for the pass to end
+    if child == 0:
+        signal.alarm(SECONDS)
+        code = 1
+        try:
+            code = 0 if llm.generate([70], greedy(2))[0].token_ids == [71, 72] else 2
+            engine.check_integrity()
+            code = code if len(engine.turns.callers) + engine.stats().running == 0 else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_outputs_that_could_not_be_handed_out_do_not_replace_newer_ones() -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(3))
+    older, newer = engine.step(), engine.step()
+    engine.deliver_later(newer)
+    engine.open_requests.hold_again(older)
+    assert engine.open_requests.withdraw(rid) == newer
