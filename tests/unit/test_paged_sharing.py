@@ -170,7 +170,9 @@ def test_k_and_v_that_overlap_are_refused(caller: Caller) -> None:
         lambda: list(torch.zeros(3, 2, 8, 4, 2, 16)),
         lambda: [(t[0], t[1]) for t in torch.zeros(8, 3, 2, 4, 2, 16).permute(1, 2, 0, 3, 4, 5)],
         lambda: [(heads_first(t[:, 0]), t[:, 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 2, 128)],
-        lambda: [(t[:, 0].view(8, 2, 16, 4).permute(0, 3, 1, 2), heads_first(t[:, 1])) for t in torch.zeros(3, 8, 2, 128)],
+        lambda: [
+            (t[:, 0].view(8, 2, 16, 4).permute(0, 3, 1, 2), heads_first(t[:, 1])) for t in torch.zeros(3, 8, 2, 128)
+        ],
         lambda: [(heads_first(t[..., 0]), t[..., 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 128, 2)],
     ],
 )
