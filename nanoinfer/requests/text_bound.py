@@ -7,7 +7,7 @@ context. That a text of so many characters cannot have fewer tokens is certain o
 import json
 from typing import Any
 
-COMPOSED = 4  # characters that NFC or NFKC make one of, at most: no character decomposes into more
+COMPOSED = 4  # characters that NFC or NFKC make one of, at most: canonical decompositions are no longer
 # What each component may consist of: steps after which a text has no fewer characters (NFC and NFKC: see COMPOSED).
 NORMALIZERS = {"NFC", "NFKC", "NFD", "NFKD", "ByteLevel", "Prepend", "Replace"}
 SPLITTERS = {"Split", "Punctuation", "Digits"}  # they change no character, but their behaviour may be to remove some
