@@ -125,13 +125,13 @@ class TokenToKVPool:
         """
         self._slots.free(slots)
 
-    def hand_to_tree(self, indices: np.ndarray, start: int) -> None:
-        """A radix tree has the slots `indices[start:]`, int64, from now on, until they are freed.
+    def hand_to_tree(self, indices: np.ndarray, start: int, end: int) -> None:
+        """A radix tree has the slots `indices[start:end]`, int64, from now on, until they are freed.
 
-        Raises ValueError naming the index and the slot, with nothing changed, for what `free` would refuse, and when a
-        tree has one already.
+        Raises ValueError naming the index and the slot, with nothing changed, for what `free` would refuse, when a tree
+        has one already, and when one is among the other `indices`, too.
         """
-        self._slots.hand_to_tree(indices, start)
+        self._slots.hand_to_tree(indices, start, end)
 
     def available_size(self) -> int:
         """Free slots."""

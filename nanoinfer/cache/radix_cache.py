@@ -111,7 +111,8 @@ class RadixCache:
         sequence that is not shared stays one node.
 
         Raises ValueError, with nothing changed, when the lengths differ, and naming index and slot when one that the tree
-        would take over is outside the pool, free, given twice, in a tree already, or not in its place in a whole page.
+        would take over is outside the pool, free, given twice (also where the caller keeps the other: among the first n,
+        or in an incomplete page), in a tree already, or not in its place in a whole page.
         """
         slots = as_int_array(indices, "indices")
         if len(slots) != len(token_ids):
@@ -120,7 +121,7 @@ class RadixCache:
             return 0
         tokens = self._whole_pages(token_ids)
         known, _ = self.peek_prefix(tokens, extra_key)
-        self.token_to_kv_pool.hand_to_tree(slots[: len(tokens)], known)
+        self.token_to_kv_pool.hand_to_tree(slots, known, len(tokens))
         path = self._walk(tokens, extra_key)
         if known < len(tokens):
             parent = path[-1] if path else self.root

@@ -78,17 +78,17 @@ class SlotAllocator:
             self._block_is_free[pages // BLOCK] = True
         self._available += pages.size * self.page_size
 
-    def hand_to_tree(self, indices: np.ndarray, start: int) -> None:
-        """A radix tree has `indices[start:]` from now on, until they are freed: int64 slots, each page's in order.
+    def hand_to_tree(self, indices: np.ndarray, start: int, end: int) -> None:
+        """A radix tree has `indices[start:end]` from now on, until they are freed: int64 slots, each page's in order.
 
-        ValueError (naming the first offender and its index, nothing changed) for what `free` would refuse, and when a tree
-        has one already.
+        ValueError (naming the first offender and its index, nothing changed) for what `free` would refuse, when a tree has
+        one already, and when one is among the other `indices`, too, for its owner may free those.
         """
-        slots = indices[start:]
+        slots, others = indices[start:end], np.delete(indices, slice(start, end))
         pages = self._freeable_pages(slots, start)
         in_place = self.page_size == 1 or np.array_equal(slots, self._slots(slots[:: self.page_size] // self.page_size))
-        if not in_place or np.count_nonzero(self._in_tree[pages]):
-            self._refuse(slots, start)
+        if not in_place or np.count_nonzero(self._in_tree[pages]) or np.isin(others, slots).any():
+            self._refuse(slots, start, others)
         self._in_tree[pages] = True
 
     def free_slots(self) -> np.ndarray:
@@ -146,9 +146,9 @@ class SlotAllocator:
             self._refuse(array, start)
         return pages
 
-    def _refuse(self, array: np.ndarray, start: int | None) -> None:
+    def _refuse(self, array: np.ndarray, start: int | None, others: Indices = ()) -> None:
         """Name the first slot that is wrong, and why. Costs the pool's size."""
-        wrong = first_wrong(array, self._is_free, self._in_tree, self.page_size)
+        wrong = first_wrong(array, others, self._is_free, self._in_tree, self.page_size)
         assert wrong is not None
         index, slot, why = wrong
         raise ValueError(f"{'' if start is None else f'indices[{start + index}]: '}{self.name} {slot}: {why}")

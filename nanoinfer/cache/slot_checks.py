@@ -2,12 +2,15 @@
 
 import numpy as np
 
+from nanoinfer.cache.indices import Indices
+
 
 def first_wrong(
-    slots: np.ndarray, is_free: np.ndarray, in_tree: np.ndarray, page_size: int
+    slots: np.ndarray, others: Indices, is_free: np.ndarray, in_tree: np.ndarray, page_size: int
 ) -> tuple[int, int, str] | None:
     """The first offender among `slots` (int64): its index, the slot and what is wrong with it; None when nothing is.
 
+    `others`: slots that were given with these, and that these must not be among.
     `is_free`, `in_tree`: bool, one mark per page of the pool. Costs the pool's size.
     """
     size, ordered = is_free.size * page_size, np.sort(slots)
@@ -17,6 +20,7 @@ def first_wrong(
         (slots[(slots < 0) | (slots >= size)], f"outside 0..{size - 1}"),
         (slots[np.isin(slots // page_size, np.flatnonzero(is_free))], "already free"),
         (ordered[1:][ordered[1:] == ordered[:-1]], "given twice"),
+        (slots[np.isin(slots, others)], "given twice"),
         (starts[starts % page_size != 0], f"not the start of a page of {page_size}"),
         (ends[(ends + 1) % page_size != 0], f"not the end of a page of {page_size}"),
         (slots[np.isin(slots // page_size, np.flatnonzero(in_tree))], "in a radix tree already"),

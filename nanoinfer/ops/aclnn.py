@@ -176,7 +176,7 @@ def _flattened(tensors: dict[str, torch.Tensor], num_seqs: int) -> dict[str, tor
     """`tensors` with views of one dimension where CANN takes two: [n, 1], and with speculation [num_seqs, 1 + K]."""
     flat = dict(tensors)
     spec_token = tensors.get("spec_token")
-    rows = None if spec_token is None else (num_seqs, 1 + spec_token.shape[-1])
+    rows = None if spec_token is None or not spec_token.ndim else (num_seqs, 1 + spec_token.shape[-1])
     for name in (*WRITTEN, "accepted_num"):
         tensor = tensors.get(name)
         if tensor is None or tensor.layout != torch.strided or tensor.ndim != 2:

@@ -38,6 +38,9 @@ def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
                     f"kv_cache[{layer}] {name}: {tensor.dtype} on {tensor.device}, must be the model's "
                     f"{model.dtype} on {model.device}"
                 )
+            if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                where = "torch.inference_mode()"
+                raise ValueError(f"kv_cache[{layer}] {name}: was made in {where}, and can be written to only there")
             tensors.append(tensor)
     check_memory(tensors)
     assert first is not None

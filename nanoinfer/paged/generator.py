@@ -158,7 +158,8 @@ class GeneratorTorch:
         shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
         −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
         the block table puts the token; a slot that is written for one token and used by a different one, or by another
-        request's prefix; K and V, or layers, that share memory; an `atten_mask` that could be read in two ways; an unknown
+        request's prefix; K and V, or layers, that share memory; K or V that were made
+        in `torch.inference_mode()` and are not used there; an `atten_mask` that could be read in two ways; an unknown
         adapter; UnknownArgumentError for an unknown keyword. Source: seed 000 (MindIE's `forward_tensor`).
         """
         unknown = kwargs.keys() - OPTIONS.keys()

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-Span = tuple[int, int]  # of a dimension with more than one element: (stride in elements, size)
+Span = tuple[int, int]  # (stride in elements, size) of one dimension, or of several that are evenly spaced together
 
 
 def check_memory(tensors: Sequence[torch.Tensor]) -> None:
     """ValueError when two elements of `tensors` share memory: K and V of every layer in turn, all of one shape and dtype.
 
     Views of one block of memory are fine, also such as interleave: K and V of [num_blocks, 2, P, Hk, D], say. Then strides
-    are compared; for contiguous tensors their beginnings are enough.
+    are compared, and the order of tokens, heads and elements in a block may differ; for contiguous tensors their beginnings
+    are enough.
     """
     starts = np.array([tensor.data_ptr() for tensor in tensors])
     if all(tensor.is_contiguous() for tensor in tensors):
@@ -33,8 +34,18 @@ def _name(i: int) -> str:
 
 
 def _spans(tensor: torch.Tensor) -> tuple[Span, ...]:
-    """The dimensions, shortest stride first."""
-    return tuple(sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1))
+    """The dimensions, shortest stride first, as few as say where all elements are.
+
+    Dimensions whose elements are evenly spaced together are one, so that a block in which heads come before tokens is
+    equal to one in which tokens come before heads.
+    """
+    spans: list[Span] = []
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if spans and step == spans[-1][0] * spans[-1][1]:
+            spans[-1] = (spans[-1][0], spans[-1][1] * size)
+        elif size > 1:
+            spans.append((step, size))
+    return tuple(spans)
 
 
 def _check_strides(name: str, tensor: torch.Tensor) -> None:
@@ -50,7 +61,10 @@ def _check_strides(name: str, tensor: torch.Tensor) -> None:
 
 
 def _overlapping_views(tensors: Sequence[torch.Tensor], starts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Pairs of tensors with an element in common. Two of different strides count as such where one begins in the other."""
+    """Pairs of tensors with an element in common.
+
+    Two that are spaced differently, as `_spans` says, count as such where one begins in the other.
+    """
     itemsize = tensors[0].itemsize
     spans = [_spans(tensor) for tensor in tensors]
     extents = np.array([1 + sum(step * (size - 1) for step, size in each) for each in spans]) * itemsize

@@ -7,9 +7,12 @@ context. That a text of so many characters cannot have fewer tokens is certain o
 import json
 from typing import Any
 
-COMPOSED = 4  # code points that NFC or NFKC make one of, at most
-KEEPS_EVERY_CHARACTER = {"NFD", "NFKD", "ByteLevel", "Digits", "Metaspace", "Prepend"}
-MAY_REMOVE = {"Split", "Punctuation"}  # unless their behaviour says otherwise
+COMPOSED = 4  # characters that NFC or NFKC make one of, at most: canonical decompositions are no longer
+# What each component may consist of: steps after which a text has no fewer characters (NFC and NFKC: see COMPOSED).
+NORMALIZERS = {"NFC", "NFKC", "NFD", "NFKD", "ByteLevel", "Prepend", "Replace"}
+SPLITTERS = {"Split", "Punctuation", "Digits"}  # they change no character, but their behaviour may be to remove some
+PRE_TOKENIZERS = SPLITTERS | {"ByteLevel", "Metaspace"}
+POST_PROCESSORS = {"ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 
 
 def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
@@ -25,50 +28,65 @@ def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
 
 
 def max_chars_per_token(hf_tokenizer: Any) -> int | None:
-    """The most characters of a text that one token can stand for.
+    """The most characters of a text that one token can stand for; None unless the tokenizer is one for which it is certain.
 
-    None where that is not certain: characters may be dropped before the model sees them, or one token may stand for an
-    unknown word of any length.
+    It is where four things hold. No step takes characters away (NFC and NFKC divide their number by COMPOSED at most). The
+    model has a token for each character that it can meet: for the byte alphabet, into which the last step that changes
+    text turns everything, or else for all bytes. A merged token is as long as the two that it is made of, so it stands for
+    no more characters than its text has. And an added token stands for its text, as the normalizer leaves it.
     """
     backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ != "BPE":
         return None
-    if any(token.lstrip or token.rstrip for token in hf_tokenizer.added_tokens_decoder.values()):
-        return None  # it takes any number of spaces beside it
-    steps = _steps(backend.normalizer) + _steps(backend.pre_tokenizer)
-    vocab = backend.get_vocab(with_added_tokens=True)
-    if not all(map(_keeps, steps)) or not _knows_every_byte(backend.model, steps, vocab):
+    try:
+        normalizers, pre_tokenizers = _steps(backend.normalizer), _steps(backend.pre_tokenizer)
+        post_processors = _steps(backend.post_processor)
+    except Exception:  # a component written in Python does not say what it does
         return None
-    composes = any(step["type"] in ("NFC", "NFKC") for step in steps)
-    return max(map(len, vocab)) * (COMPOSED if composes else 1)
+    vocab, added = backend.get_vocab(with_added_tokens=True), backend.get_added_tokens_decoder().values()
+    if (
+        any(token.lstrip or token.rstrip for token in added)  # they take any number of spaces beside them
+        or not all(step["type"] in NORMALIZERS and _keeps(step) for step in normalizers)
+        or not all(step["type"] in PRE_TOKENIZERS and _keeps(step) for step in pre_tokenizers)
+        or not all(step["type"] in POST_PROCESSORS and _keeps(step) for step in post_processors)
+        or not _knows_every_character(backend.model, normalizers + pre_tokenizers, vocab)
+    ):
+        return None
+    texts = [token.content for token in added]
+    if backend.normalizer is not None:
+        texts += [backend.normalizer.normalize_str(text) for text in texts]
+    composing = sum(step["type"] in ("NFC", "NFKC") for step in normalizers)
+    return max(map(len, [*vocab, *texts])) * COMPOSED**composing
 
 
 def _steps(component: Any) -> list[dict[str, Any]]:
-    """What a normalizer or pre-tokenizer consists of, as tokenizer.json says it."""
-    if component is None:
-        return []
-    state = json.loads(component.__getstate__())
-    return _flat(state)
+    """What a normalizer, pre-tokenizer or post-processor consists of, as tokenizer.json says it."""
+    return [] if component is None else _flat(json.loads(component.__getstate__()))
 
 
 def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
     if state["type"] != "Sequence":
         return [state]
-    return [step for part in state.get("normalizers") or state.get("pretokenizers") or [] for step in _flat(part)]
+    parts = next(value for value in state.values() if isinstance(value, list))  # its name differs among components
+    return [step for part in parts for step in _flat(part)]
 
 
 def _keeps(step: dict[str, Any]) -> bool:
-    kind = step["type"]
-    if kind == "Replace":
+    """Whether a step of a kind that need not take characters away does not, with its settings."""
+    if step["type"] == "Replace":
         return len(step["pattern"].get("String", "")) <= len(step["content"]) and "String" in step["pattern"]
-    if kind in MAY_REMOVE:
-        return step.get("behavior") != "Removed"
-    return kind in KEEPS_EVERY_CHARACTER or kind in ("NFC", "NFKC")
+    if step["type"] == "TemplateProcessing":
+        return any(piece.get("Sequence", {}).get("id") == "A" for piece in step["single"])
+    return step.get("behavior") != "Removed"
 
 
-def _knows_every_byte(model: Any, steps: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
-    if any(step["type"] == "ByteLevel" for step in steps):
-        from tokenizers.pre_tokenizers import ByteLevel
+def _knows_every_character(model: Any, steps: list[dict[str, Any]], vocab: dict[str, int]) -> bool:
+    """Whether `model` has a token for everything that `steps` can leave of a text, so that it drops and merges nothing."""
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False  # its tokens for characters have other names
+    if model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256)):
+        return True
+    from tokenizers.pre_tokenizers import ByteLevel
 
-        return vocab.keys() >= set(ByteLevel.alphabet())
-    return model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    changes = [step["type"] for step in steps if step["type"] not in SPLITTERS]
+    return changes[-1:] == ["ByteLevel"] and vocab.keys() >= set(ByteLevel.alphabet())

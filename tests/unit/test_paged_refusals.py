@@ -223,6 +223,16 @@ def test_a_cache_that_does_not_fit_the_model(change: Callable[[Any], Any], messa
     refuse(caller, {**arguments, "kv_cache": change(arguments["kv_cache"])}, message)
 
 
+def test_a_cache_made_in_inference_mode_is_written_to_only_there(caller: Caller) -> None:
+    arguments = caller.arguments({0: [5], 1: [6]}, False)
+    with torch.inference_mode():
+        kv = caller.generator.new_kv_cache(8, 4)
+    message = r"kv_cache\[0\] K: was made in torch.inference_mode\(\), and can be written to only there"
+    refuse(caller, {**arguments, "kv_cache": kv}, message)
+    with torch.inference_mode():
+        caller.generator.forward_tensor(**{**arguments, "kv_cache": kv})
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "block_size", "message"),
     [(0, 4, "num_blocks=0"), (4, -1, "block_size=-1"), (4, 1.5, "block_size=1.5")],

@@ -122,6 +122,11 @@ def test_padding_may_name_blocks_that_are_written(caller: Caller) -> None:
     torch.testing.assert_close(caller.generator.forward_tensor(**arguments)[:1], alone)
 
 
+def heads_first(block: torch.Tensor) -> torch.Tensor:
+    """[8, 128] as [8, 4, 2, 16], where the two heads come before the four tokens."""
+    return block.unflatten(1, (2, 4, 16)).transpose(1, 2)
+
+
 # --- K and V -----------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +169,11 @@ def test_k_and_v_that_overlap_are_refused(caller: Caller) -> None:
         lambda: [(t[..., 0], t[..., 1]) for t in torch.zeros(3, 8, 4, 2, 16, 2)],
         lambda: list(torch.zeros(3, 2, 8, 4, 2, 16)),
         lambda: [(t[0], t[1]) for t in torch.zeros(8, 3, 2, 4, 2, 16).permute(1, 2, 0, 3, 4, 5)],
+        lambda: [(heads_first(t[:, 0]), t[:, 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 2, 128)],
+        lambda: [
+            (t[:, 0].view(8, 2, 16, 4).permute(0, 3, 1, 2), heads_first(t[:, 1])) for t in torch.zeros(3, 8, 2, 128)
+        ],
+        lambda: [(heads_first(t[..., 0]), t[..., 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 128, 2)],
     ],
 )
 def test_views_of_one_memory_that_share_no_element_are_a_cache(views: Callable[[], list[Any]], caller: Caller) -> None:
@@ -172,6 +182,25 @@ def test_views_of_one_memory_that_share_no_element_are_a_cache(views: Callable[[
     other.kv_cache = [(k, v) for k, v in views()]
     other.prefill(dict(enumerate(PROMPTS)))
     torch.testing.assert_close(other.decode({0: [5], 1: [6]}), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_views_of_other_orders_are_told_apart_as_numpy_does() -> None:
+    """Blocks that are full, each in an order of dimensions of its own, some way apart."""
+    random, memory, seen = np.random.default_rng(1), torch.zeros(400), set()
+    for _ in range(300):
+        order = [random.permutation(3) + 1 for _ in "KV"]
+        gap, starts = int(random.choice([0, 1, 12, 20])), random.integers(0, 60, 2)
+        pair = []
+        for axes, start in zip(order, starts, strict=True):
+            shape = np.array([3, 2, 3, 2])
+            strides = np.array([12 + gap, 0, 0, 0])
+            strides[axes] = np.cumprod([1, *shape[axes][:2]])
+            pair.append(torch.as_strided(memory, shape.tolist(), strides.tolist(), int(start)))
+        overlap = np.shares_memory(*(view.numpy() for view in pair))
+        seen.add(overlap)
+        with pytest.raises(ValueError, match="memory") if overlap else nullcontext():
+            check_memory(pair)
+    assert seen == {True, False}
 
 
 def test_strided_views_are_told_apart_as_numpy_does() -> None:

@@ -184,6 +184,29 @@ def test_a_slot_that_cannot_become_the_trees_is_refused_before_the_tree_changes(
     cache.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("page_size", "indices", "message"),
+    [
+        (1, [5, 6, 5, 7], r"indices\[2\]: slot 5: given twice"),
+        (1, [0, 6, 7, 6], r"indices\[3\]: slot 6: given twice"),
+        (2, [0, 1, 6, 7, 6], r"indices\[2\]: slot 6: given twice"),  # the last one is of an incomplete page
+        (2, [6, 7, 6, 7], r"indices\[2\]: slot 6: given twice"),
+    ],
+)
+def test_a_slot_that_the_caller_keeps_does_not_become_the_trees_as_well(
+    page_size: int, indices: list[int], message: str
+) -> None:
+    cache = make_cache(page_size=page_size)
+    put(cache, [1, 2])
+    cache.token_to_kv_pool.alloc(6)  # slots 2 to 7 are the caller's
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=message):
+        cache.insert([1, 2, 3, 4, 5][: len(indices)], indices)
+    assert snapshot(cache) == before
+    assert cache.insert([1, 2, 3, 4], [0, 1, 6, 7]) == 2  # the tree's slots for what it knows are no second owner
+    cache.check_integrity()
+
+
 def test_slots_that_have_left_the_tree_may_come_back() -> None:
     cache = make_cache(4)
     for leave in (lambda: cache.evict(4), cache.reset, lambda: cache.evict(4)):

@@ -1,10 +1,11 @@
 """A text that is too long for certain is refused before it is tokenized; one that may fit never is."""
 
 import random
+import unicodedata
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -37,17 +38,72 @@ def with_bytes(vocab: dict[str, int] = BYTES) -> Any:
     return models.BPE({**vocab, "a": 256}, [], byte_fallback=True)
 
 
+def normalize(*steps: Any) -> Any:
+    return normalizers.Sequence(list(steps))
+
+
 def in_turn(*steps: Any) -> Any:
     return pre_tokenizers.Sequence(list(steps))
 
 
+def post_processed(tokenizer: Any, *template: str) -> Any:
+    steps = [processors.TemplateProcessing(list(template), special_tokens=[("a", 0)])]
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence(steps)
+    return tokenizer
+
+
+class Deletes:
+    """A normalizer written in Python."""
+
+    def normalize(self, text: Any) -> None:
+        text.clear()
+
+
+def in_python(tokenizer: Any) -> Any:
+    tokenizer.backend_tokenizer.normalizer = normalizers.Normalizer.custom(Deletes())
+    return tokenizer
+
+
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+WORDS = pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?\p{L}+|\s+"), "isolated")
+BY_WORDS = in_turn(WORDS, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+EOS = AddedToken("<|endoftext|>", normalized=False)
+LIGATURE = AddedToken("\ufdfa", normalized=True)  # 18 characters after NFKD
 CERTAIN = {
     "bytes": (fast(byte_level(), None, BYTE_LEVEL), 3),
     "byte fallback": (fast(with_bytes(), normalizers.Prepend("_"), None), 6),
     "spaces replaced": (fast(with_bytes(), normalizers.Replace(" ", "_"), None), 6),
     "composed first": (fast(byte_level(), normalizers.NFC(), BYTE_LEVEL), 12),
     "a long added token": (fast(byte_level(), None, BYTE_LEVEL, ("<|a-long-one|>",)), 14),
+    "as Llama 3": (fast(byte_level(), None, BY_WORDS, (EOS,)), 13),
+    "as Qwen": (fast(byte_level(), normalizers.NFC(), BY_WORDS, (EOS,)), 52),
+    "as Falcon": (fast(byte_level(), None, in_turn(BYTE_LEVEL, pre_tokenizers.Digits(), WORDS)), 3),
+    "as Llama 2": (
+        fast(
+            with_bytes(),
+            normalize(normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")),
+            None,
+            (AddedToken("<|unknown|>", normalized=True),),
+        ),
+        12,
+    ),
+    "as Mistral": (fast(with_bytes(), None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)), 6),
+    "as Gemma": (
+        fast(with_bytes(), normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),
+        6,
+    ),
+    "bytes as a normalizer": (fast(byte_level(), normalize(normalizers.NFD(), normalizers.ByteLevel()), WORDS), 3),
+    "an added token that decomposes": (fast(byte_level(), normalizers.NFKD(), BYTE_LEVEL, (LIGATURE,)), 18),
+    "an added token that decomposes and composes": (
+        fast(byte_level(), normalizers.NFKC(), BYTE_LEVEL, (LIGATURE,)),
+        72,
+    ),
+    "an added token that grows": (
+        fast(byte_level(), normalizers.Replace("x", 10 * "y"), BYTE_LEVEL, (AddedToken("x", normalized=True),)),
+        10,
+    ),
+    "composed twice": (fast(byte_level(), normalize(normalizers.NFC(), normalizers.NFC()), BYTE_LEVEL), 48),
+    "a start token": (post_processed(fast(byte_level(), None, BYTE_LEVEL), "a", "$A"), 3),
 }
 UNCERTAIN = {
     "no fast tokenizer": object(),
@@ -64,6 +120,17 @@ UNCERTAIN = {
     "separators removed": fast(
         byte_level(), None, pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), BYTE_LEVEL])
     ),
+    "characters after the first in a word have other names": fast(
+        models.BPE(ALPHABET, [], continuing_subword_prefix="##"), None, BYTE_LEVEL
+    ),
+    "a word's last character has another name": fast(
+        models.BPE(ALPHABET, [], end_of_word_suffix="</w>"), None, BYTE_LEVEL
+    ),
+    "bytes replaced": fast(byte_level(), normalize(normalizers.ByteLevel(), normalizers.Replace("Ġ", "▁"))),
+    "bytes composed": fast(byte_level(), normalize(normalizers.ByteLevel(), normalizers.NFKC())),
+    "bytes and then spaces": fast(byte_level(), None, in_turn(BYTE_LEVEL, pre_tokenizers.Metaspace())),
+    "written in Python": in_python(fast(byte_level(), None, BYTE_LEVEL)),
+    "a template without the text": post_processed(fast(byte_level(), None, BYTE_LEVEL), "a"),
     "takes spaces beside it": fast(byte_level(), None, BYTE_LEVEL, (AddedToken("<m>", lstrip=True),)),
 }
 
@@ -82,7 +149,8 @@ def test_there_is_no_bound_where_characters_may_get_lost(name: str) -> None:
 def test_no_text_has_more_characters_than_its_tokens_can_stand_for() -> None:
     rng = random.Random(0)
     composed = ["e\u0301", "\u1100\u1161\u11a8", "\u03b1\u0313\u0300\u0345"]  # one character each after NFC
-    parts = ["a", "abc", " ", "\n", *composed, "中", "😀", "Once upon", "\0", "\u200d"]
+    longest_tokens = ["<|endoftext|>", "<|unknown|>", "y" * 10, unicodedata.normalize("NFKD", "\ufdfa")]
+    parts = ["a", "abc", " ", "\n", *composed, "中", "😀", "Once upon", "\0", "\u200d", "x", *longest_tokens]
     for tokenizer in [STORY, *(tokenizer for tokenizer, _ in CERTAIN.values())]:
         longest = max_chars_per_token(tokenizer)
         assert longest is not None
