@@ -348,7 +348,9 @@ def test_unknown_names_are_refused():
 
 
 def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
-    assert isinstance(select_kernels("auto", torch.float16, CPU), TorchKernels)
+    kernels = select_kernels("auto", torch.float16, CPU)
+    assert isinstance(kernels, TorchKernels)
+    assert str(selection_of(kernels)).endswith("not onednn: oneDNN supports float32 and bfloat16 only)")
     assert isinstance(select_attention_backend("auto", torch.float16, CPU), TorchNativeBackend)
     assert type(select_kernels("auto", torch.float32, torch.device("meta"))) is TorchKernels
     for name in ("cpp", "onednn"):
