@@ -116,7 +116,7 @@ class LLM:
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
         if isinstance(params, str | Mapping):
-            raise ValueError(f"{no_params(params)}, or a list of them")
+            raise ValueError(no_params(params, " or a list of them"))
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")

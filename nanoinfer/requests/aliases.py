@@ -79,7 +79,7 @@ LLM_ELSEWHERE = {
     ),
     "load_format": Elsewhere("weights are read from safetensors files", (None, "auto", "safetensors")),
     "revision": Elsewhere("use model=huggingface_hub.snapshot_download(name, revision=...)", (None,)),
-    "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,)),
+    "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,), secret=True),
     "rope_scaling": Elsewhere("it is read from the checkpoint's config.json", (None,)),
     "enable_lora": Elsewhere(_NO_ADAPTERS, (None, False)),
     "lora_paths": Elsewhere(_NO_ADAPTERS, (None, [])),

@@ -20,11 +20,13 @@ CLOSE = 0.81  # how similar a misspelt name is, by difflib's ratio; above `top_n
 class Elsewhere:
     """An argument of other engines that has no equal here: a sentence that names what to use instead.
 
-    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing.
+    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing. `secret`: the value
+    is not to be shown.
     """
 
     sentence: str
     harmless: tuple[object, ...] = ()
+    secret: bool = False
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is one of the harmless ones; True is not 1."""
@@ -64,7 +66,8 @@ def keywords(
                     kept[target] = value
                 elif other is not None:
                     if not other.accepts(value):
-                        problems.append(f"{name}={repr_in_short(value)}: {other.sentence}")
+                        shown = "..." if other.secret else repr_in_short(value)
+                        problems.append(f"{name}={shown}: {other.sentence}")
                 elif takes_any:
                     kept[name] = value
                 else:

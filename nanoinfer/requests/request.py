@@ -32,10 +32,10 @@ def params_or_default(params: SamplingParams | None) -> SamplingParams:
     return SamplingParams() if params is None else params
 
 
-def no_params(given: object) -> str:
-    """How an error begins about what was given as `params` and is none."""
-    use = "use SamplingParams(**params): " if isinstance(given, Mapping) else ""
-    return f"params={given!r}: {use}must be SamplingParams"
+def no_params(given: object, or_else: str = "") -> str:
+    """What an error says of what was given as `params` and is none; `or_else`: what may be given, too."""
+    use = "; use SamplingParams(**params)" if isinstance(given, Mapping) else ""
+    return f"params={given!r}: must be SamplingParams{or_else}{use}"
 
 
 def got(given: object) -> str:

@@ -149,7 +149,7 @@ class SamplingParams:
     def _check_bool(self, name: str) -> None:
         value = getattr(self, name)
         if not isinstance(value, bool):
-            hint = "; use True, which gives each prompt token's" if name == "prompt_logprobs" else ""
+            hint = "; use True" if name == "prompt_logprobs" else ""
             raise ValueError(f"{name}={value!r}: must be True or False{hint}")
 
     def _check_collections(self) -> None:

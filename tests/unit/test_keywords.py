@@ -219,6 +219,11 @@ def test_engine_config_names_the_nearest_field() -> None:
         EngineConfig(1, 8, 8, max_que=5)  # type: ignore[call-arg]
 
 
+def test_a_secret_is_not_shown() -> None:
+    with pytest.raises(UnknownArgumentError, match=r"^LLM: hf_token=\.\.\.: set the environment variable HF_TOKEN"):
+        LLM(NOWHERE, hf_token="hf_secret")
+
+
 def test_every_sentence_is_about_a_name_that_is_not_ours() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     options = {field.name for field in dataclasses.fields(EngineConfig)}
@@ -273,10 +278,10 @@ def test_a_request_id_after_the_params_is_refused_rather_than_taken_for_a_key(me
 def test_params_as_a_mapping_are_answered_with_the_call_that_makes_them(prompts: Any) -> None:
     engine = make_engine()
     params: Any = {"temperature": 0}
-    wanted = r"params={'temperature': 0}: use SamplingParams\(\*\*params\): must be SamplingParams"
-    with pytest.raises(ValueError, match=f"^{wanted}, or a list of them$"):
+    given, use = "params={'temperature': 0}: must be SamplingParams", r"; use SamplingParams\(\*\*params\)$"
+    with pytest.raises(ValueError, match=f"^{given} or a list of them{use}"):
         LLM.generate(LLM.__new__(LLM), prompts, params)
-    with pytest.raises(ValueError, match=f"^prompt: {wanted}$"):
+    with pytest.raises(ValueError, match=f"^prompt: {given}{use}"):
         engine.add_request([5], params)
 
 
