@@ -75,9 +75,9 @@ def _not_a_vocabulary(content: bytes) -> str | None:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, seven bits per byte, the lowest first; and where it has ended."""
+    """The number of 64 bits that begins at `at`, seven bits per byte, the lowest first; and where it has ended."""
     number, shift = content[at] & 127, 7
-    while content[at] & 128:
+    while content[at] & 128 and shift < 64:
         at += 1
         number |= (content[at] & 127) << shift
         shift += 7
