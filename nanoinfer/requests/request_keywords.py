@@ -12,24 +12,21 @@ IN_PARAMS = {
     for name in (*(field.name for field in fields(SamplingParams)), *SAMPLING_ALIASES)
 }
 _IN_TEMPLATE = "use chat_template_kwargs={{'{}': ...}}"
-CALL_ELSEWHERE = (
-    SAMPLING_ELSEWHERE
-    | IN_PARAMS
-    | {
-        "request_id": Elsewhere(
-            "requests are numbered by the engine; read request_id of a stream or of an output", (None,)
-        ),
-        "lora_request": Elsewhere("adapters are not implemented", (None,)),
-        "priority": Elsewhere("requests have no priorities; schedule_policy orders the queue", (None, 0)),
-        "tools": Elsewhere(_IN_TEMPLATE.format("tools"), (None,)),
-        "documents": Elsewhere(_IN_TEMPLATE.format("documents"), (None,)),
-        "chat_template": Elsewhere(_IN_TEMPLATE.format("chat_template"), (None,)),
-        "add_generation_prompt": Elsewhere(_IN_TEMPLATE.format("add_generation_prompt"), (True,)),
-        "continue_final_message": Elsewhere(_IN_TEMPLATE.format("continue_final_message"), (False,)),
-        "enable_thinking": Elsewhere(_IN_TEMPLATE.format("enable_thinking")),
-        "chat_template_content_format": Elsewhere("content is text or a list of text parts", ("auto", "string")),
-    }
-)
+CALL_ELSEWHERE = IN_PARAMS | {
+    **SAMPLING_ELSEWHERE,
+    "request_id": Elsewhere(
+        "requests are numbered by the engine; read request_id of a stream or of an output", (None,)
+    ),
+    "lora_request": Elsewhere("adapters are not implemented", (None,)),
+    "priority": Elsewhere("requests have no priorities; schedule_policy orders the queue", (None, 0)),
+    "tools": Elsewhere(_IN_TEMPLATE.format("tools"), (None,)),
+    "documents": Elsewhere(_IN_TEMPLATE.format("documents"), (None,)),
+    "chat_template": Elsewhere(_IN_TEMPLATE.format("chat_template"), (None,)),
+    "add_generation_prompt": Elsewhere(_IN_TEMPLATE.format("add_generation_prompt"), (True,)),
+    "continue_final_message": Elsewhere(_IN_TEMPLATE.format("continue_final_message"), (False,)),
+    "enable_thinking": Elsewhere(_IN_TEMPLATE.format("enable_thinking")),
+    "chat_template_content_format": Elsewhere("content is text or a list of text parts", ("auto", "string")),
+}
 
 
 def request_keywords(**aliases: str) -> Callable[[F], F]:

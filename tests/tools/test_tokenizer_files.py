@@ -101,7 +101,16 @@ def test_a_tokenizer_model_says_which_packages_it_needs(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"pieces of nothing", b"<html>not found: 404</html>", PIECES[:-1], PIECES[:-200], PIECES[:6], b"\n\xff", b"\xff" * 30],
+    [
+        b"",
+        b"pieces of nothing",
+        b"<html>not found: 404</html>",
+        PIECES[:-1],
+        PIECES[:-200],
+        PIECES[:6],
+        b"\n\xff",
+        b"\xff" * 30,
+    ],
     ids=["empty", "text", "a page", "but a byte", "half", "a piece", "within a number", "bytes"],
 )
 def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_path: Path) -> None:
