@@ -73,6 +73,7 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
@@ -96,6 +97,7 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
@@ -116,6 +118,7 @@ class AsyncEngine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
@@ -132,6 +135,7 @@ class AsyncEngine:
         self,
         messages: Messages,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "messages",
         timeout_s: float | None = None,
@@ -140,13 +144,14 @@ class AsyncEngine:
         """The assistant's next turn in one conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`; other
         arguments and errors as `generate`; ValueError when the model has no tokenizer or no chat template."""
         prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
-        return await self.generate(prompt, params, extra_key, name, timeout_s)
+        return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
 
     @request_keywords()
     async def stream_chat(
         self,
         messages: Messages,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "messages",
         timeout_s: float | None = None,
@@ -154,7 +159,8 @@ class AsyncEngine:
     ) -> AsyncGenerator[StreamPiece, None]:
         """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`."""
         prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
-        async with aclosing(self.stream(prompt, params, extra_key, name, timeout_s)) as pieces:
+        pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
+        async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
 

@@ -25,7 +25,7 @@ class EngineConfig:
       and fewer requests run side by side, and fewer are retracted; none from 10.3 on.
     - `max_queue`: requests that may wait, each of `n` completions counted; one more is refused with QueueFullError.
       None: no limit.
-    - `kv_cache_dtype`: how the pool keeps K/V (see `kv_storage.py`); None: `plain`, as the model computes them.
+    - `kv_cache_dtype`: how the pool keeps K/V (see `kv_storage.py`); None, `auto` and `plain`: as the model computes them.
     - `eviction_policy`: which cached tokens go first (see `eviction.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None draws from the system.
     """

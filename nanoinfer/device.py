@@ -41,11 +41,12 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A torch dtype from its name, or `dtype` itself. ValueError that lists the supported ones."""
+def resolve_dtype(dtype: str | torch.dtype, *others: str) -> torch.dtype:
+    """A torch dtype from its name, or `dtype` itself. ValueError that lists the supported ones, and the `others` that the
+    caller takes as well."""
     resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved is None or resolved not in DTYPES.values():
-        raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype={dtype!r}: must be one of {', '.join([*others, *DTYPES])}")
     return resolved
 
 

@@ -78,6 +78,7 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,

@@ -19,12 +19,12 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ELSEWHERE
+from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ATTRIBUTES, LLM_ELSEWHERE
 from nanoinfer.requests.chat import Messages
-from nanoinfer.requests.keywords import keywords
+from nanoinfer.requests.keywords import attribute_answers, keywords
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.requests.progress import Progress
-from nanoinfer.requests.request import Prompt, Request, params_or_default
+from nanoinfer.requests.request import Prompt, Request, got, no_params, params_or_default
 from nanoinfer.requests.request_keywords import IN_PARAMS, request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.signals import uninterrupted
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
+@attribute_answers(LLM_ATTRIBUTES)
 class LLM:
     """A model and the engine that serves it. All methods may be called from any thread; calls are served together.
 
@@ -115,7 +116,7 @@ class LLM:
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
         if isinstance(params, str | Mapping):
-            raise ValueError(f"params={params!r}: must be SamplingParams, or a list of them")
+            raise ValueError(no_params(params, " or a list of them"))
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
@@ -212,7 +213,7 @@ def _is_prompt(prompts: Any) -> bool:
     if isinstance(prompts, str | np.ndarray | torch.Tensor):
         return isinstance(prompts, str) or prompts.ndim < 2
     if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts: must be text, token ids or a list of these, got {type(prompts).__name__}")
+        raise InvalidRequestError(f"prompts: must be text, token ids or a list of these, {got(prompts)}")
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 

@@ -12,22 +12,25 @@ T = TypeVar("T")
 class Registry(dict[Any, T]):
     """Alternatives by name; `option` is the setting that names one of them, for error messages.
 
-    A registry may have an alternative under None: what is taken where the option is not set.
+    A registry may have an alternative under None: what is taken where the option is not set. `hint`: what an error says
+    after the alternatives.
     """
 
-    def __init__(self, option: str):
+    def __init__(self, option: str, hint: str = ""):
         super().__init__()
-        self.option = option
+        self.option, self.hint = option, hint
 
     def check(self, name: object) -> None:
         """ValueError that lists the alternatives unless `name` is one of them."""
         if not any(isinstance(name, type(key)) and name == key for key in self):  # it may be unhashable, or an array
-            raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(map(str, self))}")
+            raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(map(str, self))}{self.hint}")
 
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/attention/select.py
 EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
 MODEL_FAMILIES: Registry[Any] = Registry("architecture")  # model/families.py
-QUANTIZATIONS: Registry[Any] = Registry("quantization")  # model/layers/linear_weights.py
+QUANTIZATIONS: Registry[Any] = Registry(  # model/layers/linear_weights.py
+    "quantization", "; quantized checkpoints are not supported, use the original"
+)
 KV_STORAGES: Registry[Any] = Registry("kv_cache_dtype")  # cache/kv_storage.py
 SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

@@ -63,7 +63,7 @@ class PlainKVStorage(KVStorage):
         return self.key_buffers[layer_id][slots], self.value_buffers[layer_id][slots]
 
 
-KV_STORAGES["plain"] = PlainKVStorage
+KV_STORAGES["plain"] = KV_STORAGES["auto"] = PlainKVStorage
 
 
 def kv_storage_kind(kv_cache_dtype: str | None) -> Any:

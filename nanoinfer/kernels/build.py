@@ -60,8 +60,10 @@ def _found_or_compiled() -> Path:
         return _whole(folder, name) or _compile(compiler, flags, folder, name)
     if found := _whole(folder, name):
         return found
-    missing = f"$CXX is {compiler[0]}, which is not there" if compiler else "neither $CXX nor g++ nor c++ found"
-    raise KernelsUnavailableError(f"no C++ compiler: {missing}, and no intact library from an earlier one in {folder}")
+    missing = f"$CXX names {compiler[0]}, which is not found" if compiler else "neither $CXX nor g++ nor c++ is found"
+    raise KernelsUnavailableError(
+        f"no C++ compiler: {missing}, and {folder} has no intact library from an earlier build; install g++ or set CXX"
+    )
 
 
 def _whole(folder: Path, name: str) -> Path | None:
@@ -97,8 +99,15 @@ def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> 
     No OpenMP library is linked: the symbols are found in torch's, whose threads are then used. A second pool of threads
     would compete with the first for the cores.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.TemporaryDirectory(dir=folder)
+    except OSError as error:
+        raise KernelsUnavailableError(
+            f"the folder for compiled kernels, {folder}, cannot be made or written ({error.strerror}); set "
+            "NANOINFER_CACHE to another"
+        ) from error
+    with workplace as temporary:
         object_file, library_file = f"{temporary}/kernels.o", f"{temporary}/kernels.so"
         _run([*compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
         _run([*compiler, "-shared", object_file, "-o", library_file])

@@ -29,7 +29,7 @@ def kernel(name: str, dtype: torch.dtype) -> Function:
     try:
         function = getattr(library(), f"{name}_{type_name}")
     except AttributeError as error:
-        raise KernelsUnavailableError(f"dtype {type_name}: the C++ kernels have none on this CPU") from error
+        raise KernelsUnavailableError(f"the C++ kernels do not support {type_name} on this CPU") from error
     function.argtypes, function.restype = _ARGUMENTS[name], None
     return function
 

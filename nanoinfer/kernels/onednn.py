@@ -20,9 +20,9 @@ class OneDNNKernels(TorchKernels):
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return "this build of torch has no oneDNN"
         if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return "oneDNN has no bfloat16 on this CPU"
+            return "oneDNN does not support bfloat16 on this CPU"
         if dtype not in (torch.float32, torch.bfloat16):
-            return f"dtype {dtype}: must be float32 or bfloat16"
+            return "oneDNN supports float32 and bfloat16 only"
         return None
 
     def pack(self, weight: torch.Tensor) -> Any:

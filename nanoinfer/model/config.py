@@ -61,7 +61,7 @@ class ModelConfig:
 
         path = Path(path)
         if not (path / "config.json").is_file():
-            raise FileNotFoundError(f"{path}: no config.json there, so no Hugging Face checkpoint")
+            raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
         raw, _ = PretrainedConfig.get_config_dict(str(path))
         architecture = _architecture(raw)
         model_type = find_family(architecture).model_type

@@ -126,10 +126,10 @@ def load_model(
     check_name(kernels)
     QUANTIZATIONS.check(quantization)
     resolved_device = resolve_device(device)
+    asked_for = None if dtype is None or dtype == "auto" else resolve_dtype(dtype, "auto")
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
-    dtype = None if dtype == "auto" else dtype
-    resolved_dtype = resolve_dtype(dtype or config.dtype or checkpoint_dtype(path))
+    resolved_dtype = asked_for or resolve_dtype(config.dtype or checkpoint_dtype(path))
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")

@@ -24,10 +24,11 @@ def check_folder(path: Path) -> None:
     files = sorted(file for file in path.iterdir() if file.is_file())
     pointers = [file.name for file in files if _is_pointer(file)]
     if pointers:
-        raise FileNotFoundError(
-            f"{path}: {_some(pointers)}: git-LFS pointers, not the files themselves; install git-lfs and run in that "
-            "folder: git lfs pull"
+        what = (
+            "are git-LFS pointers, not the files" if len(pointers) > 1 else "is a git-LFS pointer, not the file itself"
         )
+        way_out = "install git-lfs and run in that folder: git lfs pull"
+        raise FileNotFoundError(f"{path}: {_some(pointers)} {what}; {way_out}")
     if any((path / name).exists() for name in WEIGHTS):
         return
     if (path / "adapter_config.json").is_file():
@@ -64,9 +65,10 @@ def _merge(folder: Path) -> str:
     except (ValueError, AttributeError):  # not JSON, or not an object
         base = None
     return (
-        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; merge them with the package "
-        f"peft: AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('new'); save "
-        "the tokenizer there, too, and give the folder 'new'"
+        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; merge it into the model "
+        "with the package peft: "
+        f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('new'); save the "
+        "tokenizer there, too, and give the folder 'new'"
     )
 
 

@@ -11,8 +11,12 @@ SAMPLING_ALIASES = {
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
+    "stop_strs": "stop",
 }
 _BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", (None, False))
+_GRAMMAR = Elsewhere(
+    "constrained decoding is not implemented; logits_processors can forbid tokens at every step", (None,)
+)
 SAMPLING_ELSEWHERE = {
     "best_of": Elsewhere(
         "use n=... and logprobs=0, and choose the completion whose log-probabilities have the largest sum", (None, 1)
@@ -29,17 +33,32 @@ SAMPLING_ELSEWHERE = {
     "detokenize": Elsewhere("text is always made; read token_ids", (True,)),
     "use_beam_search": _BEAMS,
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
+    "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
+    **dict.fromkeys(
+        ("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex", "ebnf"), _GRAMMAR
+    ),
+    "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
+    "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", (None, False)),
+    "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),
+    "stream": Elsewhere("use the method stream, or stream_chat", (None, False)),
 }
 
 LLM_ALIASES = {
     "model_path": "model",
+    "torch_dtype": "dtype",
     "max_model_len": "max_context_len",
     "context_length": "max_context_len",
     "seed": "random_seed",
     "max_num_seqs": "max_running_requests",
+    "max_queued_requests": "max_queue",
     "block_size": "page_size",
 }
-_MEMORY = Elsewhere("use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)")
+_MEMORY = Elsewhere(
+    "use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)", (None,)
+)
+_EAGER = Elsewhere("passes are always eager, without CUDA graphs", (True,))
+_NO_ADAPTERS = "adapters are not implemented; merge the adapter into the model and save that"
+_NO_SPECULATION = "speculative decoding is not implemented"
 _ONE_PROCESS = Elsewhere("the model runs in one process, on one device", (None, 1))
 LLM_ELSEWHERE = {
     "gpu_memory_utilization": _MEMORY,
@@ -49,10 +68,27 @@ LLM_ELSEWHERE = {
         "(nanoinfer/model/families.py)",
         (None, False),
     ),
-    "tensor_parallel_size": _ONE_PROCESS,
-    "tp_size": _ONE_PROCESS,
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_PROCESS),
+    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "tp", "pp", "dp"), _ONE_PROCESS),
     "tokenizer": Elsewhere("the tokenizer is read from the checkpoint's directory", (None,)),
-    "enforce_eager": Elsewhere("passes are always eager", (True,)),
+    "tokenizer_mode": Elsewhere("the tokenizer is the one that the checkpoint's files describe", (None, "auto")),
+    "chat_template": Elsewhere(
+        "give it to chat: chat_template_kwargs={'chat_template': ...}; or put it into the checkpoint's directory, as "
+        "chat_template.jinja",
+        (None,),
+    ),
+    "load_format": Elsewhere("weights are read from safetensors files", (None, "auto", "safetensors")),
+    "revision": Elsewhere("use model=huggingface_hub.snapshot_download(name, revision=...)", (None,)),
+    "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,), secret=True),
+    "rope_scaling": Elsewhere("it is read from the checkpoint's config.json", (None,)),
+    "enable_lora": Elsewhere(_NO_ADAPTERS, (None, False)),
+    "lora_paths": Elsewhere(_NO_ADAPTERS, (None, [])),
+    "speculative_config": Elsewhere(_NO_SPECULATION, (None,)),
+    "speculative_algorithm": Elsewhere(_NO_SPECULATION, (None,)),
+    "cpu_offload_gb": Elsewhere("all weights stay on the device", (None, 0, 0.0)),
+    "enforce_eager": _EAGER,
+    "disable_cuda_graph": _EAGER,
+    "disable_overlap_schedule": Elsewhere("a pass is always planned after the pass before it", (True,)),
     "enable_prefix_caching": Elsewhere("use disable_radix_cache=True, which turns it off", (None, True)),
     "enable_chunked_prefill": Elsewhere("use chunked_prefill_size=None, which turns it off", (None, True)),
     "max_num_batched_tokens": Elsewhere(
@@ -61,3 +97,11 @@ LLM_ELSEWHERE = {
         (None,),
     ),
 }
+
+# Attributes, with what to read instead.
+OUTPUT_ATTRIBUTES = {
+    "num_cached_tokens": "cached_tokens",
+    "meta_info": "prompt_tokens, cached_tokens and finish_reason",
+    "output_ids": "token_ids",
+}
+LLM_ATTRIBUTES = {"get_tokenizer": "tokenizer", "llm_engine": "engine"}

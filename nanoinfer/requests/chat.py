@@ -23,14 +23,19 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     `TEMPLATE_ARGUMENTS`. With `continue_final_message=True` the last turn goes on instead of another beginning. A
     variable that the template does not read has no effect, as in transformers, but one that looks misspelt is refused.
 
-    ValueError when the model has no template, it refuses the messages, or an argument is none.
+    ValueError when the model has no template, it refuses the messages, or an argument is none. Content may be None only
+    beside `tool_calls`, for templates that have a use for these.
     """
     variables = dict(_checked_mapping(template_kwargs))
     if not hf_tokenizer.chat_template and not variables.get("chat_template"):
         raise ValueError("this model has no chat template; use generate with a plain prompt")
     for i, message in enumerate(messages):
+        if isinstance(message, list | tuple):
+            raise ValueError(f"messages[{i}]: must be a message, is a list; give one conversation at a time")
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"messages[{i}]={message!r}: must have role and content")
+        if message["content"] is None and not message.get("tool_calls"):
+            raise ValueError(f"messages[{i}]: content is None: must be text")
     if not messages:
         raise ValueError("messages: a conversation needs at least one message")
     plain = [
@@ -38,12 +43,23 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     ]
     _check_names(variables, hf_tokenizer)
     variables.setdefault("add_generation_prompt", not variables.get("continue_final_message"))
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
 
+    given = variables.get("chat_template") is not None
     try:
         return hf_tokenizer.apply_chat_template(plain, tokenize=False, **variables)
+    except TemplateSyntaxError as error:
+        where = "chat_template_kwargs: chat_template" if given else "the model's chat template"
+        raise ValueError(f"{where}: is malformed in line {error.lineno}: {error.message}") from error
     except (TemplateError, TypeError) as error:  # TypeError: content that is not text
-        raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
+        whose = "given" if given else "model's"
+        raise ValueError(f"messages: the {whose} chat template refuses them: {error}{_not_text(messages)}") from error
+
+
+def _not_text(messages: Messages) -> str:
+    """What is likely to have made a template fail: the first content that is neither text nor parts; or ""."""
+    at = next((i for i, it in enumerate(messages) if not isinstance(it["content"], str | list | tuple)), None)
+    return "" if at is None else f" (messages[{at}]: content is {messages[at]['content']!r}, not text)"
 
 
 def _joined(content: Any, where: str) -> Any:

@@ -7,23 +7,26 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from reprlib import repr as repr_in_short
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from nanoinfer.errors import UnknownArgumentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+CLOSE = 0.81  # how similar a misspelt name is, by difflib's ratio; above `top_n` and `top_p`, which differ
 
 
 @dataclass(frozen=True)
 class Elsewhere:
     """An argument of other engines that has no equal here: a sentence that names what to use instead.
 
-    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing.
+    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing. `secret`: the value
+    is not to be shown.
     """
 
     sentence: str
     harmless: tuple[object, ...] = ()
+    secret: bool = False
 
     def accepts(self, value: object) -> bool:
         """Whether `value` is one of the harmless ones; True is not 1."""
@@ -63,7 +66,8 @@ def keywords(
                     kept[target] = value
                 elif other is not None:
                     if not other.accepts(value):
-                        problems.append(f"{name}={repr_in_short(value)}: {other.sentence}")
+                        shown = "..." if other.secret else repr_in_short(value)
+                        problems.append(f"{name}={shown}: {other.sentence}")
                 elif takes_any:
                     kept[name] = value
                 else:
@@ -95,9 +99,23 @@ def class_keywords(
     return decorate
 
 
+def attribute_answers(instead: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Decorate a class: the AttributeError for a name of `instead` says what to use."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        def __getattr__(self: T, name: str) -> NoReturn:
+            answer = f"; use {instead[name]}" if name in instead else ""
+            raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}{answer}", name=name, obj=self)
+
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]  # type checkers go on refusing such names
+        return cls
+
+    return decorate
+
+
 def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
     """What an error says of an unknown `name`: the most similar one, or, where none is, all of them."""
     known, aliases = list(known), aliases or {}
-    if close := get_close_matches(name, [*known, *aliases], n=1):
+    if close := get_close_matches(name, [*known, *aliases], n=1, cutoff=CLOSE):
         return f"did you mean {aliases.get(close[0], close[0])!r}?"
     return f"has {', '.join(known)}"

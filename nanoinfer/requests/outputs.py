@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 
+from nanoinfer.requests.aliases import OUTPUT_ATTRIBUTES
+from nanoinfer.requests.keywords import attribute_answers
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request import Prompt
 
@@ -40,6 +43,7 @@ class CompletionOutput:
         return None if self._logprobs is None else [dict(entry) for entry in self._logprobs[: self._end - self._start]]
 
 
+@attribute_answers(OUTPUT_ATTRIBUTES)
 @dataclass(frozen=True)
 class RequestOutput:
     """A request after a step. `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs` are those of the first of its
@@ -102,6 +106,9 @@ class RequestOutput:
     @property
     def cached_tokens(self) -> int:
         return self.outputs[0].cached_tokens
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise TypeError(f"an output has attributes: use output.{name}")
 
 
 @dataclass(frozen=True)

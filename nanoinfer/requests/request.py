@@ -1,6 +1,6 @@
 """Request: what a caller asks for, as one object."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,3 +30,15 @@ class Request:
 def params_or_default(params: SamplingParams | None) -> SamplingParams:
     """`params`, or the defaults where there are none."""
     return SamplingParams() if params is None else params
+
+
+def no_params(given: object, or_else: str = "") -> str:
+    """What an error says of what was given as `params` and is none; `or_else`: what may be given, too."""
+    use = "; use SamplingParams(**params)" if isinstance(given, Mapping) else ""
+    return f"params={given!r}: must be SamplingParams{or_else}{use}"
+
+
+def got(given: object) -> str:
+    """How an error ends about what was given as a prompt and is none."""
+    is_mapping = isinstance(given, Mapping)
+    return f"got {type(given).__name__}{'; give the text or the token ids themselves' if is_mapping else ''}"

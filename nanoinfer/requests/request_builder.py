@@ -11,7 +11,7 @@ import numpy as np
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request import Prompt, Request
+from nanoinfer.requests.request import Prompt, Request, got, no_params
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
@@ -65,7 +65,7 @@ class RequestBuilder:
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             if not ids.size:
                 raise InvalidRequestError(f"{name}: is empty")
-            raise InvalidRequestError(f"{name}: must be text or a list of token ids, got {type(prompt).__name__}")
+            raise InvalidRequestError(f"{name}: must be text or a list of token ids, {got(prompt)}")
         if not len(ids):
             raise InvalidRequestError(f"{name}: is empty")
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
@@ -85,7 +85,7 @@ class RequestBuilder:
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
         """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
         if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams")
+            raise InvalidRequestError(f"{name}: {no_params(params)}")
         if not _is_plain(extra_key):
             raise InvalidRequestError(
                 f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 
-from nanoinfer.requests.aliases import SAMPLING_ALIASES
+from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
 from nanoinfer.requests.keywords import Elsewhere, F, keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 
@@ -13,10 +13,10 @@ IN_PARAMS = {
 }
 _IN_TEMPLATE = "use chat_template_kwargs={{'{}': ...}}"
 CALL_ELSEWHERE = IN_PARAMS | {
+    **SAMPLING_ELSEWHERE,
     "request_id": Elsewhere(
         "requests are numbered by the engine; read request_id of a stream or of an output", (None,)
     ),
-    "stream": Elsewhere("use the method stream, or stream_chat", (None, False)),
     "lora_request": Elsewhere("adapters are not implemented", (None,)),
     "priority": Elsewhere("requests have no priorities; schedule_policy orders the queue", (None, 0)),
     "tools": Elsewhere(_IN_TEMPLATE.format("tools"), (None,)),

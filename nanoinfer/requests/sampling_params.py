@@ -131,7 +131,9 @@ class SamplingParams:
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ValueError(f"{name}={value!r}: must be an integer")
+            hint = "; for as many as fit: llm.config.max_context_len less the prompt's tokens"
+            hint *= name == "max_new_tokens" and value is None
+            raise ValueError(f"{name}={value!r}: must be an integer{hint}")
         if value < least:
             raise ValueError(f"{name}={value}: must be at least {least}")
 
@@ -145,8 +147,10 @@ class SamplingParams:
             raise ValueError(f"{name}={value}: must be {above} and at most {high:g}")
 
     def _check_bool(self, name: str) -> None:
-        if not isinstance(getattr(self, name), bool):
-            raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+        value = getattr(self, name)
+        if not isinstance(value, bool):
+            hint = "; use True" if name == "prompt_logprobs" else ""
+            raise ValueError(f"{name}={value!r}: must be True or False{hint}")
 
     def _check_collections(self) -> None:
         stops: Any = (self.stop,) if isinstance(self.stop, str) else self.stop

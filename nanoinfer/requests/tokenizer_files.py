@@ -1,6 +1,7 @@
 """Read a checkpoint's tokenizer files through transformers; what cannot be read is named."""
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from nanoinfer.errors import UnsupportedModelError
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
 JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 TEMPLATE_FILE = "chat_template.json"  # transformers reads it for its processors only
 
 
@@ -22,6 +24,8 @@ def read_tokenizer_files(path: Path) -> Any:
     present = [name for name in TOKENIZER_FILES if (path / name).is_file()]
     if not present:
         return None
+    if present[0] == "tokenizer.model" and (reason := _not_a_vocabulary((path / "tokenizer.model").read_bytes())):
+        raise UnsupportedModelError(f"{path / 'tokenizer.model'}: {reason}")  # transformers reads an empty one
     from transformers import AutoTokenizer
 
     try:
@@ -41,11 +45,43 @@ def _problem(path: Path, main_file: str, error: Exception) -> str:
     if main_file == "tokenizer.model":
         missing = [package for package, module in SENTENCEPIECE_NEEDS.items() if not _is_installed(module)]
         if missing:
-            what = f"a SentencePiece model, and {' and '.join(missing)} not installed"
+            are = "are" if len(missing) > 1 else "is"
+            what = f"is a SentencePiece model, and {' and '.join(missing)} {are} not installed"
             return f"{path / main_file}: {what}; to read it: pip install {' '.join(missing)}"
     if main_file == "vocab.json" and not (path / "merges.txt").is_file():
         return f"{path / main_file}: no merges.txt beside it"
     return f"{path / main_file}: no tokenizer that can be read ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def _not_a_vocabulary(content: bytes) -> str | None:
+    """Why `content` is not that of a tokenizer.model; None where it is a SentencePiece model to its end, or tiktoken's.
+
+    The former is a protobuf message of fields with a length each: pieces (1), how they were trained (2), and more. The
+    latter is lines of a token in base64 and its rank.
+    """
+    if TIKTOKEN_LINE.match(content):
+        return None
+    at, fields = 0, set()
+    try:
+        while at < len(content):
+            tag, at = _varint(content, at)
+            length, at = _varint(content, at)
+            fields.add(tag)
+            at += length
+    except IndexError:
+        at = -1  # it ends inside a number
+    has_all = {1 << 3 | 2, 2 << 3 | 2} <= fields and all(tag & 7 == 2 for tag in fields)
+    return None if at == len(content) and has_all else "is not a complete SentencePiece model; download it again"
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """The number of 64 bits that begins at `at`, seven bits per byte, the lowest first; and where it has ended."""
+    number, shift = content[at] & 127, 7
+    while content[at] & 128 and shift < 64:
+        at += 1
+        number |= (content[at] & 127) << shift
+        shift += 7
+    return number, at + 1
 
 
 def _is_installed(module: str) -> bool:

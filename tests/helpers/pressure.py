@@ -206,7 +206,7 @@ class World:
         )
         before = self.engine.stats()
         try:
-            rid = self.engine.add_request(prompt, params, extra_key, timeout_s=timeout_s)
+            rid = self.engine.add_request(prompt, params, extra_key=extra_key, timeout_s=timeout_s)
         except QueueFullError:
             assert full
             assert self.engine.stats() == before

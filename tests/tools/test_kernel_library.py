@@ -76,7 +76,20 @@ def test_a_library_is_used_after_its_compiler_is_gone(cache: Path, no_compiler: 
 
 def test_other_flags_need_another_library(cache: Path, no_compiler: dict[str, str]) -> None:
     said = loaded(cache, **no_compiler, NANOINFER_CXXFLAGS="-O1")
-    assert "not cpp: no C++ compiler: neither $CXX nor g++ nor c++ found" in said
+    assert "not cpp: no C++ compiler: neither $CXX nor g++ nor c++ is found" in said
+
+
+def test_a_compiler_that_is_not_found_is_named(tmp_path: Path) -> None:
+    said = loaded(tmp_path, CXX="/no/such/g++")
+    assert "no C++ compiler: $CXX names /no/such/g++, which is not found, and" in said
+    assert "install g++ or set CXX" in said
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = loaded(tmp_path / "file" / "cache")
+    assert f"not cpp: the folder for compiled kernels, {tmp_path}/file/cache, cannot be made" in said
+    assert "set NANOINFER_CACHE" in said
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -97,7 +110,7 @@ def test_without_a_compiler_a_damaged_library_is_refused_in_words(
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     said = loaded(cache, **no_compiler)
     assert "not cpp: no C++ compiler" in said
-    assert f"no intact library from an earlier one in {cache}" in said
+    assert f"{cache} has no intact library from an earlier build; install g++ or set CXX" in said
 
 
 def test_with_a_compiler_a_damaged_library_is_compiled_again(cache: Path) -> None:

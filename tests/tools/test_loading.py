@@ -186,7 +186,21 @@ def test_a_git_lfs_pointer_says_how_to_get_the_file(name: str, checkpoint: Check
     (path / name).write_text(LFS_POINTER)
     with pytest.raises(FileNotFoundError, match="git lfs pull") as caught:
         LLM(path)
-    assert f"{path}: {name}: " in str(caught.value)
+    assert f"{path}: {name} is a git-LFS pointer, not the file itself; " in str(caught.value)
+
+
+def test_several_git_lfs_pointers_are_named_together(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text(LFS_POINTER)
+    with pytest.raises(
+        FileNotFoundError, match=r"config\.json, model\.safetensors are git-LFS pointers, not the files; "
+    ):
+        LLM(tmp_path)
+
+
+def test_a_folder_without_a_config_is_said_to_be_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json there, so this is not a Hugging Face checkpoint$"):
+        LLM(tmp_path)
 
 
 def test_a_gguf_file_or_folder_says_how_to_convert_it(tmp_path: Path) -> None:
@@ -213,7 +227,9 @@ def test_an_adapter_says_what_it_is_for_and_how_to_merge_it(config: str, tmp_pat
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     (tmp_path / "adapter_model.bin").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"is an adapter \(PEFT\).*merge_and_unload") as caught:
+    with pytest.raises(
+        FileNotFoundError, match=r"is an adapter \(PEFT\).*; merge it into the model .*merge_and_unload"
+    ) as caught:
         LLM(tmp_path)
     assert ("for Qwen/Qwen3-0.6B" in str(caught.value)) == ("Qwen" in config)
 

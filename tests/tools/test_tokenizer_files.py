@@ -1,5 +1,6 @@
 """Tokenizer files: what is read of them, and that a file which cannot be read, or what reading it needs, is named."""
 
+import base64
 import io
 import json
 import shutil
@@ -13,6 +14,8 @@ from nanoinfer.requests import tokenizer_files
 from nanoinfer.requests.tokenizer import Tokenizer
 
 STORY = resolve_model_path("story")
+# A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
+PIECES = b"\n\x04\n\x02hi" + b"\x12\xc8\x01" + bytes(200) + b"\x1a\x02\x0a\x00"
 CHAT = [{"role": "user", "content": "Hi"}]
 
 
@@ -89,16 +92,38 @@ def test_a_tokenizer_model_says_which_packages_it_needs(
 ) -> None:
     needs = {name: "no_such_module" if name in absent else "json" for name in tokenizer_files.SENTENCEPIECE_NEEDS}
     monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", needs)
-    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=b"\n\x0e")
-    with pytest.raises(UnsupportedModelError, match=rf"pieces/tokenizer\.model: .*pip install {named}$"):
+    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=PIECES)
+    are = "are" if len(absent) > 1 else "is"
+    wanted = rf"pieces/tokenizer\.model: is a SentencePiece model, and .* {are} not installed; .*pip install {named}$"
+    with pytest.raises(UnsupportedModelError, match=wanted):
         LLM(path)
 
 
-def test_a_tokenizer_model_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", {"json": "json"})
-    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=b"pieces of nothing")
-    with pytest.raises(UnsupportedModelError, match=r"pieces/tokenizer\.model: no tokenizer that can be read \(\w+: "):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"pieces of nothing",
+        b"<html>not found: 404</html>",
+        PIECES[:-1],
+        PIECES[:-200],
+        PIECES[:6],
+        b"\n\xff",
+        b"\xff" * 30,
+    ],
+    ids=["empty", "text", "a page", "but a byte", "half", "a piece", "within a number", "bytes"],
+)
+def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_path: Path) -> None:
+    """transformers advises to install tiktoken for these, and reads the empty one, to which every prompt is empty."""
+    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=content)
+    wanted = r"pieces/tokenizer\.model: is not a complete SentencePiece model; download it again$"
+    with pytest.raises(UnsupportedModelError, match=wanted):
         LLM(path)
+
+
+def test_a_tokenizer_model_of_tiktoken_is_left_to_transformers() -> None:
+    lines = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+    assert tokenizer_files._not_a_vocabulary(lines) is None
 
 
 def test_a_readable_tokenizer_json_goes_before_a_tokenizer_model(tmp_path: Path) -> None:

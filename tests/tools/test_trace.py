@@ -134,7 +134,9 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
                 n = int(rng.choice([1, 2], p=[0.8, 0.2]))
                 params = SamplingParams(max_new_tokens=int(rng.integers(1, 16)), temperature=float(n > 1), n=n)
                 timeout = None if rng.random() < 0.8 else float(rng.integers(1, 12))
-                engine.add_request(prompt, params, rng.choice([None, "lora"], p=[0.8, 0.2]), timeout_s=timeout)
+                engine.add_request(
+                    prompt, params, extra_key=rng.choice([None, "lora"], p=[0.8, 0.2]), timeout_s=timeout
+                )
             elif what == "step":
                 engine.step()
             elif what == "abort" and engine.open_requests.groups:

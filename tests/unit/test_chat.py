@@ -56,6 +56,15 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(tokenizer: Any, part: Any
         render_chat(tokenizer, messages)
 
 
+def test_content_is_none_only_beside_calls_of_tools(tokenizer: Any) -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    given = {"chat_template": "{% for m in messages %}{{ m.content or 'calls' }} {% endfor %}"}
+    answer = {"role": "assistant", "content": None, "tool_calls": calls}
+    assert render_chat(tokenizer, [*CHAT, answer], given) == "Hello! calls "
+    with pytest.raises(ValueError, match=r"^messages\[1\]: content is None: must be text$"):
+        render_chat(tokenizer, [*CHAT, {"role": "assistant", "content": None}], given)
+
+
 # --- arguments of the template ---------------------------------------------------------------------------------------
 
 
@@ -104,3 +113,20 @@ def test_a_template_given_with_the_call_serves_a_model_that_has_none(tokenizer: 
 def test_an_argument_that_is_none_is_refused_by_name(tokenizer: Any, given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^chat_template_kwargs.*{message}"):
         render_chat(tokenizer, CHAT, given)
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "message"),
+    [
+        (THINKING, "{% for m in messages %}", r"^chat_template_kwargs: chat_template: is malformed in line 1: \w+"),
+        ("{% for m in messages %}", None, r"^the model's chat template: is malformed in line 1: \w+"),
+        (THINKING, "{{ raise_exception('no') }}", "^messages: the given chat template refuses them: no$"),
+        ("{{ raise_exception('no') }}", None, "^messages: the model's chat template refuses them: no$"),
+    ],
+)
+def test_the_template_that_fails_is_named(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, template: str, given: str | None, message: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match=message):
+        render_chat(tokenizer, CHAT, None if given is None else {"chat_template": given})

@@ -176,7 +176,7 @@ def test_requests_with_different_extra_keys_share_nothing() -> None:
     engine, prompt = make_engine(), list(range(9))
 
     def cached(extra_key: Any) -> int:
-        rid = engine.add_request(prompt, greedy(), extra_key)
+        rid = engine.add_request(prompt, greedy(), extra_key=extra_key)
         return finish(engine)[rid].cached_tokens
 
     assert [cached(key) for key in ("lora", None, "other", ("lora", 1))] == [0, 0, 0, 0]
@@ -425,7 +425,7 @@ def test_end_tokens_outside_the_vocabulary_are_harmless(eos: list[int]) -> None:
         (None, "got NoneType"),
         (5, "got int"),
         (b"abc", "got bytes"),
-        ({"prompt": "a"}, "got dict"),
+        ({"prompt": "a"}, "got dict; give the text or the token ids themselves$"),
         ({1, 2}, "got set"),
         (object(), "got object"),
     ],

@@ -1,18 +1,29 @@
 """Names that users of vLLM and SGLang type: they work where they mean the same, and else get an answer that names ours."""
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nanoinfer import LLM, AsyncEngine, SamplingParams
+from nanoinfer.cache.kv_storage import kv_storage_kind
 from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ELSEWHERE, SAMPLING_ALIASES, SAMPLING_ELSEWHERE
-from nanoinfer.requests.keywords import Elsewhere, keywords
+from nanoinfer.requests.aliases import (
+    LLM_ALIASES,
+    LLM_ELSEWHERE,
+    OUTPUT_ATTRIBUTES,
+    SAMPLING_ALIASES,
+    SAMPLING_ELSEWHERE,
+)
+from nanoinfer.requests.keywords import Elsewhere, attribute_answers, keywords, nearest
 from tests.helpers.engines import greedy, make_engine
 
+CONSTRAINTS = ("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex")
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
 
 
@@ -50,6 +61,43 @@ def test_a_name_without_an_equal_gets_its_sentence_unless_it_asks_for_what_happe
             function(1, gone=value)  # type: ignore[call-arg]
 
 
+def test_a_name_that_is_only_somewhat_similar_is_not_taken_for_a_misspelt_one() -> None:
+    known = ["top_p", "model_path", "kv_cache_dtype", "repetition_penalty", "page_size"]
+    for other in ("top_n", "lora_paths", "torch_dtype", "length_penalty", "np_size"):
+        assert nearest(other, known).startswith("has top_p, "), other
+    for misspelt, meant in (("topp", "top_p"), ("repeat_penalty", "repetition_penalty"), ("pagesize", "page_size")):
+        assert nearest(misspelt, known) == f"did you mean {meant!r}?"
+
+
+def test_an_attribute_of_other_engines_is_answered_with_ours_and_any_other_as_by_python() -> None:
+    @attribute_answers({"theirs": "ours"})
+    class Thing:
+        ours = 5
+
+    assert Thing().ours == 5
+    assert not hasattr(Thing(), "nothing")
+    for name, said in (("theirs", "^'Thing' object has no attribute 'theirs'; use ours$"), ("its", "attribute 'its'$")):
+        with pytest.raises(AttributeError, match=said) as caught:
+            getattr(Thing(), name)
+        assert caught.value.name == name
+        assert isinstance(caught.value.obj, Thing)
+
+
+def test_outputs_and_llm_name_what_vllm_and_sglang_call_otherwise() -> None:
+    engine = make_engine()
+    engine.add_request([5], greedy(1))
+    (output,) = engine.step()
+    for name, ours in OUTPUT_ATTRIBUTES.items():
+        assert hasattr(output, ours.split(",")[0])
+        with pytest.raises(AttributeError, match=rf"'{name}'; use {ours}$"):
+            getattr(output, name)
+    with pytest.raises(TypeError, match=r"an output has attributes: use output\.text$"):
+        output["text"]  # type: ignore[index]
+    assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == [6]
+    with pytest.raises(AttributeError, match=r"'get_tokenizer'; use tokenizer$"):
+        LLM.__new__(LLM).get_tokenizer()  # type: ignore[attr-defined]
+
+
 def test_a_misspelt_name_gets_the_nearest_and_any_other_all_of_them() -> None:
     with pytest.raises(UnknownArgumentError, match=r"^function: no argument 'lenght'; did you mean 'length'\?$"):
         function(1, lenght=5)  # type: ignore[call-arg]
@@ -74,7 +122,7 @@ def test_such_an_error_is_a_type_error_and_a_value_error() -> None:
 
 @pytest.mark.parametrize("alias", SAMPLING_ALIASES)
 def test_a_sampling_alias_sets_the_field_of_ours(alias: str) -> None:
-    value: Any = True if alias == "no_stop_trim" else 7
+    value: Any = {"no_stop_trim": True, "stop_strs": ("a", "b")}.get(alias, 7)
     params = SamplingParams(**{alias: value})
     assert params == SamplingParams(**{SAMPLING_ALIASES[alias]: value})
     with pytest.raises(ValueError, match=alias):
@@ -93,6 +141,11 @@ def test_an_alias_is_checked_as_the_field_it_names() -> None:
         ("bad_words", ["no"], "logit_bias"),
         ("max_length", 20, "max_new_tokens"),
         ("do_sample", False, "temperature=0"),
+        ("length_penalty", 1.2, "beam search is not implemented"),
+        ("return_logprob", True, "logprobs=0"),
+        *((name, {"json": "{}"}, "constrained decoding.*logits_processors") for name in CONSTRAINTS),
+        ("stop_regex", "a+", r"stop=\.\.\."),
+        ("stream", True, "method stream"),
         ("temprature", 1.0, "'temperature'"),
     ],
 )
@@ -102,7 +155,9 @@ def test_a_sampling_name_without_an_equal_is_answered_with_ours(name: str, value
 
 
 def test_what_another_engine_has_by_default_changes_nothing() -> None:
-    assert SamplingParams(best_of=None, bad_words=None, detokenize=True) == SamplingParams()  # type: ignore[call-arg]
+    given: dict[str, Any] = {"best_of": None, "bad_words": None, "detokenize": True, "length_penalty": 1.0}
+    given |= {"return_logprob": False, "stream": False, **dict.fromkeys(CONSTRAINTS)}
+    assert SamplingParams(**given) == SamplingParams()
 
 
 def test_params_may_still_be_replaced() -> None:
@@ -125,6 +180,21 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
         ("trust_remote_code", True, "never run"),
         ("tensor_parallel_size", 2, "one process"),
         ("enable_prefix_caching", False, "disable_radix_cache"),
+        ("pipeline_parallel_size", 2, "one process"),
+        ("data_parallel_size", 2, "one process"),
+        ("tp", 2, "one process"),
+        ("load_format", "gguf", "safetensors"),
+        ("tokenizer_mode", "slow", "the checkpoint's files"),
+        ("revision", "main", "snapshot_download"),
+        ("hf_token", "secret", "HF_TOKEN"),
+        ("chat_template", "{{ x }}", "chat_template_kwargs"),
+        ("rope_scaling", {"factor": 2}, "config.json"),
+        ("enable_lora", True, "not implemented"),
+        ("lora_paths", ["a"], "not implemented"),
+        ("speculative_config", {"model": "m"}, "not implemented"),
+        ("cpu_offload_gb", 4, "stay on the device"),
+        ("disable_cuda_graph", False, "eager"),
+        ("disable_overlap_schedule", False, "after the pass"),
         ("page_sise", 4, "'page_size'"),
         ("temperature", 0, "SamplingParams"),
         ("max_tokens", 5, "SamplingParams.max_new_tokens"),
@@ -135,9 +205,23 @@ def test_an_option_that_llm_does_not_have_is_answered_with_ours(name: str, value
         LLM(NOWHERE, **{name: value})
 
 
+def test_options_that_ask_for_what_happens_anyway_are_accepted() -> None:
+    given: dict[str, Any] = dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "tp"), 1)
+    given |= {"load_format": "auto", "tokenizer_mode": "auto", "kv_cache_dtype": "auto", "cpu_offload_gb": 0}
+    given |= {"gpu_memory_utilization": None, "enable_lora": False, "disable_cuda_graph": True, "lora_paths": None}
+    with pytest.raises(FileNotFoundError, match=NOWHERE):  # all of them are checked before the model is looked for
+        LLM(NOWHERE, **given)
+    assert kv_storage_kind("auto") is kv_storage_kind(None)
+
+
 def test_engine_config_names_the_nearest_field() -> None:
     with pytest.raises(UnknownArgumentError, match=r"^EngineConfig: no argument 'max_que'; did you mean 'max_queue'\?"):
         EngineConfig(1, 8, 8, max_que=5)  # type: ignore[call-arg]
+
+
+def test_a_secret_is_not_shown() -> None:
+    with pytest.raises(UnknownArgumentError, match=r"^LLM: hf_token=\.\.\.: set the environment variable HF_TOKEN"):
+        LLM(NOWHERE, hf_token="hf_secret")
 
 
 def test_every_sentence_is_about_a_name_that_is_not_ours() -> None:
@@ -166,6 +250,7 @@ def test_a_call_that_is_given_what_it_does_not_have_says_what_to_use(method: Cal
         ({"timeout": 5}, r"no argument 'timeout'; did you mean 'timeout_s'\?"),
         ({"params": None, "sampling_params": None}, "sampling_params is another name of params"),
         ({"tools": [{}]}, "tools=.*chat_template_kwargs"),
+        ({"response_format": {}}, "response_format=.*not implemented"),
     ):
         with pytest.raises(UnknownArgumentError, match=answer):
             method(None, "a", **given)
@@ -177,3 +262,30 @@ def test_add_request_takes_sampling_params_too() -> None:
     assert engine.step()[0].token_ids == [6]
     with pytest.raises(UnknownArgumentError, match=r"^Engine\.add_request: no argument 'parms'; did you mean 'params'"):
         engine.add_request([5], parms=greedy(1))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*(getattr(AsyncEngine, name) for name in METHODS[AsyncEngine]), Engine.add_request],
+    ids=lambda it: it.__qualname__,
+)
+def test_a_request_id_after_the_params_is_refused_rather_than_taken_for_a_key(method: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        method(None, "a", greedy(1), "req-1")
+
+
+@pytest.mark.parametrize("prompts", ["a", ["a"]])
+def test_params_as_a_mapping_are_answered_with_the_call_that_makes_them(prompts: Any) -> None:
+    engine = make_engine()
+    params: Any = {"temperature": 0}
+    given, use = "params={'temperature': 0}: must be SamplingParams", r"; use SamplingParams\(\*\*params\)$"
+    with pytest.raises(ValueError, match=f"^{given} or a list of them{use}"):
+        LLM.generate(LLM.__new__(LLM), prompts, params)
+    with pytest.raises(ValueError, match=f"^prompt: {given}{use}"):
+        engine.add_request([5], params)
+
+
+def test_a_mapping_in_place_of_a_prompt_is_answered_with_what_to_give() -> None:
+    prompt: Any = {"prompt_token_ids": [5]}
+    with pytest.raises(ValueError, match=r"got dict; give the text or the token ids themselves$"):
+        LLM.generate(LLM.__new__(LLM), prompt)

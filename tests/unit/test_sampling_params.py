@@ -226,3 +226,19 @@ def test_other_real_numbers_become_plain_ones(field: str, value: Any) -> None:
 
 def test_numpy_token_ids_become_plain_ones() -> None:
     assert [type(token) for token in SamplingParams(stop_token_ids=[np.int32(3)]).stop_token_ids] == [int]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        (
+            "max_new_tokens",
+            None,
+            r"must be an integer; for as many as fit: llm\.config\.max_context_len less the prompt's",
+        ),
+        ("prompt_logprobs", 1, "must be True or False; use True"),
+    ],
+)
+def test_a_value_that_vllm_takes_is_answered_with_ours(field: str, value: object, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}={value}: {hint}"):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
