@@ -119,9 +119,12 @@ def _demo(args: argparse.Namespace) -> int:
     options = {"num_steps": args.steps, "block_size": args.block_size}
     given = {name: value for name, value in options.items() if value is not None}
     if args.what == "paged":
-        for option, number in (("--steps", args.steps), ("--block-size", args.block_size)):
+        for option, field, number in (
+            ("--steps", "num_steps", args.steps),
+            ("--block-size", "page_size", args.block_size),
+        ):
             if number is not None and number < 1:
-                raise ValueError(f"{option} {number}: must be at least 1")
+                raise ValueError(f"{option} ({field}={number}): must be at least 1")
         from nanoinfer.commands.paged_demo import run_paged_demo
 
         return 0 if run_paged_demo(load(args), **given) else 1

@@ -78,7 +78,6 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,

@@ -358,7 +358,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["generate", "x", "--page-size", "0"], "page_size=0"),
         (["generate", "x", "--device", "tpu"], "device='tpu'"),
         (["generate", ""], "empty"),
-        (["demo", "paged", "--block-size", "0"], "--block-size 0: must be at least 1"),
+        (["demo", "paged", "--block-size", "0"], "--block-size (page_size=0): must be at least 1"),
         (["demo", "paged", "--steps", "-1"], "--steps -1: must be at least 1"),
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],

@@ -11,7 +11,6 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, SamplingParams
 from nanoinfer.cache.kv_storage import kv_storage_kind
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
 from nanoinfer.errors import UnknownArgumentError
 from nanoinfer.requests.aliases import (
     LLM_ALIASES,
@@ -266,7 +265,7 @@ def test_add_request_takes_sampling_params_too() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [*(getattr(AsyncEngine, name) for name in METHODS[AsyncEngine]), Engine.add_request],
+    [getattr(AsyncEngine, name) for name in METHODS[AsyncEngine]],
     ids=lambda it: it.__qualname__,
 )
 def test_a_request_id_after_the_params_is_refused_rather_than_taken_for_a_key(method: Callable[..., Any]) -> None:
