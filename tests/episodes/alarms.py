@@ -21,6 +21,7 @@ import numpy as np
 
 import nanoinfer
 from nanoinfer import LLM, QueueFullError, RequestOutput, SamplingParams, signals
+from nanoinfer.calls import Call
 from tests.episodes.threads import Crowd, random_jobs
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, random_job
@@ -89,6 +90,10 @@ def installed(handler: Handler) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handlers[signal.SIGALRM])
         sys.unraisablehook = hook
+
+
+def _calls_alive() -> list[Call]:
+    return [it for it in gc.get_objects() if isinstance(it, Call)]
 
 
 class Alarmed:
@@ -163,14 +168,15 @@ class Alarmed:
         """A call of the LLM: its requests are gone when an alarm has ended it."""
         _, cut = self.attempt(lambda: crowd.do([job]), self.storm)
         self.check()
-        for _ in range(100):
+        for _ in range(1000):
             if not (left := self._in_flight()):
                 return
             if self.storm:  # an alarm has kept it from being closed, and the last pass keeps what was raised
                 self.llm.generate([1], SamplingParams(max_new_tokens=1, temperature=0.0))
             gc.collect()  # or a stream was dropped
             time.sleep(0.01)  # or another thread still has what was raised
-        raise AssertionError(f"requests {left} of a call that is over ({job.how}, {cut=})")
+        held_by = [type(it).__name__ for call in _calls_alive() for it in gc.get_referrers(call)]
+        raise AssertionError(f"requests {left} of a call that is over ({job.how}, {cut=}, held by {held_by})")
 
     def _in_flight(self) -> list[int]:
         with self.engine.turns.visit():

@@ -359,7 +359,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["generate", "x", "--device", "tpu"], "device='tpu'"),
         (["generate", ""], "empty"),
         (["demo", "paged", "--block-size", "0"], "--block-size (page_size=0): must be at least 1"),
-        (["demo", "paged", "--steps", "-1"], "--steps -1: must be at least 1"),
+        (["demo", "paged", "--steps", "-1"], "--steps (num_steps=-1): must be at least 1"),
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],
 )
