@@ -22,11 +22,11 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
-from nanoinfer.async_stream import AsyncStream, Delivery, Item
+from nanoinfer.async_stream import AsyncStream, Delivery, Item, send
 from nanoinfer.engine import Engine
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.exit_gate import exit_gate
-from nanoinfer.llm import LLM
+from nanoinfer.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import keywords
 from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece
@@ -55,7 +55,7 @@ class AsyncEngine:
 
     @keywords({"model": "llm", "model_path": "llm"})
     def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
-        self.llm = _loaded(llm, options)
+        self.llm = load_or_take(llm, options)
         self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
         self._engine.turns.reserve("an AsyncEngine", self._engine.open_requests.ids)
         self._commands: SimpleQueue[Command] = SimpleQueue()
@@ -84,7 +84,7 @@ class AsyncEngine:
     async def _submit(self, request: Request) -> AsyncStream:
         delivery = Delivery(asyncio.get_running_loop())
         is_long = isinstance(request.prompt, str) and len(request.prompt) > SHORT_TEXT
-        group = await _beside_loop(lambda: self._engine.prepare(request)) if is_long else self._engine.prepare(request)
+        group = await asyncio.to_thread(self._engine.prepare, request) if is_long else self._engine.prepare(request)
         try:
             request_id = await self._call(lambda: self._add(delivery, group))
         except asyncio.CancelledError:
@@ -143,7 +143,7 @@ class AsyncEngine:
     ) -> RequestOutput:
         """The assistant's next turn in one conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`; other
         arguments and errors as `generate`; ValueError when the model has no tokenizer or no chat template."""
-        prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
+        prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
         return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
 
     @request_keywords()
@@ -158,7 +158,7 @@ class AsyncEngine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`."""
-        prompt = await _beside_loop(lambda: self.chat_prompt(messages, chat_template_kwargs))
+        prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
         pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -315,19 +315,11 @@ class AsyncEngine:
                 items.append((delivery, output))
                 del self._deliveries[output.request_id]
         for loop, items in by_loop.items():
-            if self._send(loop, items):
+            if send(loop, items):
                 continue
             for delivery, _ in items:
                 if delivery.request_id in self._deliveries:
                     self._abort(delivery.request_id, deliver=False)
-
-    def _send(self, loop: asyncio.AbstractEventLoop, items: list[tuple[Delivery, Item]]) -> bool:
-        """False if that event loop is closed, so that its streams have no readers."""
-        try:
-            loop.call_soon_threadsafe(_put, items)
-        except RuntimeError:
-            return False
-        return True
 
     def _close(self) -> None:
         with self._closing:
@@ -345,28 +337,5 @@ class AsyncEngine:
         for delivery in self._deliveries.values():  # requests for which the engine returned no output
             lost = EngineClosedError(f"request {delivery.request_id} was lost: the engine's thread ended ({failure!r})")
             lost.__cause__ = failure
-            self._send(delivery.loop, [(delivery, lost)])
+            send(delivery.loop, [(delivery, lost)])
         self._deliveries.clear()
-
-
-def _loaded(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
-    """What is to be served; ValueError for anything that has no engine."""
-    if isinstance(llm, str | Path):
-        return LLM(llm, **options)
-    if not isinstance(llm, LLM | Engine):
-        raise ValueError(f"llm={llm!r}: must be an LLM, an Engine, or a model's name or directory")
-    if options:
-        raise ValueError(
-            f"{', '.join(options)}: options are for a model that is loaded here; this one is loaded already"
-        )
-    return llm
-
-
-async def _beside_loop(function: Callable[[], T]) -> T:
-    """Call a function that takes its time in another thread, so that the event loop goes on."""
-    return await asyncio.get_running_loop().run_in_executor(None, function)
-
-
-def _put(items: list[tuple[Delivery, Item]]) -> None:
-    for delivery, item in items:
-        delivery.queue.put_nowait(item)

@@ -66,3 +66,17 @@ class AsyncStream:
     def __del__(self) -> None:
         if self._output is None:
             self._drop(self._delivery, False)
+
+
+def send(loop: asyncio.AbstractEventLoop, items: list[tuple[Delivery, Item]]) -> bool:
+    """Give items to streams of one event loop, from another thread. False if it is closed: then they have no readers."""
+    try:
+        loop.call_soon_threadsafe(_put, items)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _put(items: list[tuple[Delivery, Item]]) -> None:
+    for delivery, item in items:
+        delivery.queue.put_nowait(item)

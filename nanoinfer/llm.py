@@ -217,6 +217,19 @@ def _is_prompt(prompts: Any) -> bool:
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
 
 
+def load_or_take(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
+    """An LLM or an Engine as it is; of a name or directory, the LLM with `options`. ValueError for anything else."""
+    if isinstance(llm, str | Path):
+        return LLM(llm, **options)
+    if not isinstance(llm, LLM | Engine):
+        raise ValueError(f"llm={llm!r}: must be an LLM, an Engine, or a model's name or directory")
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: options are for a model that is loaded here; this one is loaded already"
+        )
+    return llm
+
+
 def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Engine:
     """Pools, runner and engine around a loaded model. Rows and slot numbers stay on the host, K/V goes to the device."""
     req_to_token_pool = ReqToTokenPool(
