@@ -37,8 +37,12 @@ class StepGuard:
         self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
-        """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait."""
-        return self.hand_out(lambda: self._guarded(one_pass))
+        """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait.
+
+        A step by hand does not get the outputs of requests that calls of an LLM wait for: those look for themselves.
+        """
+        theirs = {} if self.turns.is_mine else self.turns.callers
+        return self.hand_out(lambda: [out for out in self._guarded(one_pass) if out.request_id not in theirs])
 
     def hand_out(self, outputs_of: Callable[[], list[RequestOutput]]) -> list[RequestOutput]:
         """Call a function, uninterrupted, for outputs that go to the caller. When it raises, or a signal handler that had

@@ -490,6 +490,22 @@ def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine()
     assert_all_free(engine)
 
 
+def test_a_step_by_hand_gives_nothing_of_a_stream_which_still_gets_it_all() -> None:
+    engine = make_engine()
+    llm = llm_around(engine)
+    stream = llm.stream([5], greedy(5))
+    pieces = [next(stream)]
+    rid = engine.add_request([70], greedy(2))
+    outputs = [output for _ in range(4) for output in engine.step()]
+    assert {output.request_id for output in outputs} == {rid}
+    pieces += [next(stream)]
+    while engine.has_unfinished():
+        assert engine.step() == []
+    pieces += stream
+    assert [token for piece in pieces for token in piece.token_ids] == following(5, 5)
+    assert_all_free(engine)
+
+
 def test_outputs_that_could_not_be_handed_out_do_not_replace_newer_ones() -> None:
     engine = make_engine()
     rid = engine.add_request([5], greedy(3))
