@@ -132,16 +132,23 @@ class Calls:
         """Until the call has news, or this thread has made a step.
 
         Raises what that step raised if it concerns this call, and StepFailedError when a step that another thread made
-        has ended a request of the call. RuntimeError when every request is paused.
+        has ended a request of the call. RuntimeError when every request is paused. When it raises, the call is over.
         """
+        with uninterrupted():
+            try:
+                self._wait(call)
+            except BaseException:
+                self.close(call)  # here, where no other signal handler can come between
+                raise
+
+    def _wait(self, call: Call) -> None:
         self._check(call)
         turns, has_stepped = self._engine.turns, True
         with turns.step_unless(lambda: call.has_news or self._is_gone(call.first_unended())) as is_my_turn:
             if is_my_turn:
                 has_stepped = self._step(call)
         if not has_stepped:
-            with uninterrupted():
-                turns.let_handlers_in(SECONDS_BETWEEN_LOOKS)
+            turns.let_handlers_in(SECONDS_BETWEEN_LOOKS)
         if self._is_gone(call.first_unended()):  # either its output is being put here by another thread, or it was
             with turns.visit():  # aborted by hand or by a shutdown: then the last output went to who did that
                 group = call.first_unended()

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -465,6 +466,35 @@ def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
         next(llm.stream([5], greedy(2)))
     assert caught.tb is not None  # and with it all frames: nothing is left to garbage collection
     assert (len(engine.scheduler.waiting), engine.turns.callers) == (0, {})
+    assert_all_free(engine)
+
+
+def test_a_call_that_was_interrupted_twice_is_closed_whoever_keeps_the_exception(
+    alarms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    llm = llm_around(engine)
+
+    def handler() -> None:
+        raise ZeroDivisionError
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    def close(call: Any) -> None:
+        if sys._getframe(1).f_code.co_name == "_stream":  # the second alarm, before it can do anything
+            raise ZeroDivisionError
+        Calls.close(llm._calls, call)
+
+    alarms(handler)
+    stream = llm.stream([5], greedy(5))
+    next(stream)
+    monkeypatch.setattr(engine.sampler, "sample", interrupted)
+    monkeypatch.setattr(llm._calls, "close", close)
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(stream)
+    assert caught.tb is not None  # and with it the call
+    assert engine.turns.callers == {}
     assert_all_free(engine)
 
 
