@@ -65,8 +65,12 @@ class ExitGate:
                 method()
         with self._changed:
             self._is_closed = True
-            while any(thread is not threading.main_thread() and thread.is_alive() for thread in self._inside):
+            while self._others_are_inside():
                 self._changed.wait()
+
+    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
+    def _others_are_inside(self) -> bool:
+        return any(thread is not threading.main_thread() and thread.is_alive() for thread in self._inside)
 
 
 exit_gate = ExitGate()

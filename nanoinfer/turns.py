@@ -115,6 +115,7 @@ class Turns:
         me = threading.current_thread()
         return any(i in open_ids and thread is not me for i, thread in self.pausers.items())
 
+    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
     def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 

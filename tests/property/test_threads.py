@@ -498,6 +498,32 @@ def test_a_call_that_was_interrupted_twice_is_closed_whoever_keeps_the_exception
     assert_all_free(engine)
 
 
+def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_threads_alive(
+    alarms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Thread.is_alive` marks a thread as ended when it is interrupted."""
+    engine, gate = gated(open_at_once=False)
+    call = in_a_pass(llm_around(engine), gate, [5], greedy(3))
+    is_alive = threading.Thread.is_alive
+
+    def handler() -> None:
+        raise ZeroDivisionError
+
+    def asked(thread: threading.Thread) -> bool:
+        signal.raise_signal(signal.SIGALRM)
+        return is_alive(thread)
+
+    alarms(handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "is_alive", asked)
+        with pytest.raises(ZeroDivisionError) as caught:
+            engine.step()
+    assert isinstance(caught.value.__context__, RuntimeError)  # what it was told, before the handler had its turn
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine() -> None:
