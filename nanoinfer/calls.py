@@ -150,7 +150,7 @@ class Calls:
         if not has_stepped:
             turns.let_handlers_in(SECONDS_BETWEEN_LOOKS)
         if self._is_gone(call.first_unended()):  # either its output is being put here by another thread, or it was
-            with turns.visit():  # aborted by hand or by a shutdown: then the last output went to who did that
+            with turns.visit():  # aborted by hand or by a shutdown, whose caller got the last output
                 group = call.first_unended()
                 if group is not None and self._is_gone(group):
                     call.put(group.output())

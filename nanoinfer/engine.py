@@ -110,7 +110,7 @@ class Engine:
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
         """Queue what `prepare` made, all or none; returns the request ids.
 
-        None, with QueueFullError, EngineClosedError, or ValueError for what was submitted already.
+        When it raises, none is queued: QueueFullError, EngineClosedError, ValueError for what was submitted already.
         """
         queued: Sequence[RequestGroup] = []
         try:

@@ -218,7 +218,7 @@ def _is_prompt(prompts: Any) -> bool:
 
 
 def load_or_take(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
-    """An LLM or an Engine as it is; of a name or directory, the LLM with `options`. ValueError for anything else."""
+    """An LLM or an Engine is returned as it is; a name or directory is loaded, with `options`. ValueError otherwise."""
     if isinstance(llm, str | Path):
         return LLM(llm, **options)
     if not isinstance(llm, LLM | Engine):

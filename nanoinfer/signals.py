@@ -35,9 +35,7 @@ class _Shield:
         for number in SIGNALS:
             handler = signal.getsignal(number)
             while isinstance(other := getattr(handler, "__self__", None), _Shield):
-                handler = other._handlers[
-                    number
-                ]  # it is down, but several handlers have raised before this one was back
+                handler = other._handlers[number]  # that shield is down; handlers raised before this one was back
             if callable(handler):  # else it is ignored, the system's, or not Python's business
                 self._handlers[number] = handler
                 self._replaced.append(number)

@@ -39,7 +39,7 @@ class StepGuard:
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
         """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait.
 
-        A step by hand does not get the outputs of requests that calls of an LLM wait for: those look for themselves.
+        A step by hand does not return the outputs of requests that calls of an LLM wait for: they are for those calls.
         """
         theirs = {} if self.turns.is_mine else self.turns.callers
         return self.hand_out(lambda: [out for out in self._guarded(one_pass) if out.request_id not in theirs])

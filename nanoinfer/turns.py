@@ -30,7 +30,7 @@ class Turns:
         self._holder: threading.Thread | None = None
         self._steppers = self._visitors = 0  # threads that wait for a step, and for a visit
         self._before_step = 0  # visits that come before the next step
-        # What to call as a turn begins or ends; the values say nothing.
+        # Functions to call as a turn begins or ends. A dict, because C code can add to it (Calls.open); it has no values.
         self.later: dict[Callable[[], object], object] = {}
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
         self.taken_by: str | None = None  # what serves with this engine alone, if anything does
@@ -115,16 +115,21 @@ class Turns:
         me = threading.current_thread()
         return any(i in open_ids and thread is not me for i, thread in self.pausers.items())
 
-    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
     def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
 
         RuntimeError when it may not: something else serves with the engine, other threads wait for calls of an LLM, or
         another thread drives it, some of whose requests are among `request_ids()`, the unfinished ones.
         """
-        me, last = threading.current_thread(), self._by_hand
-        if self._holder is me:
-            return
+        me = threading.current_thread()
+        is_as_before = self._by_hand is me and not self.callers and self.taken_by is None
+        if self._holder is not me and not is_as_before:
+            self._check_driver(me, request_ids, step)
+            self._by_hand = me
+
+    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
+    def _check_driver(self, me: threading.Thread, request_ids: Callable[[], Collection[int]], step: bool) -> None:
+        last = self._by_hand
         if self.taken_by is not None:
             raise RuntimeError(f"{self.taken_by} serves with this engine: use its methods")
         if step and any(thread is not me and thread.is_alive() for thread in list(self.callers.values())):
@@ -134,7 +139,6 @@ class Turns:
                 f"thread {last.name!r} drives this engine by hand, and its requests have not ended: an engine "
                 f"is for one thread. To share it between threads, {USE_INSTEAD}"
             )
-        self._by_hand = me
 
     def _may_visit(self) -> bool:
         return (self._before_step > 0 or not self._steppers) and self._take()
@@ -180,8 +184,8 @@ class Turns:
     def _wait(self, ready: Callable[[], bool], count: Callable[[int], None], let_handlers_in: bool = True) -> None:
         """Until `ready()`, which is called while no turn begins or ends.
 
-        `count` is told (1) that this thread waits and (-1) that it does not any more, or runs signal handlers: one of them
-        may need a turn itself.
+        `count(1)` is called when this thread begins to wait, `count(-1)` when it stops, and also while it runs signal
+        handlers: one of them may need a turn itself.
         """
         let_handlers_in &= threading.current_thread() is threading.main_thread()  # no other thread runs them
         is_ready = False

@@ -518,7 +518,7 @@ def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_thre
         patch.setattr(threading.Thread, "is_alive", asked)
         with pytest.raises(ZeroDivisionError) as caught:
             engine.step()
-    assert isinstance(caught.value.__context__, RuntimeError)  # what it was told, before the handler had its turn
+    assert isinstance(caught.value.__context__, RuntimeError)  # the refusal came before the handler ran
     gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)
