@@ -35,6 +35,12 @@ import atexit, queue, sys, threading
 from nanoinfer import LLM, SamplingParams
 llm, params = LLM(sys.argv[1], max_total_tokens=64, max_context_len=64), SamplingParams(max_new_tokens=20)
 """
+CALL_ON = """
+def call():
+    while True: llm.generate([1, 2], params, use_tqdm=False)
+threading.Thread(target=call, daemon=True).start()
+time.sleep(0.05)
+"""
 SCRIPTS = {
     "a stream that is not read to its end": LOAD + "stream = llm.stream([1, 2], params)\nnext(stream)",
     "an exception in the loop over a stream": LOAD + "for piece in llm.stream([1, 2], params): raise SystemExit(0)",
@@ -52,6 +58,11 @@ atexit.register(finish)
 worker = threading.Thread(target=lambda: llm.generate(tasks.get(), SamplingParams(max_new_tokens=2)), daemon=True)
 worker.start()
 """,
+    # `sleep` is called by Python itself, with no line of Python around it: as when a busy machine keeps it from going on
+    "an exit that takes longer than any wait at the gate": "import atexit, time\natexit.register(time.sleep, 2.5)"
+    + LOAD
+    + CALL_ON,
+    "an exit function that sleeps": "import atexit, time\natexit.register(lambda: time.sleep(2.5))" + LOAD + CALL_ON,
 }
 
 
