@@ -14,8 +14,9 @@ from PIL import Image
 
 from nanoinfer.trace import Trace, TraceState
 from nanoinfer.trace.events import TraceEvent, from_runs
+from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
 from nanoinfer.viz.palette import INK, MUTED, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width, wrapped
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count, runs
 
 HERE = Path(__file__).parent
@@ -79,7 +80,7 @@ def frame(trace: Trace, event: TraceEvent, state: TraceState, most_nodes: int) -
 
 def story(sheet: Sheet, text: str) -> None:
     """What happened, in two lines."""
-    sentences = re.sub(r"Before it, |Step \d+ [A-Z]+: ", "", text).split(". ")
+    sentences = re.sub(r"Before this step, |Step \d+ [A-Z]+: ", "", text).split(". ")
     text = ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
     room = sheet.right - sheet.left - 5 * GAP
     rows = [*wrapped(text, room), ""]

@@ -1,6 +1,7 @@
-"""Traces: what an engine did, step by step. Recorded from the outside, saved, rebuilt, exported, played in a browser.
+"""Traces: what an engine did, step by step. They are recorded from the outside, and you can save, rebuild and export them,
+and play them in a browser.
 
-Needs nothing beyond the engine itself; pictures of a trace (`viz.timeline`, the player's PNG) need matplotlib.
+They need nothing but the engine itself. Only pictures of a trace (`viz.timeline`, the player's PNG) need matplotlib.
 """
 
 from nanoinfer.trace.recorder import Recorder, record

@@ -1,4 +1,4 @@
-"""TraceData: what a trace holds (requests, events, texts), and the state after any step, rebuilt from it."""
+"""TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -24,27 +24,27 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Writer(Protocol):
-    """What adds to a trace while it grows: a Recorder."""
+    """Adds to a trace while it grows. A Recorder is one."""
 
     def settle(self) -> None:
         """Add what has happened up to now."""
 
     def stop(self) -> None:
-        """Add no more."""
+        """Stop adding."""
 
 
 class TraceData:
     """A run of an engine: `requests` and `events`, from which its state after any step can be rebuilt.
 
-    What reads a trace (sentences, files, pictures, the player) takes this; what a user calls is Trace, which is this with
-    a method for each of them.
+    Everything that reads a trace (sentences, files, pictures, the player) takes this class. Users call Trace, which adds a
+    method for each of these.
 
-    - `engine`: the fields of EngineConfig that matter for reading it. `requests`: in order of arrival.
-    - `events`: one TraceEvent per step, one where something happened between two, and first of all one (START) for what
-      was there when the trace began. `len(trace)` is the number of steps; they are numbered from 1.
-    - `texts`: token id → its text, for the tokens that occur; empty when the model has no tokenizer.
-    - `pieces`: request → position → text, where a token's text in its sequence is not `texts[token]`: a character made
-      of several tokens' bytes is given to the last of them.
+    - `engine`: the fields of EngineConfig that matter for reading the trace. `requests`: in order of arrival.
+    - `events`: first one (START) for the state in which the trace began, then one TraceEvent per step, and one wherever
+      something happened between two steps. `len(trace)` is the number of steps; they are numbered from 1.
+    - `texts`: token id → its text, for the tokens that occur. Empty if the model has no tokenizer.
+    - `pieces`: request → position → text, where a token's text in its sequence differs from `texts[token]`: a character
+      made of several tokens' bytes is given to the last of these tokens.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class TraceData:
         decode: Decode | None = None,
         writer: Writer | None = None,
     ):
-        """Without requests and events. `decode` makes the texts of tokens as they occur; without it they are `texts` and
-        `pieces`. `writer` is asked for the latest events before they are read."""
+        """Start without requests and events. `decode` makes the texts of tokens as they occur; without it, they are `texts`
+        and `pieces`. `writer` is asked for the latest events before they are read."""
         self.engine = engine
         self.requests: list[TraceRequest] = []
         self.num_steps = 0
@@ -95,21 +95,21 @@ class TraceData:
         return self._pieces
 
     def text(self, request: int) -> str:
-        """Prompt and output of a request, as far as they are known, special tokens by name; '' without a tokenizer."""
+        """A request's prompt and output so far, with special tokens as text; '' without a tokenizer."""
         pieces, tokens = self.pieces.get(request, {}), self.state().requests[request].tokens
         return "".join(pieces.get(i, self.texts.get(token, "")) for i, token in enumerate(tokens))
 
     # --- a step, and the state after it --------------------------------------------------------------------------
 
     def step(self, number: int) -> TraceEvent:
-        """The event of one step, from 1; negative: from the end. ValueError when there is none."""
+        """The event of one step, counted from 1, or from the end if negative. ValueError if there is no such step."""
         wanted = self.checked_step(number)
         return next(event for event in self.events if event.is_step and event.step == wanted)
 
     def state(self, step: int | None = None) -> TraceState:
         """Slots, rows, tree and requests after a step (0: when the trace began; negative: from the end; None: now).
 
-        Rebuilt from the events, so it costs what happened up to there. ValueError when there is no such step.
+        It is rebuilt from all events up to that step, which takes time in proportion. ValueError if there is no such step.
         """
         limit = None if step is None else self.checked_step(step, lowest=0)
         state = TraceState(self.engine["max_total_tokens"], self.requests)
@@ -120,23 +120,23 @@ class TraceData:
         return state
 
     def states(self) -> Iterator[tuple[TraceEvent, TraceState]]:
-        """Every event with the state after it: one state that goes on changing, so take from it what you need."""
+        """Every event with the state after it. It is always the same state object, which changes: copy what you need."""
         state = TraceState(self.engine["max_total_tokens"], self.requests)
         for event in self.events:
             state.apply(event)
             yield event, state
 
     def checked_step(self, number: int, lowest: int = 1) -> int:
-        """`number` counted from the beginning. ValueError when there is no such step."""
+        """`number`, counted from the beginning. ValueError if there is no such step."""
         wanted = number + self.num_steps + 1 if number < 0 else number
         if not lowest <= wanted <= self.num_steps:
             raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
         return wanted
 
-    # --- for a recorder or a file to fill it ---------------------------------------------------------------------
+    # --- how a recorder or a file fills it -----------------------------------------------------------------------
 
     def add_request(self, req: Req, completion: int, time: float) -> None:
-        """Add a request of the engine that the trace has not had before."""
+        """Add a request of the engine that is not in the trace yet."""
         name = f"request {req.request_id}" + (f" ({completion + 1})" if completion else "")
         before = self.requests[-1] if self.requests else None
         if before is not None and before.request_id == req.request_id:

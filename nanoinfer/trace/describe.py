@@ -18,7 +18,7 @@ MOST = 3  # requests that a sentence mentions one by one
 
 @dataclass
 class Description:
-    """A step in words: what happened `before` it, and the `clauses` of what it did. `error`: what it raised."""
+    """A step in words: what happened `before` it, and `clauses` that say what it did. `error`: what it raised."""
 
     head: str
     clauses: list[str]
@@ -26,13 +26,14 @@ class Description:
     error: str | None = None
 
     def __str__(self) -> str:
-        first = f"Before it, {'; '.join(self.before)}. " if self.before else ""
-        raised = f" It raised {self.error}." if self.error else ""
-        return f"{first}{self.head}: {'; '.join(self.clauses) or 'nothing'}.{raised}"
+        first = f"Before this step, {'; '.join(self.before)}. " if self.before else ""
+        raised = f" The step raised {self.error}." if self.error else ""
+        return f"{first}{self.head}: {'; '.join(self.clauses) or 'nothing happens'}.{raised}"
 
 
 def descriptions(trace: TraceData) -> Iterator[tuple[TraceEvent, Description]]:
-    """The beginning, every step, and what came after the last. What happens between two steps comes with the later."""
+    """Describe the beginning, every step, and what came after the last one. What happens between two steps is described
+    with the later one."""
     state = TraceState(trace.engine["max_total_tokens"], trace.requests)
     texts, pieces = trace.texts, trace.pieces
     before: list[str] = []
@@ -52,7 +53,7 @@ def descriptions(trace: TraceData) -> Iterator[tuple[TraceEvent, Description]]:
 
 
 class _Narrator:
-    """Notes the state before an event, and describes the event once the state after it is there."""
+    """Notes the state before an event, and describes the event when the state after it is known."""
 
     def __init__(
         self,
@@ -88,38 +89,40 @@ class _Narrator:
         clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._pauses()]
         clauses += self._admissions()
         if evicted:
-            clauses.append(f"{_count(evicted, 'cached token')} evicted")
-        clauses += [f"a node split after token {length}" for length in _splits(state, event)[:MOST]]
+            clauses.append(f"the tree evicts {_count(evicted, 'token')}")
+        clauses += [f"a node splits after token {length}" for length in _splits(state, event)[:MOST]]
         clauses += self._pass()
         clauses += self._ends(("stop", "length", "abort", "error"))
         if entering:
             clauses.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
         if freed > 0:
             exact = event.error is None and self.trace.engine["page_size"] == 1
-            clauses.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} freed")
+            are = "is" if freed == 1 else "are"
+            clauses.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} {are} freed")
         return clauses
 
     def _start(self, state: TraceState) -> list[str]:
         running, waiting, cached = len(state.running), len(state.waiting), len(state.tree_slots())
         slots = f"{_count(cached, 'token')} in the tree, {_count(state.free, 'free slot')}"
-        return [f"{running} running, {waiting} waiting, {slots}"]
+        return [f"{_count(running, 'request')} running, {waiting} waiting, {slots}"]
 
     def _arrivals(self) -> list[str]:
         return _each(
             self.event.arrived,
             lambda i: f"{self._name(i)} arrives with {_count(len(self.trace.requests[i].prompt), 'prompt token')}",
-            lambda rest: f"{len(rest)} more arrive",
+            lambda rest: f"{len(rest)} more requests arrive",
         )
 
     def _retractions(self, state: TraceState) -> list[str]:
         return [
-            f"{self._name(i)} retracted for want of slots, {_count(len(state.requests[i].output_ids), 'output token')} kept"
+            f"{self._name(i)} is retracted for lack of slots and keeps its "
+            f"{_count(len(state.requests[i].output_ids), 'output token')}"
             for i in self.event.retracted
         ]
 
     def _pauses(self) -> list[str]:
-        paused = [f"{self._name(i)} paused: its row and slots are given back" for i in self.event.paused]
-        return paused + [f"{self._name(i)} resumed" for i in self.event.resumed]
+        paused = [f"{self._name(i)} is paused and gives back its row and slots" for i in self.event.paused]
+        return paused + [f"{self._name(i)} is resumed" for i in self.event.resumed]
 
     def _admissions(self) -> list[str]:
         def one(entry: ev.Admission) -> str:
@@ -127,9 +130,9 @@ class _Narrator:
             found = f"{entry.prefix_len} of {total}" if entry.prefix_len else f"none of {total}"
             kind = "tokens" if entry.request in self.back else "prompt tokens"
             again = " again" if entry.request in self.back else ""
-            return f"{self._name(entry.request)} admitted{again}, {found} {kind} found in the tree"
+            return f"{self._name(entry.request)} is admitted{again} with {found} {kind} cached"
 
-        return _each(self.event.admitted, one, lambda rest: f"{len(rest)} more admitted")
+        return _each(self.event.admitted, one, lambda rest: f"{len(rest)} more are admitted")
 
     def _pass(self) -> list[str]:
         event = self.event
@@ -144,14 +147,16 @@ class _Narrator:
             where = ", ".join(span(start, end - 1) for start, end in consecutive_runs(np.sort(slots))[:4])
             return [f"{len(event.batch)} requests compute one token each, in slots {where}"]
         return _each(
-            event.batch, self._extended, lambda rest: f"{sum(e.end - e.start for e in rest)} of {len(rest)} more"
+            event.batch,
+            self._extended,
+            lambda rest: f"{len(rest)} more requests extend {sum(e.end - e.start for e in rest)} tokens",
         )
 
     def _extended(self, entry: ev.BatchEntry) -> str:
-        what = f"{_count(entry.end - entry.start, 'token')} of {self._name(entry.request)} extended"
+        what = f"{self._name(entry.request)} extends {_count(entry.end - entry.start, 'token')}"
         total = self._length(entry.request)
         if entry.end < total:
-            return f"{what}, {total - entry.end} of its prompt left for later"
+            return f"{what} and leaves {total - entry.end} for later"
         return what + self._sampled(entry)
 
     def _sampled(self, entry: ev.BatchEntry) -> str:
@@ -159,7 +164,7 @@ class _Narrator:
             return ""
         pieces = self.pieces.get(entry.request, {})
         text = pieces.get(self._length(entry.request), self.texts.get(entry.token))
-        return f", next token {_quoted(text)}" if text else f", next token {entry.token}"
+        return f" and samples {_quoted(text) if text else f'token {entry.token}'}"
 
     def _ends(self, reasons: Sequence[str]) -> list[str]:
         ended = [entry for entry in self.event.ended if entry.reason in reasons]
@@ -178,7 +183,7 @@ class _Narrator:
 
 
 def _splits(state: TraceState, event: TraceEvent) -> list[int]:
-    """After how many tokens from the root nodes have been split: later splits do not change where a node ends."""
+    """How many tokens from the root each split is. Later splits do not change where a node ends."""
     splits = []
     for what, _, *rest in event.tree:
         node: NodeState | None = state.nodes.get(rest[0]) if what == "split" else None
@@ -190,7 +195,7 @@ def _splits(state: TraceState, event: TraceEvent) -> list[int]:
 
 
 def _each(entries: Sequence[T], one: Callable[[T], str], rest: Callable[[Sequence[T]], str]) -> list[str]:
-    """A clause for each of the first few, one for those left."""
+    """A clause for each of the first few entries, and one for the rest."""
     clauses = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
     return clauses if len(clauses) == len(entries) else [*clauses, rest(entries[len(clauses) :])]
 

@@ -1,7 +1,7 @@
-"""What a trace is made of: the requests, and one TraceEvent per step with nothing but what changed.
+"""What a trace is made of: the requests, and one TraceEvent per step with only what changed.
 
-Everything here is numbers and text. Lists of slots are kept as *runs*, `[start, length, start, length, ...]` in the order
-of the tokens, because the pool hands out neighbours whenever it can.
+Everything here is numbers and text. Lists of slots are stored as *runs*, `[start, length, start, length, ...]` in the order
+of the tokens, because the pool allocates neighbours whenever it can.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MODES = (START, *STEPS, BETWEEN)
 
 def to_runs(slots: np.ndarray) -> list[int]:
     """Slots, in order, as runs."""
-    if len(slots) == 1:  # of every request in a DECODE
+    if len(slots) == 1:  # as for every request in a DECODE
         return [int(slots[0]), 1]
     return [number for start, end in consecutive_runs(slots) for number in (start, end - start)]
 
@@ -36,10 +36,11 @@ def from_runs(runs: Runs) -> list[int]:
 
 @dataclass
 class TraceRequest:
-    """One request (with `n` > 1: one completion of it) as it arrived.
+    """One request (with `n` > 1, one completion of it) as it arrived.
 
-    `name`: what pictures call it. `time`: seconds since the trace began (negative: before). `extra_key`: its `repr`, or
-    None. `outputs`, `cached_tokens`: what it had already when the trace began; `admitted`: whether it had been admitted.
+    `name`: its name in pictures. `time`: seconds since the trace began (negative if before). `extra_key`: its `repr`, or
+    None. `outputs`, `cached_tokens`, `admitted`: its output tokens, its number of cached tokens, and whether it had been
+    admitted when the trace began.
     """
 
     name: str
@@ -55,19 +56,19 @@ class TraceRequest:
 
 
 class Admission(NamedTuple):
-    """`request` got a row; `prefix_len` of its tokens were found in the tree, on the path to `node`."""
+    """`request` got a row, and `prefix_len` of its tokens were found in the tree, on the path to `node`."""
 
     request: int
-    row: int | None  # None: making the pass failed before it had one
+    row: int | None  # None: the pass failed before the request had a row
     node: int
     prefix_len: int
 
 
 class BatchEntry(NamedTuple):
-    """One request in a pass: K/V of positions `start..end-1` goes to `slots`; `token` is what was sampled.
+    """One request in a pass: the K/V of positions `start..end-1` is written to `slots`, and `token` is sampled.
 
-    `token`: None when there was none, since the prompt goes on in a later pass or the step failed. `allocated`: the slots
-    it was given for that, where pages make them other than `slots`.
+    `token`: None if no token was sampled, because a later pass continues the prompt or the step failed. `allocated`: the
+    slots that were allocated for this pass, if whole pages make them differ from `slots`.
     """
 
     request: int
@@ -79,7 +80,7 @@ class BatchEntry(NamedTuple):
 
 
 class Path(NamedTuple):
-    """From now on the first `tree_len` slots of `request` are the tree's, on the path to `node`."""
+    """From now on, the tree owns the first `tree_len` slots of `request`, on the path to `node`."""
 
     request: int
     node: int
@@ -87,7 +88,7 @@ class Path(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a running request had when the trace began. `slots`: those it owns, from position `tree_len` on."""
+    """What a running request had when the trace began. `slots`: the slots that it owns, from position `tree_len` on."""
 
     request: int
     row: int
@@ -98,7 +99,7 @@ class Held(NamedTuple):
 
 
 class NodeUse(NamedTuple):
-    """Lock and use of a node of the tree after the event, where one of them has changed."""
+    """Lock and use of a node of the tree after the event, if one of them has changed."""
 
     node: int
     lock_ref: int
@@ -107,7 +108,7 @@ class NodeUse(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """`reason`: stop, length, abort or timeout; `error` for those whose step raised."""
+    """`reason`: stop, length, abort or timeout, or `error` if the request's step raised."""
 
     request: int
     reason: str
@@ -115,15 +116,15 @@ class Ended(NamedTuple):
 
 @dataclass
 class TraceEvent:
-    """All that changed in one step, or between two.
+    """Everything that changed in one step, or between two steps.
 
-    - `step`: number of the step, from 1; of an event between steps: of the step before it. `mode`: EXTEND, DECODE, FAILED
-      (no pass could be made), BETWEEN; START for the first event, which says what was there when the trace began.
-    - `time`: when it began, `seconds`: how long it took, by the engine's clock, since the trace began.
-    - Requests are meant by their index in `trace.requests`, nodes of the tree by a number (0: the root).
+    - `step`: number of the step, from 1; for an event between steps, the number of the step before. `mode`: EXTEND, DECODE,
+      FAILED (no pass could be made) or BETWEEN. START is the first event, which says what was there when the trace began.
+    - `time`: when it began, in seconds since the trace began. `seconds`: how long it took. Both by the engine's clock.
+    - Requests are given by their index in `trace.requests`, nodes of the tree by a number (0: the root).
     - `tree`: what was done to the tree, in order: `["add", node, parent, tokens, runs, extra_key, time]`,
       `["grow", node, tokens, runs]`, `["split", node, upper, length]`, `["remove", node]`.
-    - `retracted`, `paused`, `resumed`: requests that give back their row and slots, and those that wait again.
+    - `retracted`, `paused`: requests that gave back their row and slots. `resumed`: paused requests that wait again.
     - `free`: free slots afterwards. `error`: what the step raised.
     """
 
@@ -151,7 +152,7 @@ class TraceEvent:
 
     @property
     def empty(self) -> bool:
-        """Nothing has happened."""
+        """Whether nothing has happened."""
         changes = (
             self.arrived,
             self.ended,
@@ -165,13 +166,13 @@ class TraceEvent:
         return not any(changes)
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`: without what is empty."""
+        """The event for `json.dump`, without empty fields."""
         fields = {name: value for name, value in vars(self).items() if value not in ([], None)}
         return fields | {"time": round(self.time, 6), "seconds": round(self.seconds, 6)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "TraceEvent":
-        """The inverse of `to_json`. TypeError or ValueError when it does not look like an event."""
+        """The inverse of `to_json`. TypeError or ValueError if `fields` do not look like an event."""
         event = cls(**fields)
         event.time, event.seconds, event.step = float(event.time), float(event.seconds), int(event.step)
         if event.mode not in MODES:

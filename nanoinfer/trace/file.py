@@ -3,7 +3,7 @@
     {"format": ..., "version": 1, "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
      "requests": [TraceRequest, ...], "events": [TraceEvent, ...]}
 
-What is empty is left out. The same run gives the same file, but for the times in it.
+Empty fields are left out. The same run gives the same file, except for the times in it.
 """
 
 import json
@@ -62,11 +62,11 @@ def save(trace: TraceData, path: str | Path) -> None:
 
 
 def load(path: str | Path, kind: type[T]) -> T:
-    """Read and check a file, as a `kind` of TraceData; every event must fit what was before it."""
+    """Read and check a file, as a `kind` of TraceData. Every event must fit the events before it."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no JSON: {error}") from error
+        raise ValueError(f"{path}: this is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
     if document.get("version") != VERSION:
@@ -74,7 +74,7 @@ def load(path: str | Path, kind: type[T]) -> T:
     for name, container in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
         if not isinstance(document.get(name), container):
             raise ValueError(
-                f"{path}: {name}: must be there and be a JSON {'object' if container is dict else 'array'}"
+                f"{path}: {name}: must be present and be a JSON {'object' if container is dict else 'array'}"
             )
     return _from_document(document, str(path), kind)
 
@@ -113,14 +113,14 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
         for i, (_, state) in enumerate(trace.states()):
             where = f"events[{i}]"
             state.check_integrity()
-            where = f"events[{i + 1}]"  # should the next not fit
+            where = f"events[{i + 1}]"  # in case the next event does not fit
     except BAD as error:
         raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
     return trace
 
 
 def _check_slots(event: TraceEvent, size: int) -> None:
-    """ValueError when an event allocates slots that the pool does not have; checked before the runs are expanded."""
+    """ValueError if an event allocates slots that the pool does not have. Checked before the runs are expanded."""
     given = [runs for entry in event.batch for runs in (entry.slots, entry.allocated or ())]
     given += [entry.slots for entry in event.held]
     given += [
@@ -133,7 +133,7 @@ def _check_slots(event: TraceEvent, size: int) -> None:
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 def _expected(value: Any, kind: type) -> Any:

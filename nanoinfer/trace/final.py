@@ -1,11 +1,12 @@
-"""final_state: a trace in one picture, for viewers without scripts: the timeline, and slots and tree at the end."""
+"""final_state: a trace in one picture, for viewers without scripts. It has the timeline, and slots and tree at the end."""
 
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.state import TraceState
 from nanoinfer.trace.timeline import draw_timeline
+from nanoinfer.viz.lettering import SMALL, TINY, shortened
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, shortened
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, runs, visible_ends
 
 MOST_NODES = 12
@@ -13,9 +14,9 @@ ROW = 64  # slots
 
 
 def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
-    """What the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
+    """Draw what the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
     expect_type("trace", trace, TraceData)
-    sheet = Sheet(title, "What the engine did, and what is left of it")
+    sheet = Sheet(title, "What the engine did, and its state at the end")
     timeline = draw_timeline(sheet, trace)
     state = trace.state()
     sheet.heading(f"TokenToKVPool after step {state.step}: {count(state.size, 'slot')}")
@@ -26,7 +27,7 @@ def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
 
 
 def _draw_slots(sheet: Sheet, state: TraceState) -> str:
-    """Lines of slots, up to the last that has an owner; returns the counts."""
+    """Draw lines of slots, up to the last one that has an owner. Returns the counts."""
     looks: list[tuple[Style, str, list[int]]] = [
         (ROLES["tree_locked"], "tree, locked", [s for _, node in state.walk() if node.lock_ref for s in node.value]),
         (ROLES["tree"], "tree", [s for _, node in state.walk() if not node.lock_ref for s in node.value]),
@@ -58,7 +59,7 @@ def _draw_tree(sheet: Sheet, state: TraceState, trace: TraceData) -> None:
         right = sheet.text(
             sheet.right - 6,
             sheet.y + 8,
-            f"{count(len(node), 'token')} · slots {runs(node.value, 3)}",
+            f"{count(len(node), 'token')} · slot{'s' * (len(node) != 1)} {runs(node.value, 3)}",
             size=SMALL,
             colour=style.text,
             ha="right",

@@ -1,7 +1,7 @@
-"""A trace in Chrome's trace-event format, which ui.perfetto.dev opens: tracks over time instead of steps.
+"""Writes a trace in Chrome's trace-event format, which ui.perfetto.dev opens. It shows tracks over time instead of steps.
 
-Source: "Trace Event Format" (Chromium project). Times are microseconds; `ph` M names tracks, X is a slice with a duration,
-i an instant, C a counter.
+Source: "Trace Event Format" (Chromium project). Times are in microseconds. `ph` says what an entry is: M names a track, X
+is a slice with a duration, i an instant, C a counter.
 """
 
 import json
@@ -16,13 +16,14 @@ ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks
 
 
 def write(trace: TraceData, path: str | Path) -> None:
-    """The JSON file."""
+    """Write the JSON file."""
     document = {"traceEvents": trace_events(trace), "displayTimeUnit": "ms", "otherData": trace.engine}
     Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def trace_events(trace: TraceData) -> list[dict[str, Any]]:
-    """A track of steps, counters of slots and requests, and a track per request: when it waited, extended, decoded."""
+    """A track of steps, counters of slots and requests, and a track per request that shows when it waited, extended or
+    decoded."""
     entries = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
     entries.append(_name("process_name", REQUESTS, 0, "requests"))
     for index, request in enumerate(trace.requests):

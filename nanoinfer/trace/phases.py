@@ -1,4 +1,4 @@
-"""What each request of a trace did, as spans: waiting, extend, decode, idle, retracted, paused. For timelines."""
+"""What each request of a trace did, as spans for timelines: waiting, extend, decode, idle, retracted, paused."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ PHASES = (WAITING, EXTEND, DECODE, IDLE, RETRACTED, PAUSED)
 class Span:
     """One request in one phase, over steps `first..last`, from `start` to `end` seconds.
 
-    `tokens`: computed in it, of the prompt (extend) or sampled (decode). `idle`: it holds slots, but is not in the pass.
+    `tokens`: how many tokens were computed in it, for extend and decode. In the phase `idle`, a request holds slots but is
+    not in the pass.
     """
 
     request: int
@@ -38,15 +39,15 @@ class Mark(NamedTuple):
 
 
 def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
-    """The spans of all requests, by their beginnings, and their ends. Each extend has a separate span; the others last as
-    long as nothing changes. Between steps, where the trace has no events, a request waits or goes on as before."""
+    """The spans of all requests in the order in which they begin, and the marks of their ends. Each extend has a separate
+    span. The other spans last until something changes: between steps, a request waits or continues as before."""
     done: list[Span] = []
     marks: list[Mark] = []
     latest: dict[int, Span] = {}  # of each unfinished request
     since: dict[int, float] = {}  # unfinished requests → the end of their latest span, or their arrival
-    holding: set[int] = set()  # requests with slots
+    holding: set[int] = set()  # requests that hold slots
     away: dict[int, str] = {}  # requests without slots that have been retracted or paused → their phase
-    retracted: set[int] = set()  # once or more
+    retracted: set[int] = set()  # requests that have been retracted at least once
     for event in trace.events:
         for index in event.arrived:
             since[index] = max(trace.requests[index].time, 0.0)
@@ -85,7 +86,7 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
 def _in_step(
     event: TraceEvent, alive: Iterable[int], holding: set[int], away: Mapping[int, str]
 ) -> Iterator[tuple[int, str, int]]:
-    """Every unfinished request, its phase in this step and the tokens computed for it."""
+    """For every unfinished request, its phase in this step and the number of tokens computed for it."""
     batch = {entry.request: entry.end - entry.start for entry in event.batch}
     for index in alive:
         if index in batch:

@@ -1,4 +1,4 @@
-// Slider, buttons, keys, playing, and pointing at things. Everything goes through `show(number)`.
+// Slider, buttons, keys, playback, and pointing at things. Everything goes through `show(number)`.
 
 const data = JSON.parse($("#data").textContent);
 const trace = data.trace;
@@ -83,8 +83,8 @@ const KEYS = {
   " ": () => (timer === null ? play() : pause()),
 };
 
-// A control that the keyboard has reached keeps its keys: space presses a button, arrows choose the speed. After a click the
-// focus stays on what was clicked, but space is meant for the run again.
+// A control that got the focus from the keyboard keeps its keys: space presses a button, and arrows choose the speed. After a
+// click the focus stays on the clicked control, but space plays the run again.
 let clicked = null;
 document.addEventListener("pointerdown", (event) => (clicked = event.target.closest("button, select")));
 document.addEventListener("focusin", (event) => event.target !== clicked && (clicked = null));
@@ -131,14 +131,14 @@ function point(target) {
     const req = state.requests.get(Number(requestPart.dataset.request));
     if (!req) return light(null);
     light({ slots: state.rowSlots(req), nodes: state.path(req).map((node) => node.number), request: req.index });
-    const held = req.row === null ? `${req.status}: holds no slots` : `${req.treeLen} slots of the tree, locked, and ${req.slots.length} outside it`;
+    const held = req.row === null ? `${req.status}, holds no slots` : `reads ${req.treeLen} locked slots of the tree and owns ${plural(req.slots.length, "slot")}`;
     page.tell(`${req.name}: ${held}`);
   } else {
     light(null);
   }
 }
 
-/** A slot in words: who owns it, whose K/V it holds. */
+/** A slot in words: its owner, and the token whose K/V it holds. */
 function aboutSlot(state, slot) {
   for (const node of state.nodes.values()) {
     const at = node.value.indexOf(slot);

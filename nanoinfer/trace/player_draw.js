@@ -1,5 +1,5 @@
-// Draws one frame: every method takes the state (player_state.js) and fills one part of the page (player.html). Here: what
-// happened, the batch, the texts; player_pools.js: slots, rows and tree.
+// Draws one frame. Every method takes the state (player_state.js) and fills one part of the page (player.html). This file draws
+// what happened, the batch and the texts; player_pools.js draws slots, rows and tree.
 // Text from a trace is only ever set as text, never as HTML.
 
 const $ = (selector) => document.querySelector(selector);
@@ -81,7 +81,7 @@ class Page {
     const mode = this.replay.frames[number].mode;
     parts.push(el("b", { class: mode ? `mode p-${mode.toLowerCase()}` : "mode", text: head }), " ");
     parts.push(`${clauses.join("; ")}.`);
-    if (error) parts.push(el("strong", { class: "error", text: ` It raised ${error}.` }));
+    if (error) parts.push(el("strong", { class: "error", text: ` The step raised ${error}.` }));
     $("#sentence").replaceChildren(...parts);
   }
 
@@ -129,7 +129,7 @@ class Page {
     });
     const left = state.batch.length - rows.length;
     if (left > 0) rows.push(el("tr", {}, el("td", { colspan: 5, text: `… and ${left} more` })));
-    if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5, class: "none", text: "nothing is computed" })));
+    if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5, class: "none", text: "Nothing is computed." })));
     $("#batch tbody").replaceChildren(...rows);
   }
 
@@ -163,7 +163,7 @@ class Page {
     return el("article", { class: `card ${req.status}${fresh}`, "data-request": req.index }, el("h3", {}, this.chip(req), el("small", { text: numbers })), text);
   }
 
-  /** How a token of a request's text looks: found in the tree, computed before, computed now, to be computed, written, new. */
+  /** The look of a token in a request's text: found in the tree, computed before, computed now, not computed yet, written, new. */
   lookOfToken(req, position, entry) {
     if (entry && entry.token !== null && position === entry.end) return "new";
     if (position >= req.promptLen) return "written-text";

@@ -1,12 +1,12 @@
-// Draws slots, rows and tree: more methods of the Page of player_draw.js.
+// Draws slots, rows and tree, with more methods of the Page in player_draw.js.
 
-const MOST_CELLS = 4096; // of the slot map; beyond, a cell stands for several slots
+const MOST_CELLS = 4096; // of the slot map; if there are more slots, a cell stands for several
 const MOST_NODES = 80;
 
 Object.assign(Page.prototype, {
   // --- slots ---
 
-  /** Lay out the cells for the width there is. Slots that are never used are left out. */
+  /** Lay out the cells for the available width, without slots that are never used. */
   layOutSlots() {
     const { page_size: page } = this.trace.engine;
     const used = this.replay.usedSlots;
@@ -15,7 +15,7 @@ Object.assign(Page.prototype, {
     const room = $("#slots .grid").clientWidth - 40;
     const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
     const height = matchMedia("(max-height: 640px)").matches ? 110 : 180; // of the map, about, in pixels
-    let cell = 18; // as large as that allows
+    let cell = 18; // made smaller until the map fits
     let columns;
     do {
       cell -= 1;
@@ -76,7 +76,7 @@ Object.assign(Page.prototype, {
     const counted = shown.map((owner) => `${typeof owner === "number" ? this.trace.requests[owner].name : names[owner]} ${counts.get(owner)}`);
     $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${counted.join(", ")}`);
     const never = state.size - this.replay.usedSlots;
-    this.tell(never > 0 ? `${plural(never, "slot")} more, never used in this run.` : "");
+    this.tell(never > 0 ? `This run never uses the other ${plural(never, "slot")}.` : "");
   },
 
   tell(text) {
@@ -164,12 +164,12 @@ Object.assign(Page.prototype, {
   },
 });
 
-/** How many nodes lie below one another. */
+/** The length of the longest path of nodes below this one. */
 function depth(node) {
   return node.children.reduce((most, child) => Math.max(most, 1 + depth(child)), 0);
 }
 
-/** What most of the owners are. */
+/** The most frequent owner. */
 function dominant(owners) {
   const counts = new Map();
   for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);

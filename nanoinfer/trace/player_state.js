@@ -1,7 +1,7 @@
-// The state of the engine after any frame, rebuilt from the events of a trace. The same rules as nanoinfer/trace/state.py.
+// The state of the engine after any frame, rebuilt from the events of a trace by the same rules as in nanoinfer/trace/state.py.
 //
-// A frame is what one stop of the slider shows: frame 0 is the beginning of the trace, then one a step, each with what
-// happened between the steps before it; and one more if something happened after the last.
+// A frame is what the slider shows at one position. Frame 0 is the beginning of the trace. Then there is one frame per step,
+// which includes what happened since the step before, and one more if something happened after the last step.
 
 /** Runs [start, length, start, length, ...] as slots, in order. */
 function fromRuns(runs) {
@@ -12,7 +12,7 @@ function fromRuns(runs) {
   return slots;
 }
 
-/** The events of a trace as frames {events, step, mode}; `mode` is null where no step was made. */
+/** The events of a trace as frames {events, step, mode}; `mode` is null for a frame without a step. */
 function framesOf(trace) {
   const isStep = (event) => ["EXTEND", "DECODE", "FAILED"].includes(event.mode);
   const frames = [{ events: [trace.events[0]], step: 0, mode: null }];
@@ -39,7 +39,7 @@ class State {
     this.forgetChanges();
   }
 
-  /** What the last frame has changed, for the pictures to point at. */
+  /** Forget what the last frame changed; the pictures mark these changes. */
   forgetChanges() {
     this.fresh = { written: new Set(), evicted: new Set(), nodes: new Set(), splits: new Set(), removed: [] };
     this.batch = [];
@@ -128,7 +128,7 @@ class State {
   }
 
   split(number, upperNumber, length) {
-    const node = this.nodes.get(number); // keeps the lower part
+    const node = this.nodes.get(number); // becomes the lower part
     const upper = { ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] };
     upper.parent.children[upper.parent.children.indexOf(node)] = upper;
     Object.assign(node, { key: node.key.slice(length), value: node.value.slice(length), parent: upper });
@@ -181,7 +181,7 @@ class State {
   }
 }
 
-/** The states of all frames, one at a time: forward by the next events, backward from the beginning. */
+/** The states of all frames, one at a time: going forward applies the next events, going back starts from the beginning. */
 class Replay {
   constructor(trace) {
     this.trace = trace;

@@ -1,7 +1,7 @@
-// The timeline under the slider: a lane per request, what it did in each frame. Drawn once; then only the cursor moves, and
-// where there are more lanes than fit they scroll to those of the pass.
+// The timeline under the slider: one lane per request shows what it did in each frame. It is drawn once. Then only the cursor
+// moves, and if the lanes don't all fit, they scroll to those of the pass.
 
-/** What every request does in every frame, as runs {phase, from, to}; and how many slots are worth drawing. */
+/** What every request does in every frame, as runs {phase, from, to}. Also sets how many slots are worth drawing. */
 function survey(replay) {
   const lanes = new Map();
   let used = 0;
@@ -59,8 +59,8 @@ Object.assign(Page.prototype, {
     this.followPass();
   },
 
-  /** Scroll to where most lanes of the requests in the pass (else: running, or the last to arrive) are seen; stay where another
-   *  place would not show more. */
+  /** Scroll to where most lanes of the requests in the pass are visible (without a pass: those running, or the last to arrive).
+   *  Stay if no other place would show more. */
   followPass() {
     const box = $("#timeline .lanes");
     const room = box.scrollHeight - box.clientHeight;

@@ -1,8 +1,8 @@
-"""Recorder: watches an engine from the outside and writes down what changes, one TraceEvent per step.
+"""Recorder: watches an engine from the outside and records what changes, as one TraceEvent per step.
 
-The engine has no line of this in it. While a recorder is attached, a few methods *of these very objects* (engine,
-scheduler, radix tree) are replaced by ones that take notes around the originals; detached, they are what they were. Nothing
-is copied wholesale: an event costs what happened in its step, whatever the sizes of pool and tree.
+The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler,
+radix tree) are replaced by functions that take notes and call the originals. Detaching restores the originals. Nothing is
+copied as a whole: the cost of an event depends on what happened in its step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ Call = Callable[..., Any]
 
 
 class HasEngine(Protocol):
-    """What serves with an Engine: an LLM."""
+    """Something that has an Engine: an LLM."""
 
     @property
     def engine(self) -> Engine: ...
@@ -36,8 +36,8 @@ class HasEngine(Protocol):
 def record(engine: Engine | HasEngine) -> Iterator[Trace]:
     """Record what `engine` (or an LLM's engine) does inside the `with` block; the trace is complete when the block ends.
 
-    Begins with a snapshot, so it may start in the middle of a run. Tokens are the same with and without. Read the trace
-    between steps. ValueError when `engine` is none, or is being recorded already.
+    The trace begins with a snapshot, so it may start in the middle of a run. Recording does not change any tokens. Read the
+    trace between steps. ValueError if `engine` is not an engine, or if it is already being recorded.
     """
     recorder = Recorder(engine)
     try:
@@ -48,7 +48,7 @@ def record(engine: Engine | HasEngine) -> Iterator[Trace]:
 
 @dataclass
 class _Seen:
-    """What the trace knows of an unfinished request."""
+    """What the trace knows about an unfinished request."""
 
     index: int
     node: int = 0
@@ -57,7 +57,7 @@ class _Seen:
 
 
 class _InPass(NamedTuple):
-    """A request in the pass that is going on, with how many tokens it had before. `entry`: the start of its BatchEntry."""
+    """A request in the current pass, and how many tokens it had before. `entry`: the beginning of its BatchEntry."""
 
     req: Req
     num_tokens: int
@@ -66,14 +66,16 @@ class _InPass(NamedTuple):
 
 
 class Recorder:
-    """Attached to `engine` from its making until `stop()`. Holds Reqs and tree nodes only while the engine does."""
+    """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does."""
 
     def __init__(self, engine: Engine | HasEngine):
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
         if hasattr(engine.step, "recorder"):
-            raise ValueError("engine: is being recorded already (an LLM made with trace=True has it in llm.trace)")
+            raise ValueError(
+                "engine: is already being recorded (an LLM made with trace=True has its trace in llm.trace)"
+            )
         self._engine, self._clock = engine, engine._clock
         self._began = self._clock()
         self._undo: list[tuple[Any, str, Any, Any]] = []
@@ -94,14 +96,14 @@ class Recorder:
             self._attach()
 
     def stop(self) -> None:
-        """Detach; the engine is as it was. May be called again."""
+        """Detach, and leave the engine as it was before. May be called more than once."""
         if not self._undo:
             return
         with self._engine.turns.visit():
             self.settle()
             for owner, name, ours, before in reversed(self._undo):
                 if vars(owner).get(name) is not ours:
-                    continue  # other code has wrapped it since: from now on ours only passes calls on
+                    continue  # other code has wrapped it since; from now on, ours only passes calls on
                 if before is None:
                     delattr(owner, name)
                 else:
@@ -113,7 +115,7 @@ class Recorder:
             self._tree.clear()
 
     def settle(self) -> None:
-        """Complete the event that collects what happens between steps, so that the trace is up to date."""
+        """Complete the event that collects what happens between steps, which brings the trace up to date."""
         if self._in_step:
             return
         self._close_event()
@@ -133,11 +135,13 @@ class Recorder:
             self._watch(engine.radix_cache, name, watcher)
 
     def _watch(self, owner: Any, name: str, around: Call) -> None:
-        """From now on `owner.name(...)` is `around(original, ...)`, for this object alone."""
+        """From now on, `owner.name(...)` calls `around(original, ...)`, only for this object."""
         before = vars(owner).get(name)
 
         @wraps(getattr(owner, name))
-        def original(*args: Any, **kwargs: Any) -> Any:  # looked up when called: its class may have changed meanwhile
+        def original(
+            *args: Any, **kwargs: Any
+        ) -> Any:  # looked up at each call, because its class may change meanwhile
             return before(*args, **kwargs) if before else getattr(type(owner), name)(owner, *args, **kwargs)
 
         @wraps(original)
@@ -149,7 +153,7 @@ class Recorder:
         self._undo.append((owner, name, watched, before))
 
     def _take_snapshot(self) -> None:
-        """What is there already, as events describe it."""
+        """Describe what is already there, in the form of events."""
         scheduler, rows = self._engine.scheduler, self._engine.cache.rows
         unfinished = (*scheduler.running, *scheduler.waiting, *scheduler.paused)
         for req in sorted(unfinished, key=lambda req: req.ticket):
@@ -192,7 +196,7 @@ class Recorder:
             sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > num_tokens else None
             event.batch.append(ev.BatchEntry(*entry, sampled, allocated))
             if seen is None:
-                continue  # the step has failed, and the request's end is in the event already
+                continue  # the step has failed, and the request's end is already in the event
             if req.finish_reason is None:
                 self._note_path(req, seen)
             else:
@@ -225,7 +229,7 @@ class Recorder:
         return batch
 
     def _members(self, batch: Batch) -> list[_InPass]:
-        """The requests in the pass, with the slots that have just been allocated for them."""
+        """The requests in the pass, with the slots that were just allocated for them."""
         slots = batch.out_cache_loc.numpy()
         members, at, paged = [], 0, self._engine.config.page_size > 1
         seq_lens = batch.seq_lens.tolist()
@@ -277,7 +281,7 @@ class Recorder:
             self._event.resumed.append(self._see(req).index)
 
     def _see(self, req: Req) -> _Seen:
-        """What the trace knows of `req`; one that it has not seen has just arrived."""
+        """What the trace knows about `req`. A request that it has not seen before has just arrived."""
         seen = self._seen.get(req)
         if seen is None:
             seen = self._seen[req] = _Seen(len(self.trace.requests))

@@ -1,4 +1,4 @@
-"""TraceState: slots, rows, tree and requests as the events of a trace leave them."""
+"""TraceState: slots, rows, tree and requests, rebuilt from the events of a trace."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ PAUSED, ENDED = "paused", "ended"
 
 @dataclass(eq=False)
 class NodeState:
-    """A node of the tree, with the names of TreeNode: `key` are its tokens, `value` the slots with their K/V."""
+    """A node of the tree, with the names of TreeNode: `key` has its tokens, `value` the slots with their K/V."""
 
     number: int
     parent: "NodeState | None"
@@ -34,8 +34,9 @@ class NodeState:
 class RequestState:
     """A request and what it holds, with the names of Req.
 
-    `status`: waiting, prefilling (its prompt goes on in a later pass), running, retracted (waiting again), paused or ended.
-    `slots`: those the request owns, from position `tree_len` on; those before are the tree's, on the path to `node`.
+    `status`: waiting, prefilling (a later pass continues its prompt), running, retracted (waiting again), paused or ended.
+    `slots`: the slots that the request owns, from position `tree_len` on. Those before belong to the tree, on the path to
+    `node`.
     """
 
     request: TraceRequest
@@ -61,14 +62,14 @@ class RequestState:
 
     @property
     def is_running(self) -> bool:
-        """It has a row and slots."""
+        """Whether it has a row and slots."""
         return self.status in (PREFILLING, RUNNING)
 
 
 class TraceState:
-    """The state of an engine after an event. `requests`: by index, those that have arrived; `nodes`: by number, 0 the root.
+    """The state of an engine after an event. `requests`: those that have arrived, by index; `nodes`: by number, 0 the root.
 
-    `size`: slots of the pool; `free`: how many of them are, as the pool itself says.
+    `size`: how many slots the pool has. `free`: how many of them are free, as counted by the pool itself.
     """
 
     def __init__(self, size: int, requests: Sequence[TraceRequest]):
@@ -86,7 +87,7 @@ class TraceState:
 
     @property
     def waiting(self) -> list[RequestState]:
-        """Requests that wait, retracted ones among them, in order of arrival."""
+        """Requests that wait, including retracted ones, in order of arrival."""
         return [req for req in self.requests.values() if req.status in (WAITING, RETRACTED)]
 
     @property
@@ -112,7 +113,7 @@ class TraceState:
         return path[: req.tree_len] + req.slots
 
     def rows(self) -> dict[int, list[int]]:
-        """Row of the ReqToTokenPool → its slots, of running requests."""
+        """Row of the ReqToTokenPool → its slots, for running requests."""
         return {req.row: self.row_slots(req) for req in self.running if req.row is not None}
 
     def tree_slots(self) -> list[int]:
@@ -129,11 +130,11 @@ class TraceState:
         return [slot for slot in range(self.size) if slot not in taken]
 
     def protected_size(self) -> int:
-        """Tokens of the tree that running requests rely on."""
+        """How many tokens of the tree are locked by running requests."""
         return sum(len(node) for _, node in self.walk() if node.lock_ref)
 
     def evictable_size(self) -> int:
-        """Tokens of the tree that could be evicted."""
+        """How many tokens of the tree could be evicted."""
         return sum(len(node) for _, node in self.walk() if not node.lock_ref)
 
     def check_integrity(self) -> None:
@@ -147,7 +148,7 @@ class TraceState:
     # --- playing -------------------------------------------------------------------------------------------------
 
     def apply(self, event: TraceEvent) -> None:
-        """Go on to the state after `event`."""
+        """Move to the state after `event`."""
         self.step, self.mode, self.time, self.free = event.step, event.mode, event.time + event.seconds, event.free
         for index in event.arrived:
             request = self._all[index]
@@ -219,7 +220,7 @@ class TraceState:
             node.parent.children.remove(node)
 
     def _split(self, node: NodeState, number: int, length: int) -> None:
-        """`node` keeps the lower part, as in RadixCache."""
+        """Split `node`, which becomes the lower part, as in RadixCache."""
         parent = node.parent
         assert parent is not None
         upper = NodeState(number, parent, node.key[:length], node.value[:length], node.extra_key, node.creation_time)

@@ -1,4 +1,4 @@
-"""Draws a trace's timeline: its requests as lanes over steps, or over time. `viz.timeline` is the way in."""
+"""Draws a trace's timeline: its requests as lanes over steps, or over time. Call it as `viz.timeline`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -7,14 +7,16 @@ from types import MappingProxyType
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
+from nanoinfer.trace.occupancy import draw_occupancy
 from nanoinfer.trace.phases import DECODE, EXTEND, IDLE, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import abridged, count, plural_list
 
 MOST_LANES = 32
-IN_FULL, IN_SHORT = 4, 8  # requests that `alt` describes in whole words; the most that it describes one by one
+IN_FULL, IN_SHORT = 4, 8  # up to how many requests `alt` describes in full; up to how many it describes at all
 FAILED = ev.FAILED.lower()
 WORDS = {IDLE: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
@@ -29,10 +31,12 @@ def timeline(
     steps: int | None = None,
     labels: Mapping[int, str] | None = None,
     highlight: int | None = None,
+    occupancy: bool = False,
+    caption: str | None = None,
 ) -> Picture:
-    """`viz.timeline`, which documents the options and what is refused."""
-    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}")
-    return sheet.picture(draw_timeline(sheet, trace, last, by, steps, labels or {}, highlight))
+    """`viz.timeline`, which documents the options and the errors."""
+    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}", caption=caption)
+    return sheet.picture(draw_timeline(sheet, trace, last, by, steps, labels or {}, highlight, occupancy))
 
 
 def draw_timeline(
@@ -43,6 +47,7 @@ def draw_timeline(
     width: int | None = None,
     names: Mapping[int, str] = MappingProxyType({}),
     highlight: int | None = None,
+    occupancy: bool = False,
 ) -> str:
     """`timeline` on a sheet; returns its alt text. `width`: its `steps`."""
     steps = [event for event in trace.events if event.is_step]
@@ -69,7 +74,7 @@ def draw_timeline(
     shown = abridged(len(lanes), MOST_LANES)
 
     labels = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
-    x0 = sheet.left + max(map(text_width, [*labels, "pass"])) + 12
+    x0 = sheet.left + max(map(text_width, [*labels, "slots in use" if occupancy else "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
     if by == "step":
         low, high = first_step - 0.5, last_step + 0.5 + (width - len(steps) if width is not None else 0)
@@ -87,6 +92,12 @@ def draw_timeline(
             return place(span.first - 0.5), place(span.last + 0.5)
         return place(1e3 * span.start), place(1e3 * span.end)
 
+    used = ""
+    if occupancy:
+        in_steps = {e.step: (e.step - 0.5, e.step + 0.5) for e in steps}
+        in_time = {e.step: (1e3 * e.time, 1e3 * (e.time + e.seconds)) for e in steps}
+        where = {step: (place(a), place(b)) for step, (a, b) in (in_steps if by == "step" else in_time).items()}
+        used = draw_occupancy(sheet, trace, where, x0)
     _axis(sheet, place, low, high, "step" if by == "step" else "ms")
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
     for event in steps:
@@ -117,8 +128,10 @@ def draw_timeline(
     if any(event.mode == ev.FAILED for event in steps):
         present.append(FAILED)
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
-    sheet.caption("Numbers: tokens extended.  ✓ ended by itself (stop, length),  ✕ otherwise.", size=SMALL)
-    return _alt(trace, steps, drawn, marks, lanes, names)
+    sheet.caption(
+        "Numbers: tokens extended in a pass.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL
+    )
+    return _alt(trace, steps, drawn, marks, lanes, names) + used
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
@@ -213,7 +226,7 @@ def _request_in_short(drawn: Sequence[Span], marks: Sequence[Mark], index: int) 
 
 
 def _counted(drawn: Sequence[Span], index: int) -> tuple[dict[str, int], list[str]]:
-    """Steps of a request in each phase, and the tokens of each of its extends."""
+    """A request's number of steps in each phase, and the tokens of each of its extends."""
     lane = [span for span in drawn if span.request == index]
     steps = {phase: sum(span.last - span.first + 1 for span in lane if span.phase == phase) for phase in PHASES}
     return steps, [str(span.tokens) for span in lane if span.phase == EXTEND]

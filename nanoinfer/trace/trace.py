@@ -1,4 +1,4 @@
-"""Trace: what an engine did, step by step, with a method for each thing that can be done with it."""
+"""Trace: what an engine did, step by step, with a method for everything you can do with it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 
 class Trace(TraceData):
-    """A run of an engine, recorded (see recorder.py) or read from a file: TraceData, with methods to describe, draw and
-    write it.
+    """A run of an engine, recorded (see recorder.py) or read from a file. It is TraceData with methods to describe, draw
+    and write it.
 
-    It grows while the engine is being recorded: read it between steps. Recording takes some 50 microseconds per step and 2
-    for each request in it (1 to 4 % of a decode step of the bundled model); the trace takes 1 KB per step, 400 bytes for
-    each request in it, and 70 for each token that arrives or enters the tree. The sizes of pool and tree do not matter.
+    It grows while the engine is being recorded, so read it between steps. Recording takes about 50 microseconds per step
+    and 2 for each request in the step (1 to 4 % of a decode step of the bundled model). The trace takes 1 KB per step, 400
+    bytes for each request in the step, and 70 for each token that arrives or enters the tree. The sizes of pool and tree
+    don't matter.
     """
 
     def __repr__(self) -> str:
@@ -30,20 +31,20 @@ class Trace(TraceData):
         )
 
     def describe(self, step: int | None = None) -> str:
-        """What happened in a step, in words; None: in every step, one line each. ValueError when there is no such step."""
+        """What happened in a step, in words; None: one line for every step. ValueError if there is no such step."""
         if step is None:
             return "\n".join(str(text) for _, text in descriptions(self))
         wanted = self.checked_step(step)
         return next(str(text) for event, text in descriptions(self) if event.is_step and event.step == wanted)
 
     def timeline(self, **options: Any) -> "Picture":
-        """Its requests as lanes over steps, or over time: see `viz.timeline`, which has the options. Needs matplotlib."""
+        """Its requests as lanes over steps, or over time. `viz.timeline` documents the options. Needs matplotlib."""
         from nanoinfer.trace.timeline import timeline
 
         return timeline(self, **options)
 
     def player(self, title: str | None = None) -> Player:
-        """A page that steps through the run: shown inline in a notebook, or `save`d as one HTML file (see player.py)."""
+        """A page that steps through the run. A notebook shows it inline; `save` writes one HTML file (see player.py)."""
         return Player(self, title)
 
     def save(self, path: str | Path) -> None:
@@ -52,7 +53,7 @@ class Trace(TraceData):
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
-        """Read what `save` wrote. ValueError naming what is wrong with the file, down to the event."""
+        """Read what `save` wrote. ValueError says what is wrong with the file, down to the event."""
         return file.load(path, cls)
 
     def to_perfetto(self, path: str | Path) -> None:

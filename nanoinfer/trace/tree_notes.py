@@ -1,4 +1,4 @@
-"""TreeNotes: what happens to a radix tree, noted while it happens."""
+"""TreeNotes: notes what happens to a radix tree while it happens."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,10 +11,10 @@ Call = Callable[..., Any]
 
 
 class TreeNotes:
-    """Numbers the nodes of `tree` (0: the root) in the order in which they are seen, and notes operations and uses.
+    """Numbers the nodes of `tree` (0: the root) in the order in which it sees them, and notes operations and uses.
 
-    `watchers`: method of RadixCache → what stands around it while the tree is watched. Nodes are held only while the tree
-    holds them.
+    `watchers`: method of RadixCache → the function that wraps it while the tree is watched. A node is referenced only as
+    long as it is in the tree.
     """
 
     def __init__(self, tree: RadixCache):
@@ -29,19 +29,19 @@ class TreeNotes:
         self._tree = tree
         self._numbers: dict[TreeNode, int] = {tree.root: 0}
         self._next = 1
-        self._uses: dict[TreeNode, tuple[int, int, int] | None] = {}  # as last written down; None: never
-        self._touched: dict[TreeNode, None] = {}  # since `take`: whose lock or use may have changed
+        self._uses: dict[TreeNode, tuple[int, int, int] | None] = {}  # as last noted; None: never noted
+        self._touched: dict[TreeNode, None] = {}  # nodes whose lock or use may have changed since `take`
         self._operations: list[list[Any]] = []
         for _, node in tree.nodes():
             assert node.parent is not None
             self._added(node, node.parent)
 
     def number(self, node: TreeNode | None) -> int:
-        """A node's number; the root's for None and for a node that is gone."""
+        """A node's number. For None and for a node that is gone, it is the root's."""
         return 0 if node is None else self._numbers.get(node, 0)
 
     def take(self) -> tuple[list[list[Any]], list[NodeUse]]:
-        """What has been noted since the last time: operations in order, and the nodes whose lock or use is another."""
+        """What has been noted since the last call: the operations in order, and the nodes whose lock or use has changed."""
         uses = []
         for node in self._touched:
             use = (node.lock_ref, node.last_access_time, node.hit_count)
@@ -53,11 +53,11 @@ class TreeNotes:
         return operations, uses
 
     def clear(self) -> None:
-        """Let go of every node."""
+        """Drop all references to nodes."""
         for held in (self._numbers, self._uses, self._touched):
             held.clear()
 
-    # --- what stands around the tree's methods -------------------------------------------------------------------
+    # --- functions that wrap the tree's methods -------------------------------------------------------------------
 
     def _on_walk(self, walk: Call, *args: Any) -> list[TreeNode]:
         path = walk(*args)

@@ -1,8 +1,10 @@
 """Pictures of the engine, drawn from its live objects with matplotlib; nothing here changes what it draws.
 
-As the last expression of a notebook cell, `viz.slot_map(pool, {"request 1": slots})` shows a picture and prints its numbers
-beneath it; `viz.slot_map(...).save("slots.png")` writes it. Every function returns a `Picture`. Colours mean the same in
-all of them (palette.py): green the radix tree, orange what is computed in this pass, a different colour for each request.
+As the last expression of a notebook cell, `viz.slot_map(pool, {"request 1": slots})` shows a picture, its numbers in words
+folded away beneath it; `viz.slot_map(...).save("slots.png")` writes it. Every function returns a `Picture`, and takes a
+`title` and a `caption`, one sentence beneath the picture that says what to look at. Colours mean the same in all of them
+(`MEANINGS` in palette.py): green the radix tree (dark: locked), orange what is computed in this pass, a colour for each
+request (blue is request 0, and nothing else is), white free, grey unused, pink marked.
 
 How to write one: a picture is a function that takes live objects and returns a Picture. It may stand in any file, inside
 this package or outside it, and nothing has to know of it:
@@ -13,11 +15,11 @@ this package or outside it, and nothing has to know of it:
     from nanoinfer.viz.palette import owner_style
     from nanoinfer.viz.words import count, expect_type
 
-    def queue(engine: Engine, *, title: str | None = None) -> Picture:
+    def queue(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
         expect_type("engine", engine, Engine)
         reqs = list(engine.scheduler.waiting)
         labels = request_labels(engine, reqs)
-        sheet = Sheet(title, f"{count(len(reqs), 'request')} in the queue")
+        sheet = Sheet(title, f"{count(len(reqs), 'request')} in the queue", caption=caption)
         for i, (label, req) in enumerate(zip(labels, reqs, strict=True)):
             sheet.text(sheet.left, sheet.y + 8, label, width=90)
             sheet.rect(sheet.left + 100, sheet.y, 4 * req.num_tokens, 16, owner_style(label, i), name=label)
@@ -30,7 +32,7 @@ this package or outside it, and nothing has to know of it:
 - A Sheet (sheet.py) is 900 CSS pixels wide and as high as it must be; y goes down, and `sheet.y` is where the next part
   begins. It has shapes, texts, legends and captions. A shape's `name` is what tests find it by.
 - Colours come from palette.py: `ROLES` by role, `owner_style` by request. Numbers become text as words.py has them.
-- `sheet.picture(alt)` ends it: `alt` says its numbers in a sentence, and is printed beneath the PNG in a notebook.
+- `sheet.picture(alt)` ends it: `alt` says its numbers in a sentence, and is folded away beneath the PNG in a notebook.
 - A picture may be a part of another where its drawing is a function of a Sheet that returns its `alt`, as in overview.py.
 
 To be called as `viz.queue`, a file in this folder needs its import below, and its name in `__all__`. (Such a file imports
@@ -42,16 +44,20 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
+from nanoinfer.viz.attention_steps import attention_steps
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
+from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
 from nanoinfer.viz.given_mask import attention_mask
 from nanoinfer.viz.heat_map import heat_map
+from nanoinfer.viz.marks import allocator_marks
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata
 from nanoinfer.viz.overview import engine
 from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.roofline import roofline
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.sheet import Sheet
@@ -62,10 +68,13 @@ from nanoinfer.viz.tree import radix_tree
 __all__ = [
     "Picture",
     "Sheet",
+    "allocator_marks",
     "attention_mask",
+    "attention_steps",
     "bars",
     "decoder",
     "engine",
+    "engine_map",
     "extend_mask",
     "heat_map",
     "input_metadata",
@@ -77,6 +86,7 @@ __all__ = [
     "padded_batch",
     "radix_tree",
     "request_rows",
+    "roofline",
     "session_steps",
     "slot_map",
     "timeline",

@@ -1,104 +1,199 @@
 """decoder: the parts of a decoder in their order, with shapes and parameters."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES, Style
+from nanoinfer.viz.lettering import BODY, SMALL, TINY, text_width
+from nanoinfer.viz.palette import GRID, INK, MUTED, PAPER, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import expect_type
 
-PLAIN = Style("#ffffff")
-HEIGHT = 62.0
+PLAIN = ROLES["free"]._replace(text=INK)
+EARLIER, NEW = ROLES["in_use"], ROLES["new"]
+HEIGHT = 50.0  # of a box
+RAIL, EDGE = 2.2, "#767676"
+LAYER = Style("#f7f7f7")
 
-Box = tuple[Style, str, str, int | None]  # colours, name, shape, parameters
+
+class Box(NamedTuple):
+    """A part of the model: its name, the shape that comes out of it, and how many parameters it has."""
+
+    name: str
+    shape: str
+    parameters: int | None  # None: it has none, 0: it shares another part's
 
 
-def decoder(config: ModelConfig, *, title: str | None = None) -> Picture:
-    """How `T` tokens go through a dense decoder: each box says what comes out of it and how many parameters it has."""
+def decoder(config: ModelConfig, *, title: str | None = None, caption: str | None = None) -> Picture:
+    """How `T` tokens go through a dense decoder, from ids to logits: what each part makes and how many parameters it has.
+
+    In attention, K and V of the new tokens join those of earlier passes in the cache; the query of each new token is
+    compared with every cached K, and the values of V are summed by the result.
+    """
     expect_type("config", config, ModelConfig)
-    c, sheet = config, Sheet(title, "From token ids to logits")
+    c, sheet = config, Sheet(title, "From token ids to logits", caption=caption)
     hidden, heads, kv_heads, size = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
     q, kv = (hidden + c.qkv_bias) * heads * size, (hidden + c.qkv_bias) * kv_heads * size
-    head_norm, note = (size, "; heads of query and key are normed first") if c.qk_norm else (0, "")
+    in_layer = _norms_per_layer(c)
     activation = c.activation.partition("_")[0]
-    ends: list[Box] = [
-        (REQUESTS[1], "embedding", f"[T, {hidden}]", c.vocab_size * hidden),
-        (PLAIN, "norm", f"[T, {hidden}]", hidden),
-        (REQUESTS[1], "head", f"logits [T, {c.vocab_size}]", 0 if c.tie_word_embeddings else c.vocab_size * hidden),
-    ]
-    attention: list[Box] = [
-        (PLAIN, "norm", f"[T, {hidden}]", hidden),
-        (REQUESTS[0], "query, rotated", f"[T, H={heads}, D={size}]", q + head_norm),
-        (ROLES["tree"], "key, rotated", f"[T, Hk={kv_heads}, D={size}]", kv + head_norm),
-        (ROLES["tree"], "value", f"[T, Hk={kv_heads}, D={size}]", kv),
-        (REQUESTS[0], "attend", f"[T, H={heads}, D={size}]", None),
-        (REQUESTS[0], "output", f"[T, {hidden}]", hidden * (heads * size + c.o_bias)),
-    ]
-    mlp: list[Box] = [
-        (PLAIN, "norm", f"[T, {hidden}]", hidden),
-        (REQUESTS[3], "gate, up", f"2 × [T, {c.intermediate_size}]", 2 * (hidden + c.mlp_bias) * c.intermediate_size),
-        (REQUESTS[3], f"{activation}(gate) · up", f"[T, {c.intermediate_size}]", None),
-        (REQUESTS[3], "down", f"[T, {hidden}]", hidden * (c.intermediate_size + c.mlp_bias)),
-    ]
-    norms = _norms_per_layer(c)
-    if norms == 4:  # one before and one behind each
-        attention.append(attention[0])
-        mlp.append(mlp[0])
-    step = (sheet.right - sheet.left - 30) / 7
-    x, y = sheet.left + 15, sheet.y + 4
-
-    sheet.text(x, y + HEIGHT / 2, "T token ids", weight="bold")
-    _arrow(sheet, x + 75, x + step, y + HEIGHT / 2)
-    _box(sheet, x + step, y, step - 22, ends[0])
-    sheet.text(x + 2 * step + 4, y + 16, "a row for each token: the residual stream", size=SMALL, colour=MUTED)
-    stream_x = x + 2 * step - 22 + 40
-    sheet.line([x + 2 * step - 22, stream_x], [y + HEIGHT / 2] * 2, colour=INK, line=1.6)
-
-    top = y + HEIGHT + 16
-    bottom = top + 2 * (HEIGHT + 46) + 14
-    sheet.rect(sheet.left, top, sheet.right - sheet.left, bottom - top, Style("#f7f7f7"), edge="#9a9a9a", dashed=True)
-    sheet.text(sheet.right - 10, top + 12, f"one layer; L = {c.num_hidden_layers} of them", ha="right", weight="bold")
-    rail = sheet.left + 22
-    sheet.line([stream_x, stream_x, rail, rail], [y + HEIGHT / 2, top - 8, top - 8, bottom + 8], colour=INK, line=1.6)
-    for boxes, row_y, name, what in (
-        (attention, top + 26, "attention", f"tokens see those before them{note}"),
-        (mlp, top + HEIGHT + 68, "MLP", "each token alone"),
-    ):
-        sheet.text(rail + 14, row_y - 11, name, weight="bold")
-        sheet.text(rail + 14 + text_width(name, weight="bold") + 10, row_y - 11, what, size=SMALL, colour=MUTED)
-        left = rail + 34
-        width = (sheet.right - left - 24) / len(attention)
-        middle = row_y + HEIGHT / 2
-        sheet.line([rail, left], [row_y + 14] * 2, colour=INK)
-        for i, box in enumerate(boxes):
-            _box(sheet, left + i * width, row_y, width - 18, box)
-            joined = box[1].startswith(("query", "key"))  # all three are made from the norm
-            if i + 1 < len(boxes) and not joined:
-                _arrow(sheet, left + (i + 1) * width - 18, left + (i + 1) * width, middle)
-        end = left + len(boxes) * width - 18
-        back = row_y + HEIGHT + 12
-        sheet.line([end, end + 9, end + 9, rail + 8], [middle, middle, back, back], colour=INK)
-        sheet.text(rail, back, "⊕", size=13, ha="center", weight="bold", behind="#f7f7f7")
-        sheet.text(end - 6, back + 9, "added to the stream", size=TINY, colour=MUTED, ha="right")
-
-    y = bottom + 14
-    sheet.line([rail, rail, x + step], [bottom + 8, y + HEIGHT / 2, y + HEIGHT / 2], colour=INK, line=1.6)
-    _box(sheet, x + step, y, step - 22, ends[1])
-    _arrow(sheet, x + 2 * step - 22, x + 2 * step, y + HEIGHT / 2)
-    _box(sheet, x + 2 * step, y, step + 10, ends[2])
-    tied = "the embedding table once more" if c.tie_word_embeddings else ""
-    sheet.text(x + 3 * step + 22, y + HEIGHT / 2, tied, size=SMALL, colour=MUTED)
-    sheet.y = y + HEIGHT + 4
-    in_attention, in_mlp = (sum(box[3] or 0 for box in boxes if box[1] != "norm") for boxes in (attention, mlp))
-    layer = in_attention + in_mlp + norms * hidden
-    total = sum(box[3] or 0 for box in ends) + c.num_hidden_layers * layer
-    return sheet.picture(
-        f"Embedding {ends[0][3]:,} parameters; {c.num_hidden_layers} layers of {layer:,}: attention {in_attention:,}, MLP "
-        f"{in_mlp:,}, {norms} norms {norms * hidden:,}; last norm {hidden:,}; head {ends[2][3]:,}: {total:,} together."
+    norm = Box("norm", f"[T, {hidden}]", hidden)
+    embedding = Box("embedding", f"[T, {hidden}]", c.vocab_size * hidden)
+    head = Box("head", f"logits [T, {c.vocab_size}]", 0 if c.tie_word_embeddings else c.vocab_size * hidden)
+    projections = (
+        Box("query", f"[T, H={heads}, D={size}]", q),
+        Box("key", f"[T, Hk={kv_heads}, D={size}]", kv),
+        Box("value", f"[T, Hk={kv_heads}, D={size}]", kv),
     )
+    output = Box("output", f"[T, {hidden}]", hidden * (heads * size + c.o_bias))
+    mlp = (
+        Box("gate, up", f"2 × [T, {c.intermediate_size}]", 2 * (hidden + c.mlp_bias) * c.intermediate_size),
+        Box(f"{activation}(gate) · up", f"[T, {c.intermediate_size}]", None),
+        Box("down", f"[T, {hidden}]", hidden * (c.intermediate_size + c.mlp_bias)),
+    )
+    behind = [norm] if in_layer == 4 else []  # in some families there is one before and one behind each
+    rail, left = sheet.left + 20, sheet.left + 52
+
+    # The way in: ids → embedding → the residual stream, a rail down the left side.
+    y = sheet.y + 2
+    sheet.text(left + 42, y + HEIGHT / 2, "T token ids", weight="bold")
+    sheet.arrow([left + 122, left + 152], [y + HEIGHT / 2] * 2)
+    _box(sheet, left + 152, y, 104, embedding)
+    stream = "the residual stream: one row of numbers per token"
+    sheet.text(left + 318, y + HEIGHT / 2, stream, size=SMALL, colour=MUTED)
+    top = y + HEIGHT + 14
+    turn = left + 300
+    sheet.line(
+        [left + 256, turn, turn, rail, rail], [y + HEIGHT / 2] * 2 + [top - 6] * 2 + [top + 6], colour=INK, line=RAIL
+    )
+
+    # Attention: three rows of boxes, q above k above v.
+    rows = [top + 34 + i * (HEIGHT + 12) for i in range(3)]
+    middles = [row + HEIGHT / 2 for row in rows]
+    attention_end = rows[2] + HEIGHT + 30
+    mlp_row = attention_end + 32
+    bottom = mlp_row + HEIGHT + 34
+    sheet.rect(sheet.left, top, sheet.right - sheet.left, bottom - top, LAYER, edge=GRID, dashed=True, name="layer")
+    sheet.text(sheet.right - 10, top + 14, f"one layer; there are L = {c.num_hidden_layers}", ha="right", weight="bold")
+    sheet.line([rail, rail], [top, bottom + 4], colour=INK, line=RAIL)
+    note = "; heads of query and key are normed first" if c.qk_norm else ""
+    _heading(sheet, left, top + 16, "attention", f"each token looks at itself and those before it{note}")
+    _attention(sheet, rail, left, middles, norm, projections, behind, output)
+    _back(sheet, rail, attention_end - 14, sheet.right - 8, middles[1])
+
+    # MLP: one row.
+    _heading(sheet, left, mlp_row - 14, "MLP", "each token alone")
+    x, middle = left, mlp_row + HEIGHT / 2
+    sheet.arrow([rail, x], [middle] * 2)
+    for i, (box, width) in enumerate(zip([norm, *mlp, *behind], (80, 128, 128, 104, 80), strict=False)):
+        if i:
+            sheet.arrow([x - 24, x], [middle] * 2)
+        _box(sheet, x, mlp_row, width, box)
+        x += width + 24
+    _back(sheet, rail, bottom - 14, x - 12, middle, x - 24)
+
+    # The way out.
+    y = bottom + 12
+    sheet.arrow([rail, rail, left], [bottom, y + HEIGHT / 2, y + HEIGHT / 2], line=RAIL)
+    _box(sheet, left, y, 80, norm)
+    sheet.arrow([left + 80, left + 104], [y + HEIGHT / 2] * 2)
+    _box(sheet, left + 104, y, 120, head)
+    tied = "uses the table of the embedding once more" if c.tie_word_embeddings else ""
+    sheet.text(left + 236, y + HEIGHT / 2, tied, size=SMALL, colour=MUTED)
+    sheet.y = y + HEIGHT + 14
+    sheet.legend([(EARLIER, "K/V from earlier passes"), (NEW, "K/V computed in this pass")])
+
+    in_attention, in_mlp = (sum(box.parameters or 0 for box in boxes) for boxes in ((*projections, output), mlp))
+    head_norms = 2 * size if c.qk_norm else 0
+    in_attention += head_norms
+    layer = in_attention + in_mlp + in_layer * hidden
+    total = embedding.parameters + hidden + (head.parameters or 0) + c.num_hidden_layers * layer  # type: ignore[operator]
+    return sheet.picture(
+        f"Embedding {embedding.parameters:,} parameters; {c.num_hidden_layers} layers of {layer:,}: attention "
+        f"{in_attention:,}, MLP {in_mlp:,}, {in_layer} norms {in_layer * hidden:,}; last norm {hidden:,}; "
+        f"head {head.parameters:,}: {total:,} together. In attention: norm → query, key, value; query and key are rotated; "
+        "K and V go to the cache; query with every cached K, softmax, sum of every cached V → output."
+    )
+
+
+def _attention(
+    sheet: Sheet,
+    rail: float,
+    left: float,
+    middles: Sequence[float],
+    norm: Box,
+    projections: Sequence[Box],
+    behind: Sequence[Box],
+    output: Box,
+) -> None:
+    """norm → q, k, v → rotation → cache → attention → output, from left to right."""
+    half = HEIGHT / 2
+    fork, project, rotate = left + 92, left + 106, left + 244
+    sheet.arrow([rail, left], [middles[1]] * 2)
+    _box(sheet, left, middles[1] - half, 80, norm)
+    sheet.line([left + 80, fork], [middles[1]] * 2, colour=INK, line=1.3)
+    sheet.line([fork, fork], [middles[0], middles[2]], colour=INK, line=1.3)
+    cache, attend = left + 352, left + (480 if behind else 530)
+    for middle, box in zip(middles, projections, strict=True):
+        sheet.arrow([fork, project], [middle] * 2)
+        _box(sheet, project, middle - half, 116, box)
+    for middle, end in ((middles[0], attend), (middles[1], cache)):
+        sheet.arrow([project + 116, rotate], [middle] * 2)
+        sheet.rect(rotate, middle - 17, 84, 34, PLAIN, edge=EDGE, name="box rotate")
+        sheet.text(rotate + 42, middle - 7, "rotate", ha="center", weight="bold")
+        sheet.text(rotate + 42, middle + 8, "by position", ha="center", size=TINY)
+        sheet.arrow([rotate + 84, end], [middle] * 2)
+    sheet.arrow([project + 116, cache], [middles[2]] * 2)
+    sheet.text(rotate + 96, middles[0] - 8, "q", weight="bold")
+    # The cache: what was there, and behind it what this pass has made.
+    wide = attend - cache - 26
+    sheet.rect(cache, middles[1] - half, wide, middles[2] - middles[1] + HEIGHT, PLAIN, edge=EDGE, name="box cache")
+    sheet.text(cache + wide / 2, (middles[1] + middles[2]) / 2, "K/V cache", ha="center", weight="bold")
+    for middle, letter in ((middles[1], "K"), (middles[2], "V")):
+        part = (wide - 34) / 6
+        sheet.text(cache + 8, middle, letter, weight="bold")
+        for i in range(6):
+            style = NEW if i == 5 else EARLIER
+            sheet.rect(cache + 24 + i * part, middle - 9, part, 18, style, edge=PAPER, name=f"cached {letter} {i}")
+        sheet.arrow([cache + wide, attend], [middle] * 2)
+    # Attention itself: tall, so that all three come in.
+    width = 116.0
+    tall = middles[2] - middles[0] + HEIGHT
+    sheet.rect(attend, middles[0] - half, width, tall, PLAIN, edge=EDGE, name="box attend")
+    x = attend + width / 2
+    sheet.text(x, middles[0] - 8, "q · every K", ha="center", weight="bold")
+    sheet.text(x, middles[0] + 8, "one score per token", ha="center", size=TINY)
+    sheet.text(x, middles[1] - 8, "÷ √D, softmax", ha="center", weight="bold")
+    sheet.text(x, middles[1] + 8, "scores → weights", ha="center", size=TINY)
+    sheet.text(x, middles[2] - 8, "weights · every V", ha="center", size=SMALL, weight="bold")
+    sheet.text(x, middles[2] + 8, projections[0].shape, ha="center", size=TINY)
+    for upper, lower in pairwise(middles):
+        sheet.arrow([x, x], [upper + 18, lower - 18])
+    x = attend + width
+    for box, wide in zip((output, *behind), (92, 72), strict=False):
+        sheet.arrow([x, x + 22], [middles[1]] * 2)
+        _box(sheet, x + 22, middles[1] - half, wide, box)
+        x += 22 + wide
+    sheet.line([x, sheet.right - 8], [middles[1]] * 2, colour=INK, line=1.3)
+
+
+def _heading(sheet: Sheet, x: float, y: float, name: str, what: str) -> None:
+    sheet.text(x, y, name, weight="bold")
+    sheet.text(x + text_width(name, weight="bold") + 12, y, what, size=SMALL, colour=MUTED)
+
+
+def _back(sheet: Sheet, rail: float, y: float, turn: float, middle: float, start: float | None = None) -> None:
+    """The way back to the rail, where the result is added."""
+    if start is not None:
+        sheet.line([start, turn], [middle] * 2, colour=INK, line=1.3)
+    sheet.arrow([turn, turn, rail + 9], [middle, y, y])
+    sheet.text(rail, y, "⊕", size=13, ha="center", weight="bold", behind=LAYER.face)
+    sheet.text(rail + 34, y - 8, "added to the stream", size=TINY, colour=MUTED)
 
 
 def _norms_per_layer(config: ModelConfig) -> int:
@@ -108,17 +203,11 @@ def _norms_per_layer(config: ModelConfig) -> int:
 
 
 def _box(sheet: Sheet, x: float, y: float, width: float, box: Box) -> None:
-    style, name, shape, parameters = box
-    sheet.rect(x, y, width, HEIGHT, Style(style.face, style.text), edge="#767676", name=f"box {name}")
-    letters = BODY if text_width(name, weight="bold") < width - 4 else SMALL
-    sheet.text(
-        x + width / 2, y + 15, name, ha="center", size=letters, weight="bold", colour=style.text, width=width - 4
-    )
-    sheet.text(x + width / 2, y + 32, shape, ha="center", size=SMALL, colour=style.text, width=width - 4)
-    amount = "no parameters" if parameters is None else "shared" if parameters == 0 else f"{parameters:,}"
-    sheet.text(x + width / 2, y + 49, amount, ha="center", size=TINY, colour=style.text, width=width - 4)
-
-
-def _arrow(sheet: Sheet, start: float, end: float, y: float) -> None:
-    sheet.line([start, end - 6], [y, y], colour=INK)
-    sheet.text(end - 1, y, "▶", size=BODY - 2.5, ha="right")
+    sheet.rect(x, y, width, HEIGHT, PLAIN, edge=EDGE, name=f"box {box.name}")
+    letters = BODY if text_width(box.name, weight="bold") < width - 4 else SMALL
+    middle = x + width / 2
+    sheet.text(middle, y + 11, box.name, ha="center", size=letters, weight="bold", width=width - 4)
+    small = SMALL if text_width(box.shape, SMALL) < width - 4 else TINY
+    sheet.text(middle, y + 26, box.shape, ha="center", size=small, width=width - 2)
+    amount = "no parameters" if box.parameters is None else "shared" if box.parameters == 0 else f"{box.parameters:,}"
+    sheet.text(middle, y + 40, amount, ha="center", size=TINY, colour=MUTED, width=width - 4)

@@ -2,16 +2,22 @@
 
 import torch
 
-from nanoinfer.viz.palette import INK, MUTED, ROLES
+from nanoinfer.viz.lettering import TINY
+from nanoinfer.viz.palette import INK, MUTED, ROLES, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import TINY, Sheet
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import check_window, count, expect_type
 
 MOST_CELLS = 32
 
 
 def attention_mask(
-    mask: torch.Tensor, *, prefix_len: int, sliding_window: int | None = None, title: str | None = None
+    mask: torch.Tensor,
+    *,
+    prefix_len: int,
+    sliding_window: int | None = None,
+    title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """`mask` bool [new, S], True = sees: the mask of a request's last `new` tokens, the first `prefix_len` of S cached.
 
@@ -29,10 +35,10 @@ def attention_mask(
             f"mask: shape {list(mask.shape)} with prefix_len={prefix_len}: must be [new, {prefix_len} + new], "
             f"from 1 row up to {MOST_CELLS} columns"
         )
-    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)")
+    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)", caption=caption)
     styles = {
-        "prefix": (ROLES["tree"], "sees, K/V was there (prefix)"),
-        "new": (ROLES["new"], "sees, K/V computed in this pass"),
+        "prefix": (request_style(0), "sees; K/V of the request from earlier passes"),
+        "new": (ROLES["new"], "sees; K/V computed in this pass"),
         "hidden": (ROLES["hidden"], "hidden"),
         "too much": (ROLES["conflict"], "wrong: sees what it must not"),
         "too little": (ROLES["leaked"], "wrong: does not see what it must"),

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.viz.palette import INK, MUTED, PAPER, Style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import DARKEST, INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import SPACE_NOTE, expect_type, visible
-
-DARKEST = (11, 95, 165)  # the third request's blue: readable in grey
 
 
 def heat_map(
@@ -21,6 +20,7 @@ def heat_map(
     numbers: bool = False,
     most: float = 1.0,
     title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
 
@@ -41,7 +41,7 @@ def heat_map(
         raise ValueError(f"values: {matrix.min():g}..{matrix.max():g}, must be in 0..1")
     if not 0 < most <= 1:
         raise ValueError(f"most={most}: must be above 0 and at most 1")
-    sheet = Sheet(title)
+    sheet = Sheet(title, caption=caption)
     across, down = [_label(text) for text in columns], [_label(text) for text in rows]
     gutter = min(max(text_width(text) for text in down) + 16, 220)
     x0 = sheet.left + gutter
@@ -86,6 +86,6 @@ def _label(text: str) -> str:
 
 def _shade(share: float) -> Style:
     share = min(round(20 * share) / 20, 1.0)  # few colours: a PNG's palette has room for them all
-    white = tuple(int(PAPER[i : i + 2], 16) for i in (1, 3, 5))
-    mixed = [round(light + (dark - light) * share) for light, dark in zip(white, DARKEST, strict=True)]
+    white, darkest = (tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for colour in (PAPER, DARKEST))
+    mixed = [round(light + (dark - light) * share) for light, dark in zip(white, darkest, strict=True)]
     return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.8 else INK if share else MUTED)

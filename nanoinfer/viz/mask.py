@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import SPACE_NOTE, abridged, check_window, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
@@ -22,6 +23,7 @@ def extend_mask(
     labels: Sequence[str] | None = None,
     sliding_window: int | None = None,
     title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """For each request a rectangle: its new tokens (queries) down, all its tokens (keys) across; filled where it sees.
 
@@ -34,9 +36,16 @@ def extend_mask(
     sheet = Sheet(
         title,
         f"What each new token sees in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)",
+        caption=caption,
     )
+    before = [i for i in range(m.shown) if m.prefixes[i]]
     entries = [
-        (ROLES["tree"], "sees; K/V was there (prefix)", any(m.prefixes[: m.shown])),
+        *((m.style(i), f"sees, in {m.labels[i]}: K/V from earlier passes", len(before) < 3) for i in before),
+        (
+            m.style(max(before, default=0)),
+            "sees; K/V from earlier passes, each request's in its colour",
+            len(before) > 2,
+        ),
         (ROLES["new"], "sees; K/V computed in this pass", True),
         (ROLES["hidden"], "hidden", sliding_window is not None or max(m.new_lens[: m.shown]) > 1),
     ]
@@ -74,6 +83,7 @@ class _Mask:
 
     def __init__(self, sheet: Sheet, m: Facts, i: int, window: int | None):
         self.sheet, self.m, self.i, self.window = sheet, m, i, window
+        self.earlier = m.style(i)  # of K/V that was there before the pass
         self.prefix, self.new, self.seq = m.prefixes[i], m.new_lens[i], m.seq_lens[i]
         self.gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
         self.title = f"{m.labels[i]}: {self.new:,} new, {self.prefix:,} in the prefix"
@@ -136,7 +146,7 @@ class _Mask:
         low, high = self._seen(position)
         hidden = min(max(low - left, 0), right - left) / (right - left) if left < high else 1.0
         name = f"mask {self.i} {position} {left} {'sees' if hidden < 1 else 'hidden'}"
-        style = ROLES["hidden"] if hidden == 1 else ROLES["tree" if left < self.prefix else "new"]
+        style = ROLES["hidden"] if hidden == 1 else self.earlier if left < self.prefix else ROLES["new"]
         self.sheet.rect(x, y, self.cell, self.cell, style, edge="#ffffff", name=name)
         if 0 < hidden < 1:
             self.sheet.rect(x, y, self.cell * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
@@ -158,10 +168,12 @@ class _Mask:
         for q in range(0, new, step):
             position, top, tall = prefix + q, y + height * q / new, height * min(step, new - q) / new
             low, high = self._seen(position)
-            for role, left, right in (("tree", low, min(high, prefix)), ("new", max(low, prefix), high)):
+            parts = (("prefix", self.earlier, low, min(high, prefix)), ("new", ROLES["new"], max(low, prefix), high))
+            for part, style, left, right in parts:
                 if left < right:
-                    name = f"lines {self.i} {position} {role}"
-                    sheet.rect(place(left), top, place(right) - place(left), tall + 0.3, ROLES[role], name=name)
+                    name = f"lines {self.i} {position} {part}"
+                    plain = style._replace(hatch="")  # a line is too thin for one
+                    sheet.rect(place(left), top, place(right) - place(left), tall + 0.3, plain, name=name)
         for position, at in ((prefix, y + 6), (seq - 1, y + height - 6)):
             sheet.text(x0 - 6, at, f"{position:,}", size=TINY, colour=MUTED, ha="right")
         for key in dict.fromkeys((0, prefix, seq)):

@@ -12,12 +12,12 @@ from nanoinfer.viz.words import count, expect_type, plural_list
 MOST_ROWS = 8
 
 
-def engine(engine: Engine, *, title: str | None = None) -> Picture:
+def engine(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
     """The owner of each slot, the rows of the running requests (the first 8), the tree, and the requests that wait."""
     expect_type("engine", engine, Engine)
     scheduler, cache = engine.scheduler, engine.cache
     running, waiting = len(scheduler.running), list(scheduler.waiting)
-    sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting")
+    sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting", caption=caption)
     sheet.heading(f"TokenToKVPool: {cache.token_to_kv_pool.size:,} slots, page_size={cache.token_to_kv_pool.page_size}")
     slots = draw_slot_map(sheet, cache.token_to_kv_pool, owners(engine), engine.radix_cache, None)
     reqs = list(zip(running_labels(engine), scheduler.running, strict=True))
@@ -33,7 +33,6 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
             req.req_pool_idx: min(req.tree_len, req.kv_len) for _, req in shown if req.req_pool_idx is not None
         },
         labels=[label for label, _ in shown],
-        prefix_role="tree_locked",
     )
     if len(reqs) > len(shown):
         sheet.caption(f"… and {count(len(reqs) - len(shown), 'more running request')}.")
@@ -47,6 +46,6 @@ def engine(engine: Engine, *, title: str | None = None) -> Picture:
         f"{label} ({count(req.num_tokens, 'token')}{', retracted' if req.num_retractions else ''})"
         for label, req in zip(request_labels(engine, waiting), waiting, strict=True)
     ]
-    queue = f"Waiting: {plural_list(names)}." if names else "None waits."
+    queue = f"Waiting: {plural_list(names)}." if names else "No request is waiting."
     sheet.caption(queue)
     return sheet.picture(f"{running} running, {len(waiting)} waiting. {slots} {rows} {tree} {queue}")

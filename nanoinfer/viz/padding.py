@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nanoinfer.sessions import InferenceSession
-from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES
+from nanoinfer.viz.lettering import SMALL, text_width
+from nanoinfer.viz.palette import INK, MUTED, ROLES, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import checked_texts, count, expect_type, is_a, num_bytes, percent
 
 MOST_CELLS = 40
@@ -18,6 +19,7 @@ def padded_batch(
     *,
     labels: Sequence[str] | None = None,
     title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
 
@@ -33,7 +35,9 @@ def padded_batch(
     names = checked_texts("labels", labels, len(lens), "rows") or [f"session {i}" for i in range(len(lens))]
     longest, used = max(lens), sum(lens)
     cells = longest * len(lens)
-    sheet = Sheet(title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V")
+    sheet = Sheet(
+        title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", caption=caption
+    )
     gutter = min(max(text_width(name) for name in names) + 12, 200)
     room = sheet.right - sheet.left - gutter - 150
     x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
@@ -41,10 +45,10 @@ def padded_batch(
         sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
         if longest <= MOST_CELLS:
             for k in range(longest):
-                look = REQUESTS[0] if k < length else ROLES["padding"]
+                look = owner_style(name, i) if k < length else ROLES["padding"]
                 sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
         else:
-            sheet.rect(x0, sheet.y, length * width, 20, REQUESTS[0], name=f"row {i} used")
+            sheet.rect(x0, sheet.y, length * width, 20, owner_style(name, i), name=f"row {i} used")
             sheet.rect(
                 x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
             )
@@ -61,7 +65,10 @@ def padded_batch(
     in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
     sheet.legend(
         [
-            (REQUESTS[0], f"used: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"),
+            (
+                owner_style(names[0], 0),
+                f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}",
+            ),
             (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
         ]
     )

@@ -1,7 +1,9 @@
-"""One palette for every picture: role → colour, hatch, text colour.
+"""One palette for every picture: role → colour, hatch, text colour; and what each of these colours means, in words.
 
-Roles that meet in one picture can be distinguished with any of the three colour blindnesses and in grey print: by
-lightness, or else by hatch. tests/tools/test_viz_palette.py simulates both and measures.
+One colour means one thing in all pictures of the series. `MEANINGS` says what: legends take their words from it, and
+tests/tools/test_viz_colours.py looks whether any picture uses a colour for something else. Roles that meet in one picture
+can be distinguished with any of the three colour blindnesses and in grey print: by lightness, or else by hatch.
+tests/tools/test_viz_palette.py simulates both and measures.
 """
 
 import re
@@ -21,16 +23,16 @@ INK, MUTED, GRID, PAPER = "#1a1a1a", "#5c5c5c", "#9a9a9a", "#ffffff"
 
 ROLES: dict[str, Style] = {
     "free": Style("#ffffff", "#767676"),
-    "tree": Style("#a6dcbc"),  # held by the radix tree, evictable
-    "tree_locked": Style("#1f7a57", "#ffffff"),  # held by the radix tree, a running request relies on it
-    "new": Style("#e57d0a"),  # computed in this pass
+    "tree": Style("#a6dcbc"),
+    "tree_locked": Style("#1f7a57", "#ffffff"),
+    "new": Style("#e57d0a"),
+    "in_use": Style("#cdb891"),
     "padding": Style("#e3e3e3", "#5c5c5c", "xxx", "#9a9a9a"),
     "hidden": Style("#f0f0f2", "#6a6a6a"),
     "leftover": Style("#f4f4f4", "#8c8c8c"),
     "highlight": Style("#d4006a", "#ffffff"),
-    "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),  # not free, and without a known owner
-    "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),  # more than one owner
-    "in_use": Style("#b9bdc6"),
+    "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),
+    "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),
 }
 REQUESTS: tuple[Style, ...] = (
     Style("#6cbcee"),
@@ -40,31 +42,79 @@ REQUESTS: tuple[Style, ...] = (
     Style("#7b1f57", "#ffffff", "//", "#c583ab"),
     Style("#c2a3e8", "#1a1a1a", "\\\\", "#6d3fb0"),
     Style("#8a5a2b", "#ffffff", "..", "#e0bd95"),
-    Style("#0b5fa5", "#ffffff", "\\\\", "#7fb6e6"),
+    Style("#565411", "#ffffff", "\\\\", "#c2bf74"),
 )
 
 # What a request does in a step, and what kind of pass a step is.
 PHASE_STYLES: dict[str, Style] = {
     "waiting": ROLES["hidden"],
     "extend": ROLES["new"],
-    "decode": Style("#0b5fa5", "#ffffff"),
-    "idle": REQUESTS[0],  # holds slots, but is not in the pass
-    "retracted": ROLES["leaked"],
-    "paused": Style("#e3e3e3", "#5c5c5c", "//", "#9a9a9a"),
-    "failed": ROLES["conflict"],
+    "decode": Style("#fbcf95"),  # orange as well, since it is computed: less of it
+    "idle": Style("#767676", "#ffffff"),
+    "retracted": Style("#8c1d18", "#ffffff"),
+    "paused": Style("#d8d8d8", "#4f4f4f", "//", "#8a8a8a"),
+    "failed": Style("#111111", "#ffffff", "//", "#ffffff"),
 }
 
-# Lines of a chart; the one four further on has the same dashes.
-LINES: tuple[str, ...] = (
-    "#0b5fa5",
-    "#d35400",
-    "#1f7a57",
-    "#7b1f57",
-    "#5a5a5a",
-    "#8a5a2b",
-    "#33288a",
-    "#b5a000",
+# Charts have a family of their own, charcoal and brick: what they show is neither a request nor the tree's.
+BARS: tuple[Style, ...] = (
+    Style("#55585f", "#ffffff"),
+    Style("#c8776b"),
+    Style("#ecd9c8"),
+    Style("#7d2a22", "#ffffff"),
 )
+LINES: tuple[str, ...] = (  # the one four further on has the same dashes
+    "#2b2d31",
+    "#b0493c",
+    "#7c7f86",
+    "#7d2a22",
+    "#9da0a6",
+    "#5e403b",
+    "#43464c",
+    "#d08a80",
+)
+DARKEST = "#7d2a22"  # of a heat map
+
+
+class Meaning(NamedTuple):
+    """What a colour says. `words`: for a legend and for readers; `said`: one of these is in every label it has."""
+
+    words: str
+    said: tuple[str, ...]
+
+
+EMPTY = ("padding", "empty", "not used", "unused", "set aside")
+REQUEST = ("request", "row", "used", "slots of", "its")
+MEANINGS: dict[str, Meaning] = {
+    "free": Meaning("free", ("free",)),
+    "tree": Meaning("in the radix tree, unlocked: may be evicted", ("tree", "evictable")),
+    "tree_locked": Meaning("in the radix tree, locked: a running request needs it", ("locked",)),
+    "new": Meaning("computed in this pass", ("computed", "EXTEND", "extend")),
+    "in_use": Meaning("in use, whoever owns it", ("in use", "used", "own", "earlier")),
+    "padding": Meaning("unused: padding, or given to a row and still empty", EMPTY),
+    "hidden": Meaning("not looked at: hidden from a token, or waiting", ("hidden", "waiting")),
+    "leftover": Meaning("not in use", ("not in use", "left out")),
+    "highlight": Meaning("marked: look here", ("marked", "written", "here")),
+    "leaked": Meaning("a mistake: no owner, or not seen", ("no owner", "wrong")),
+    "conflict": Meaning("a mistake: several owners, or seen too much", ("several owners", "wrong")),
+    "decode": Meaning("DECODE: one token of each request is computed", ("decode", "DECODE")),
+    "idle": Meaning("running, not in this pass", ("running, not in this pass",)),
+    "retracted": Meaning("retracted: its slots were taken back, it waits again", ("retracted",)),
+    "paused": Meaning("paused", ("paused",)),
+    "failed": Meaning("a pass that failed", ("failed",)),
+}
+MEANINGS |= {
+    f"request {i}": Meaning(f"request {i}: its tokens, its row, its K/V", REQUEST) for i in range(len(REQUESTS))
+}
+MEANINGS |= {f"chart {i}": Meaning("measured: its label says what", ("",)) for i in range(len(BARS))}
+NEUTRAL: tuple[str, ...] = (PAPER, INK, "#f7f7f7")  # paper, frames and badges: they mean nothing
+
+
+def styles() -> dict[str, Style]:
+    """Every role of `MEANINGS` and how it looks."""
+    requests = {f"request {i}": style for i, style in enumerate(REQUESTS)}
+    phases = {name: style for name, style in PHASE_STYLES.items() if style not in ROLES.values()}
+    return ROLES | requests | phases | {f"chart {i}": style for i, style in enumerate(BARS)}
 
 
 COMPLETION = 3  # looks from one completion of a request to the next; as many in player_draw.js

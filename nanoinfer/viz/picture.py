@@ -1,6 +1,7 @@
 """Picture: a matplotlib figure that brings its numbers along as a sentence."""
 
 import base64
+import html
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ WIDTH = 900  # CSS pixels in a notebook; one inch of the figure is 100 of them
 PIXEL_RATIO = 1.5  # image pixels for each: sharp on a dense screen and on a projector
 MAX_COLOURS = 96
 PRINT_WIDTH = 110  # characters per line of what is printed beneath
+SUMMARY = "the picture in words"
 
 
 _ONE_AT_A_TIME = threading.RLock()  # matplotlib's settings are the whole process's
@@ -36,9 +38,10 @@ def default_settings() -> Iterator[None]:
 class Picture(Figure):
     """A figure made without pyplot, and `alt`: its numbers in words.
 
-    In a notebook it shows as a PNG with `alt` printed beneath, so that a stale picture shows in a text comparison;
-    elsewhere it is an ordinary `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date,
-    and nothing of the style that matplotlib is set to.
+    In a notebook it shows as a PNG, and beneath it `alt`, folded away until a reader opens "the picture in words". Both
+    have `alt` as their text/plain, so that a stale picture shows in a text comparison. Elsewhere it is an ordinary
+    `matplotlib.figure.Figure`. The same objects give the same bytes: no version, no date, and nothing of the style that
+    matplotlib is set to.
     """
 
     def __init__(self, width: float = WIDTH, height: float = 300, alt: str = "", **options: Any):
@@ -77,8 +80,12 @@ class Picture(Figure):
             return
         data = {"image/png": base64.b64encode(self.png()).decode(), "text/plain": self.alt}
         width = round(self.get_figwidth() * 100)
-        display(data, raw=True, metadata={"image/png": {"width": width}})
-        print(self._alt_in_lines())
+        display(data, raw=True, metadata={"image/png": {"width": width, "alt": self.alt}})
+        display({"text/html": self._alt_folded(), "text/plain": self._alt_in_lines()}, raw=True)
+
+    def _alt_folded(self) -> str:
+        """Nothing but `details`, `summary` and text: what the sanitizers of JupyterLab and GitHub let through."""
+        return f"<details><summary>{SUMMARY}</summary>\n{html.escape(self._alt_in_lines())}\n</details>"
 
     def _alt_in_lines(self) -> str:
         return textwrap.fill(self.alt, PRINT_WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, MUTED, ROLES, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import abridged, count, expect_type
 
 MOST_ROWS = 24
@@ -17,6 +18,7 @@ def session_steps(
     labels: Mapping[int, str] | None = None,
     max_rows: int | None = None,
     title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """Requests (down) × decode passes (across), filled where the request was computed; below, the rows of each pass.
 
@@ -40,7 +42,7 @@ def session_steps(
         raise ValueError(f"max_rows={max_rows}: steps[{rows.index(max(rows))}] has {max(rows)} rows")
     names = {request_id: (labels or {}).get(request_id, f"request {request_id}") for request_id in ids}
 
-    sheet = Sheet(title, "Which request is computed in which decode pass")
+    sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)
     x0 = sheet.left + min(max(text_width(text) for text in [*names.values(), "rows in the pass"]), 220) + 12
     width = min((sheet.right - x0 - 8) / len(steps), 34.0)
     every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)

@@ -1,30 +1,33 @@
 """Sheet: paper to draw on from top to bottom, in CSS pixels; it grows as long as it must and becomes a Picture."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import cache, lru_cache, partial
+from functools import partial
 from typing import Any
 
-from matplotlib import rcParams, rcParamsDefault
 from matplotlib.artist import Artist
-from matplotlib.backends.backend_agg import RendererAgg
-from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
 
-from nanoinfer.viz.palette import INK, MUTED, Style
-from nanoinfer.viz.picture import PIXEL_RATIO, WIDTH, Picture, default_settings
+from nanoinfer.viz.lettering import BODY, CAPTION, SMALL, TINY, drawable, font, shortened, text_width, wrapped
+from nanoinfer.viz.palette import INK, MUTED, PAPER, Style
+from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.words import one_line
 
 MARGIN = 14.0
-BODY, SMALL, TINY = 8.5, 7.5, 6.5  # points
+HATCH_STRIP, SHARED_STRIP = 0.18, 0.36  # parts of a cell's height
+HEAD = 8.0  # of an arrow
+Look = Style | Sequence[Style]  # one style, or those of all that share
 
 
 class Sheet:
-    """Collects shapes and texts; x to the right, y down. `y` is where the next part begins."""
+    """Collects shapes and texts; x to the right, y down. `y` is where the next part begins.
 
-    def __init__(self, title: str | None = None, default_title: str = ""):
+    `caption`: one sentence that says what to look at, beneath everything else and first in the picture's words.
+    """
+
+    def __init__(self, title: str | None = None, default_title: str = "", *, caption: str | None = None):
+        self._caption = caption
         self.y = MARGIN
         self.left, self.right = MARGIN, WIDTH - MARGIN
         self._artists: list[Callable[[], Artist]] = []  # made all at once, under default settings
@@ -67,6 +70,7 @@ class Sheet:
                     linewidth=line,
                     linestyle=style_of_line,
                     zorder=z + 1,
+                    gid=name if style is None and name else None,
                 )
             )
 
@@ -91,7 +95,7 @@ class Sheet:
             "color": colour,
             "ha": ha,
             "va": va,
-            "fontproperties": _font(size, weight),
+            "fontproperties": font(size, weight),
             "parse_math": False,
         }
         look |= {"zorder": 5, "rotation": rotation, "rotation_mode": "anchor" if rotation else "default"}
@@ -107,6 +111,17 @@ class Sheet:
             partial(Line2D, xs, ys, color=colour, linewidth=line, linestyle=style, zorder=2, solid_capstyle="butt")
         )
 
+    def arrow(self, xs: Sequence[float], ys: Sequence[float], *, colour: str = INK, line: float = 1.3) -> None:
+        """A line through the points, each part level or upright, with a head at its end."""
+        before, end = (xs[-2], ys[-2]), (xs[-1], ys[-1])
+        length = ((end[0] - before[0]) ** 2 + (end[1] - before[1]) ** 2) ** 0.5 or 1.0
+        ux, uy = (end[0] - before[0]) / length, (end[1] - before[1]) / length
+        back = end[0] - HEAD * ux, end[1] - HEAD * uy
+        self.line([*xs[:-1], back[0]], [*ys[:-1], back[1]], colour=colour, line=line)
+        half = HEAD * 0.45
+        corners = [end, (back[0] - half * uy, back[1] + half * ux), (back[0] + half * uy, back[1] - half * ux)]
+        self._artists.append(partial(Polygon, corners, closed=True, facecolor=colour, linewidth=0, zorder=4))
+
     def cell(
         self,
         x: float,
@@ -121,34 +136,80 @@ class Sheet:
         name: str = "",
         weight: str = "normal",
     ) -> bool:
-        """A filled cell with its label in the middle, where that fits; returns whether it did."""
-        self.rect(x, y, width, height, style, edge=edge, name=name)
+        """A filled cell with its label in the middle, where that fits; returns whether it did.
+
+        A hatched style keeps its hatch to a strip below the label: no letter is ever on a hatch.
+        """
         fits = bool(label) and text_width(drawable(label), size, weight) <= width - 3
+        middle = y + height / 2
+        if fits and style.hatch:
+            self._above_strips(x, y, width, height, [style], edge, name)
+        else:
+            self.rect(x, y, width, height, style, edge=edge, name=name)
         if fits:
-            behind = style.face if style.hatch else None
-            self.text(
-                x + width / 2,
-                y + height / 2,
-                label,
-                size=size,
-                colour=style.text,
-                ha="center",
-                behind=behind,
-                weight=weight,
-            )
+            self.text(x + width / 2, middle, label, size=size, colour=style.text, ha="center", weight=weight)
         return fits
 
-    def legend(self, entries: Sequence[tuple[Style, str]], *, outline: Sequence[str] = ()) -> None:
-        """Swatches with labels in as many lines as they need. Labels in `outline` get a frame instead of a fill."""
+    def shared_cell(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        styles: Sequence[Style],
+        label: str = "",
+        *,
+        size: float = SMALL,
+        edge: str | None = "#ffffff",
+        name: str = "",
+    ) -> None:
+        """A cell of several: the colour of the first, and below it a strip for each of the others (three at most)."""
+        first, *others = styles
+        middle = self._above_strips(x, y, width, height, [first, *others[:3]], edge, name, SHARED_STRIP)
+        room = width - 2
+        if label and text_width(drawable(label), TINY) <= room:
+            size = size if text_width(drawable(label), size) <= room else TINY
+            self.text(x + width / 2, middle, label, size=size, colour=first.text, ha="center")
+
+    def _above_strips(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        styles: Sequence[Style],
+        edge: str | None,
+        name: str,
+        share: float = HATCH_STRIP,
+    ) -> float:
+        """The first style without its hatch, the strips of the others below it, or of itself where it is alone; returns
+        the middle of what is left for a label."""
+        first, others = styles[0], styles[1:] or styles
+        tall = round(height * share)
+        self.rect(x, y, width, height, first._replace(hatch=""), name=name)
+        for i, style in enumerate(others):
+            part = f"{name} and {i + 1}" if styles[1:] and name else ""
+            self.rect(x + i * width / len(others), y + height - tall, width / len(others), tall, style, name=part)
+        if edge is not None:
+            if styles[1:]:
+                self.line([x, x + width], [y + height - tall] * 2, colour=PAPER, line=0.8)
+            self.rect(x, y, width, height, edge=edge)
+        return y + (height - tall) / 2
+
+    def legend(self, entries: Sequence[tuple[Look, str]], *, outline: Sequence[str] = ()) -> None:
+        """Swatches with labels in as many lines as they need. Labels in `outline` get a frame instead of a fill; one with
+        several styles looks as a cell that is shared does."""
         x, y = self.left, self.y
         for style, label in entries:
             need = 22 + text_width(drawable(label), BODY) + 18
             if x + need > self.right and x > self.left:
                 x, y = self.left, y + 20
-            if label in outline:
+            if label in outline and isinstance(style, Style):
                 self.rect(x + 1, y + 1, 15, 12, edge=style.face, line=2)
+            elif isinstance(style, Style):
+                self.rect(x, y, 17, 14, style, edge="#767676", name=f"legend {label}")
             else:
-                self.rect(x, y, 17, 14, style, edge="#767676")
+                self.shared_cell(x, y, 17, 14, style, edge="#767676", name=f"legend {label}")
             self.text(x + 22, y + 7, label, width=self.right - x - 22)
             x += need
         self.y = y + 24
@@ -165,7 +226,11 @@ class Sheet:
         self.y += 20
 
     def picture(self, alt: str) -> Picture:
-        """Everything so far as a Picture."""
+        """Everything so far as a Picture, with the caption beneath."""
+        if self._caption:
+            self.y += 2
+            self.caption(self._caption, size=CAPTION, colour=INK)
+            alt = f"{self._caption} {alt}"
         height = self.y + MARGIN / 2
         with default_settings():
             picture = Picture(WIDTH, height, one_line(alt))
@@ -175,65 +240,3 @@ class Sheet:
             for make in self._artists:
                 axes.add_artist(make())  # not add_patch, which would measure each to find limits that are set already
         return picture
-
-
-def text_width(text: str, size: float = BODY, weight: str = "normal") -> float:
-    """Width of one line in CSS pixels."""
-    return _measure(drawable(text), size, weight)
-
-
-def shortened(text: str, width: float, size: float = BODY, weight: str = "normal") -> str:
-    """`text`, or as much of its beginning as fits `width` with an ellipsis."""
-    if text_width(text, size, weight) <= width:
-        return text
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text_width(text[:middle].rstrip() + "…", size, weight) <= width:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low].rstrip() + "…"
-
-
-def wrapped(text: str, width: float, size: float = BODY) -> list[str]:
-    """Lines of whole words that fit `width`."""
-    rows: list[str] = []
-    for word in text.split():
-        if rows and text_width(f"{rows[-1]} {word}", size) <= width:
-            rows[-1] += " " + word
-        else:
-            rows.append(shortened(word, width, size))
-    return rows
-
-
-def drawable(text: str) -> str:
-    """`text` on one line, with what the font has no glyph for as ▯."""
-    text = one_line(text)
-    return text if text.isascii() else "".join(char if ord(char) in _glyphs() else "▯" for char in text)
-
-
-@cache
-def _font(size: float, weight: str) -> FontProperties:
-    with default_settings():
-        return FontProperties(family="DejaVu Sans", size=size, weight=weight)
-
-
-@lru_cache(maxsize=1)
-def _glyphs() -> frozenset[int]:
-    return frozenset(get_font(fontManager.findfont(_font(BODY, "normal"))).get_charmap())
-
-
-@lru_cache(maxsize=1)
-def _ruler() -> RendererAgg:
-    return RendererAgg(8, 8, 100 * PIXEL_RATIO)  # letters are as wide as they will be drawn, to the pixel
-
-
-@lru_cache(maxsize=20_000)
-def _measure(text: str, size: float, weight: str) -> float:
-    if not text:
-        return 0.0
-    changed = any(rcParams[name] != rcParamsDefault[name] for name in ("text.hinting", "text.hinting_factor"))
-    with default_settings() if changed else nullcontext():
-        width = _ruler().get_text_width_height_descent(text, _font(size, weight), False)[0]
-    return float(width) / PIXEL_RATIO

@@ -1,6 +1,6 @@
 """slot_map: every slot of the TokenToKVPool, coloured by its owner."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -9,10 +9,11 @@ from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.engine import Engine
 from nanoinfer.viz.facts import request_labels
+from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import SMALL, TINY, Sheet
-from nanoinfer.viz.words import checked_slots, count, expect_type, runs, span
+from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.words import checked_slots, count, expect_type, runs, slots_of_several, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
 MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
@@ -40,18 +41,25 @@ def slot_map(
     *,
     radix_cache: RadixCache | None = None,
     highlight: Indices | None = None,
+    shared: bool = False,
     title: str | None = None,
+    caption: str | None = None,
 ) -> Picture:
     """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
 
     `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree, with evictable and
     locked slots. A slot that is neither free nor owned by any of these is marked as leaked, one with several owners (the
     free list and the tree count, too; so does an owner that lists it twice) as such.
-    With neither `owners` nor `radix_cache`, what is not free is "in use".
+    With neither `owners` nor `radix_cache`, what is not free is "in use". `shared=True`: several of `owners` may have a
+    slot, as rows do that name the same K/V; it has the colours of all of them instead of being marked.
     `highlight`: slots to frame. Raises ValueError for slots outside the pool.
     """
-    sheet = Sheet(title, f"TokenToKVPool: who owns which slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})")
-    return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight))
+    sheet = Sheet(
+        title,
+        f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
+        caption=caption,
+    )
+    return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight, shared))
 
 
 def draw_slot_map(
@@ -60,6 +68,7 @@ def draw_slot_map(
     owners: Mapping[str, Indices] | None,
     radix_cache: RadixCache | None,
     highlight: Indices | None,
+    shared: bool = False,
 ) -> str:
     """`slot_map` on a sheet; returns its alt text."""
     expect_type("token_to_kv_pool", pool, TokenToKVPool)
@@ -69,10 +78,15 @@ def draw_slot_map(
         expect_type("radix_cache", radix_cache, RadixCache)
     owned = {str(label): checked_slots(f"owners[{label!r}]", s, pool.size) for label, s in (owners or {}).items()}
     marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
-    owner = _owner_of_each_slot(pool, owned, radix_cache)
+    sharers = _sharers(pool, owned, radix_cache) if shared else {}
+    owner = _owner_of_each_slot(pool, owned, radix_cache, sharers)
     owners_known = owners is not None or radix_cache is not None
     kinds = _kinds(owned, owners_known)
-    _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
+    for labels in dict.fromkeys(map(tuple, sharers.values())):
+        look = [style for style, label in kinds[FIRST_OWNER:] if label in labels and isinstance(style, Style)]
+        owner[[slot for slot, of in sharers.items() if tuple(of) == labels]] = len(kinds)
+        kinds.append((look, f"of {' and '.join(labels)}"))
+    _grid(sheet, pool, owner, [look for look, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
     shown = [i for i in range(len(kinds)) if counts[i] or i in always]
@@ -92,7 +106,7 @@ def draw_slot_map(
     return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
 
 
-def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
+def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Look, str]]:
     unowned = (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use")
     return [
         (ROLES["free"], "free"),
@@ -105,9 +119,12 @@ def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[St
 
 
 def _owner_of_each_slot(
-    pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
+    pool: TokenToKVPool,
+    owned: Mapping[str, np.ndarray],
+    radix_cache: RadixCache | None,
+    sharers: Mapping[int, Sequence[str]],
 ) -> np.ndarray:
-    """int64 [N]: FREE, TREE, LOCKED, UNOWNED, SEVERAL, or FIRST_OWNER + the owner's place."""
+    """int64 [N]: FREE, TREE, LOCKED, UNOWNED, SEVERAL, or FIRST_OWNER + the owner's place (one of them in `sharers`)."""
     owner, claims = np.full(pool.size, UNOWNED), np.zeros(pool.size, dtype=np.int64)
 
     def claim(slots: np.ndarray, owner_or_kind: int) -> None:
@@ -120,11 +137,23 @@ def _owner_of_each_slot(
             claim(checked_slots("radix_cache", node.value, pool.size), LOCKED if node.lock_ref else TREE)
     for i, slots in enumerate(owned.values()):
         claim(slots, FIRST_OWNER + i)  # twice where it is listed twice
-    owner[claims > 1] = SEVERAL
+    several = claims > 1
+    several[list(sharers)] = False
+    owner[several] = SEVERAL
     return owner
 
 
-def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Style], marked: np.ndarray) -> None:
+def _sharers(
+    pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
+) -> dict[int, list[str]]:
+    """Slot → those of `owned` that share it, where neither the free list nor the tree has it as well."""
+    elsewhere = set(pool.free_slots().tolist())
+    if radix_cache is not None:
+        elsewhere.update(slot for _, node in radix_cache.nodes() for slot in node.value.tolist())
+    return {slot: labels for slot, labels in slots_of_several(owned).items() if slot not in elsewhere}
+
+
+def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Look], marked: np.ndarray) -> None:
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
@@ -147,17 +176,20 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
                 slot = row_start + i
                 x = x0 + i * width
                 small = TINY if width < 28 and slot > 99 else SMALL
-                sheet.cell(
-                    x, y, width, height, styles[kind], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}"
-                )
+                look = styles[kind]
+                draw: Callable[..., object] = sheet.cell if isinstance(look, Style) else sheet.shared_cell
+                draw(x, y, width, height, look, str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}")
         else:
             edges = np.flatnonzero(np.diff(row)) + 1
             for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
                 first, last = (row_start + start) * group, min((row_start + end) * group, size) - 1
-                style = styles[row[start]]
-                dense = style._replace(hatch=2 * style.hatch)  # cells are small
+                look = styles[row[start]]
                 name = f"slots {span(first, last)}"
-                sheet.rect(x0 + start * width, y, (end - start) * width, height, dense, name=name)
+                if isinstance(look, Style):
+                    dense = look._replace(hatch=2 * look.hatch)  # cells are small
+                    sheet.rect(x0 + start * width, y, (end - start) * width, height, dense, name=name)
+                else:
+                    sheet.shared_cell(x0 + start * width, y, (end - start) * width, height, look, edge=None, name=name)
             sheet.rect(x0, y, len(row) * width, height, edge="#c4c4c4", line=0.4)
         if page > 1 and group == 1 and page * width > 6:
             for i in range(0, len(row), page):
@@ -170,8 +202,8 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         y += height + (2 if numbered else 0)
     sheet.y = y + 8
     if group > 1:
-        majority = "that most of them have; what is wrong with one shows"
-        sheet.caption(f"One cell stands for {group} slots, with the colour {majority}.")
+        most = "the colour of most of them; a mistake in any one of them always shows"
+        sheet.caption(f"One cell stands for {group} slots and has {most}.")
 
 
 def _dominant(owner: np.ndarray, group: int, leaks: bool) -> np.ndarray:

@@ -5,9 +5,10 @@ from typing import cast
 
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.viz.lettering import BODY, SMALL, TINY, drawable, shortened, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import BODY, SMALL, TINY, Sheet, drawable, shortened, text_width
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.tree_nodes import Box, boxes, next_to_evict, path_to
 from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, is_a, slots, visible_ends
 
@@ -27,6 +28,7 @@ def radix_tree(
     highlight: Highlight | None = None,
     title: str | None = None,
     tell_next: bool = True,
+    caption: str | None = None,
 ) -> Picture:
     """Every node: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last use, `hit_count`.
 
@@ -35,7 +37,7 @@ def radix_tree(
     (`llm.tokenizer.decode`). `highlight`: a node, some nodes, or a MatchResult (its path), framed. Of wide and deep trees a
     part is drawn, and what is left out is counted.
     """
-    sheet = Sheet(title, "RadixCache: tokens → slots")
+    sheet = Sheet(title, "RadixCache: tokens → slots", caption=caption)
     return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight, tell_next))
 
 
@@ -62,7 +64,10 @@ def draw_radix_tree(
     if depth:
         sheet.y -= 3
         shown = " " + ENDS_NOTE if decode is not None else ""
-        note = "last use: last_access_time, in ticks of the tree's clock. hits: hit_count. Widths mean nothing."
+        note = (
+            "last use (last_access_time): when it was last needed, on a clock that ticks with each use of the tree. hits "
+            "(hit_count): how many look-ups have found it. Widths mean nothing."
+        )
         sheet.caption(note + shown, size=TINY)
     return _alt(tree, depth, pen, marked)
 

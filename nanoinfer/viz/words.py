@@ -88,6 +88,18 @@ def visible_ends(text: str) -> str:
     return "·" * lead + visible(inner).replace("·", " ") + "·" * (len(text) - lead - len(inner))
 
 
+NO_SLOT = "–"  # of an entry that is not in use: 0 would be a slot
+
+
+def slots_of_several(given: Mapping[str, np.ndarray]) -> dict[int, list[str]]:
+    """Slot → the labels whose slots it is among, for every slot that more than one of them has."""
+    found: dict[int, list[str]] = {}
+    for label, numbers in given.items():
+        for slot in dict.fromkeys(numbers.tolist()):
+            found.setdefault(slot, []).append(label)
+    return {slot: labels for slot, labels in found.items() if len(labels) > 1}
+
+
 def plural_list(words: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(words) - limit} more" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more

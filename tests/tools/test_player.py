@@ -12,7 +12,8 @@ import pytest
 
 from nanoinfer.engine import Engine
 from nanoinfer.trace import Trace, TraceState, record
-from nanoinfer.trace.player import Player, safe_json
+from nanoinfer.trace.player import Player
+from nanoinfer.viz.page import safe_json
 from tests.helpers.engines import LetterTokenizer, greedy, make_engine, serve
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -226,7 +227,7 @@ def test_pointing_at_a_request_lights_what_it_holds(page: webdriver.Chrome, run:
         "return [...document.querySelectorAll('.slot.lit')].map((cell) => Number(cell.dataset.slot))"
     )
     assert lit == sorted(state.row_slots(req))
-    assert f"{req.tree_len} slots of the tree" in page.find_element(By.CSS_SELECTOR, "#slots .detail").text
+    assert f"{req.tree_len} locked slots of the tree" in page.find_element(By.CSS_SELECTOR, "#slots .detail").text
 
 
 @needs_chromium
@@ -325,9 +326,7 @@ def test_the_frame_holds_the_whole_page_as_an_attribute(run: Trace) -> None:
     assert 'sandbox="allow-scripts"' in frame
 
 
-def test_in_a_notebook_a_picture_and_its_numbers_stand_beneath(
-    run: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_notebook_a_picture_and_its_numbers_stand_beneath(run: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     ipython = pytest.importorskip("IPython.display")
     shown: list[Any] = []
     monkeypatch.setattr(ipython, "display", lambda thing, raw=False, **_: shown.append(thing))
@@ -335,8 +334,8 @@ def test_in_a_notebook_a_picture_and_its_numbers_stand_beneath(
     page, picture = shown
     assert "iframe" in page["text/html"]
     picture._ipython_display_()
-    assert "image/png" in shown[-1]
-    assert capsys.readouterr().out.startswith(f"{len(run)} steps, ")
+    assert "image/png" in shown[-2]
+    assert shown[-1]["text/plain"].startswith(f"{len(run)} steps, ")
 
 
 def test_a_page_is_an_html_file(run: Trace, tmp_path: Path) -> None:

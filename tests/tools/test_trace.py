@@ -293,7 +293,7 @@ def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
 def test_two_recorders_at_once_are_refused_and_the_first_goes_on() -> None:
     engine = make_engine()
     with record(engine) as trace:
-        with pytest.raises(ValueError, match=r"recorded already.*llm\.trace"), record(engine):
+        with pytest.raises(ValueError, match=r"already being recorded.*llm\.trace"), record(engine):
             pass
         serve(engine, [1, 2, 3])
     assert len(trace) == 4

@@ -54,14 +54,14 @@ def test_the_sentences_of_a_hit_and_a_split() -> None:
         serve(engine, "ABCDE", max_new_tokens=2)
         serve(engine, "ABCXYZ", max_new_tokens=1)
     assert trace.describe().splitlines() == [
-        "Start: 0 running, 0 waiting, 0 tokens in the tree, 256 free slots.",
-        "Before it, request 0 arrives with 5 prompt tokens. Step 1 EXTEND: request 0 admitted, none of 5 prompt tokens "
-        "found in the tree; 5 tokens of request 0 extended, next token “F”; 5 tokens enter the tree.",
-        "Step 2 DECODE: request 0 computes position 5 in slot 5, next token “G”; request 0 ends (length); 1 token enters "
+        "Start: 0 requests running, 0 waiting, 0 tokens in the tree, 256 free slots.",
+        "Before this step, request 0 arrives with 5 prompt tokens. Step 1 EXTEND: request 0 is admitted with none of "
+        "5 prompt tokens cached; request 0 extends 5 tokens and samples “F”; 5 tokens enter the tree.",
+        "Step 2 DECODE: request 0 computes position 5 in slot 5 and samples “G”; request 0 ends (length); 1 token enters "
         "the tree.",
-        "Before it, request 1 arrives with 6 prompt tokens. Step 3 EXTEND: request 1 admitted, 3 of 6 prompt tokens found "
-        "in the tree; a node split after token 3; 3 tokens of request 1 extended, next token “[”; request 1 ends (length); "
-        "3 tokens enter the tree.",
+        "Before this step, request 1 arrives with 6 prompt tokens. Step 3 EXTEND: request 1 is admitted with 3 of 6 "
+        "prompt tokens cached; a node splits after token 3; request 1 extends 3 tokens and samples “[”; request 1 ends "
+        "(length); 3 tokens enter the tree.",
     ]
     assert trace.describe(2) == trace.describe().splitlines()[2]
 
@@ -69,20 +69,20 @@ def test_the_sentences_of_a_hit_and_a_split() -> None:
 def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
     sentences = busy.describe()
     for words in (
-        "left for later",
-        "retracted for want of slots",
-        "request 1 paused: its row and slots are given back",
-        "request 1 resumed",
+        "for later",
+        "is retracted for lack of slots",
+        "request 1 is paused and gives back its row and slots",
+        "request 1 is resumed",
         "admitted again",
-        "cached tokens evicted",
+        "the tree evicts",
         "request 0 ends (abort)",
         "ends (error)",
-        "It raised RuntimeError: the model broke.",
+        "The step raised RuntimeError: the model broke.",
         "request 4 (2) arrives",
     ):
         assert words in sentences
     assert sentences.splitlines()[-1].startswith(f"After step {len(busy)}: ")
-    assert "evicted" in sentences.splitlines()[-1]
+    assert "evicts" in sentences.splitlines()[-1]
 
 
 def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
@@ -98,8 +98,8 @@ def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
     for step in range(1, len(busy) + 1):
         text = busy.describe(step)
         entering = number(r"(\d+) tokens? enters? the tree", text)
-        evicted = number(r"(\d+) cached tokens? evicted", text)
-        freed = number(r"(\d+) (?:duplicate )?slots? freed", text)
+        evicted = number(r"evicts (\d+) tokens?", text)
+        freed = number(r"(\d+) (?:duplicate )?slots? (?:is|are) freed", text)
         tree += entering - evicted
         free += evicted + freed - given[step]
         assert (free, tree) == states[step], text
@@ -157,8 +157,8 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (change("format", "profile"), '"format": "nanoinfer trace"'),
         (change("version", 2), r"version=2: must be 1"),
-        (change("events", None), "events: must be there and be a JSON array"),
-        (change("requests", {}), "requests: must be there and be a JSON array"),
+        (change("events", None), "events: must be present and be a JSON array"),
+        (change("requests", {}), "requests: must be present and be a JSON array"),
         (change("engine.page_size", None), "engine: page_size missing"),
         (change("texts.65", 3), "texts: TypeError: 3: must be str"),
         (change("requests.0.prompt", ["A"]), r"requests\[0\]: TypeError: 'A': must be int"),
@@ -188,7 +188,7 @@ def test_a_file_that_is_wrong_says_where(spoil: Callable[[dict[str, Any]], None]
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b"{}"])
 def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.json: (is no JSON|must be an object)"):
+    with pytest.raises(ValueError, match=r"x\.json: (this is not JSON|must be an object)"):
         Trace.load(tmp_path / "x.json")
 
 
@@ -215,7 +215,7 @@ def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
     example = Path(__file__).parent.parent.parent / "data" / "trace"
     trace = Trace.load(example / "example.json")
     sentences = trace.describe()
-    for words in ("found in the tree", "split", "left for later", "evicted", "retracted", "admitted again", "(abort)"):
+    for words in ("prompt tokens cached", "splits", "for later", "evicts", "retracted", "admitted again", "(abort)"):
         assert words in sentences
     assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
         encoding="utf-8"
@@ -411,7 +411,7 @@ def test_the_picture_of_the_end_counts_slots(busy: Trace) -> None:
 @pytest.mark.parametrize(
     ("change_text", "message"),
     [
-        (lambda text: text.replace('"time":', '"time":NaN,"seconds":', 1), "NaN is no number of JSON"),
+        (lambda text: text.replace('"time":', '"time":NaN,"seconds":', 1), "NaN is not a number in JSON"),
         (lambda text: text.replace('"mode":"START"', '"mode":"BETWEEN"', 1), "must begin with one whose mode is START"),
     ],
 )

@@ -75,18 +75,44 @@ def test_flat_colours_survive_in_the_file(tmp_path: Path) -> None:
         assert tuple(int(style.face[i : i + 2], 16) for i in (1, 3, 5)) in colours
 
 
-def test_a_notebook_shows_the_png_and_prints_the_numbers_beneath(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_shows_the_png_and_folds_the_numbers_away_beneath() -> None:
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
-    picture = viz.slot_map(make_pool(16))
+    picture = viz.slot_map(make_pool(16), {"<b>": [15]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(display, "display", lambda *args, **kwargs: shown.append((args, kwargs)))
         picture._ipython_display_()
-    ((data,), options) = shown[0]
+    ((data,), options), ((folded,), _) = shown
     assert set(data) == {"image/png", "text/plain"}
     assert data["text/plain"] == picture.alt
     assert options["raw"]
-    assert capsys.readouterr().out == "16 slots: 16 free.\n"
+    assert options["metadata"]["image/png"] == {"width": 900, "alt": picture.alt}
+    assert folded["text/plain"] == picture.alt
+    assert folded["text/html"].startswith("<details><summary>the picture in words</summary>\n16 slots:")
+    assert "<b>" not in folded["text/html"]
+
+
+def test_sanitizers_let_the_folded_words_through() -> None:
+    """GitHub and JupyterLab keep details and summary; bleach, which nbconvert uses, does so when it is told to."""
+    bleach = pytest.importorskip("bleach")
+    folded = viz.slot_map(make_pool(16))._alt_folded()
+    assert bleach.clean(folded, tags={"details", "summary"}) == folded
+
+
+def test_a_caption_is_beneath_the_picture_and_first_in_its_words() -> None:
+    caption = "The first slot is taken."
+    pictures = [
+        viz.slot_map(make_pool(16), caption=caption),
+        viz.bars({"a": 1}, unit="ms", caption=caption),
+        viz.lines({"a": ([1], [2])}, x="x", y="y", caption=caption),
+        viz.padded_batch([1, 2], caption=caption),
+        viz.request_rows(make_rows(), {0: 9}, caption=caption),
+        viz.input_metadata(worked_example(), caption=caption),
+        viz.radix_tree(make_tree(), caption=caption),
+    ]
+    for picture in pictures:
+        assert caption in texts(picture)
+        assert picture.alt.startswith(caption + " ")
 
 
 def test_no_global_state_of_matplotlib_is_touched() -> None:
@@ -260,12 +286,10 @@ def test_rows_show_the_slots_of_the_tree_those_of_the_request_and_what_is_left_o
     )
     assert faces(picture, "row 0 8") == [REQUESTS[1].face]
     assert faces(picture, "row 0 9") == [ROLES["leftover"].face]
-    assert faces(picture, "row 1 3") == [ROLES["tree"].face]
+    assert faces(picture, "row 1 3") == [ROLES["tree_locked"].face]
     assert faces(picture, "row 1 13") == [REQUESTS[2].face]
     assert faces(picture, "row 1 14") == [ROLES["leftover"].face]
-    assert {"7", "8", "40", "slots of the request, each row's in its colour", "beyond its length: never read"} <= set(
-        texts(picture)
-    )
+    assert {"7", "8", "40", "slots of the request, each row's in its colour", "– not in use"} <= set(texts(picture))
     assert "slots of its tokens" in texts(viz.request_rows(make_rows(), {0: 9}))
     assert_readable(picture)
 
@@ -273,12 +297,62 @@ def test_rows_show_the_slots_of_the_tree_those_of_the_request_and_what_is_left_o
 def test_slots_of_a_page_that_are_still_empty_are_not_left_over() -> None:
     picture = viz.request_rows(make_rows(), {0: 6, 1: 14}, allocated_lens={0: 8, 1: 14})
     assert picture.alt == (
-        "2 rows of 4; row 0: 6 tokens in slots 0-5, 6-7 empty; row 1: 14 tokens in slots 0-3, 20-28, 40."
+        "2 rows of 4; row 0: 6 tokens in slots 0-5, 6-7 empty; row 1: 14 tokens in slots 0-3, 20-28, 40; "
+        "named by several rows: slots 0-3."
     )
     assert faces(picture, "row 0 7") == [ROLES["padding"].face]
     assert faces(picture, "row 0 8") == faces(picture, "row 1 14") == [ROLES["leftover"].face]
     assert {"slots of its tokens, each row's in its colour", "given to the row, still empty"} <= set(texts(picture))
     assert "given to the row, still empty" not in texts(viz.request_rows(make_rows(), {0: 6}))
+
+
+def test_an_entry_that_is_not_in_use_is_a_dash_and_never_a_slot() -> None:
+    picture = viz.request_rows(make_rows(), {0: 9, 1: 14}, labels=["a", "b"])
+    places = {patch.get_gid(): patch for patch in named(picture, "row ")}
+    unused = [name for name, patch in places.items() if to_hex(patch.get_facecolor()) == ROLES["leftover"].face]
+    assert {"row 0 9", "row 0 15", "row 1 14", "row 1 15"} <= set(unused)
+    assert texts(picture).count("–") == len(unused)
+    assert texts(picture).count("0") == 3  # a position, and the slot in two rows
+    slots = texts(viz.request_rows(make_rows(), {2: 177}))
+    assert slots.count("–") == 1
+
+
+def test_a_slot_that_several_rows_name_looks_the_same_in_each_of_them() -> None:
+    picture = viz.request_rows(make_rows(), {0: 9, 1: 14})
+    for position in range(4):
+        for row in (0, 1):
+            assert faces(picture, f"row {row} {position}") == [REQUESTS[0].face]
+            assert faces(picture, f"row {row} {position} and 1") == [REQUESTS[1].face]
+    assert faces(picture, "row 0 4") == [REQUESTS[0].face]
+    assert faces(picture, "row 1 4") == [REQUESTS[1].face]
+    assert not named(picture, "row 0 4 and") + named(picture, "row 1 4 and")
+    assert "slots of several rows: the colours of all of them" in texts(picture)
+    assert_readable(picture)
+
+
+def test_a_slot_of_the_tree_has_its_colour_in_every_row() -> None:
+    picture = viz.request_rows(make_rows(), {0: 9, 1: 14}, prefix_lens={1: 4})
+    assert [faces(picture, f"row {row} {i}") for row in (0, 1) for i in range(4)] == 8 * [[ROLES["tree_locked"].face]]
+    assert "several" not in picture.alt
+
+
+def test_long_rows_show_shared_slots_too() -> None:
+    picture = viz.request_rows(make_rows(), {0: 9, 2: 177})
+    assert faces(picture, "row 2 run and 1") == faces(picture, "row 0 run and 1") == [REQUESTS[2].face]
+    assert {"0-8", "9-176"} <= set(texts(picture))
+
+
+def test_slots_of_several_owners_may_be_shared() -> None:
+    pool = make_pool(16)
+    take(pool, 6)
+    owners = {"row 0": [0, 1, 2, 3], "row 1": [0, 1, 4, 5]}
+    picture = viz.slot_map(pool, owners, shared=True)
+    assert picture.alt == "16 slots: 10 free, 2 row 0, 2 row 1, 2 of row 0 and row 1."
+    assert (faces(picture, "slot 1"), faces(picture, "slot 1 and 1")) == ([REQUESTS[0].face], [REQUESTS[1].face])
+    assert "2 several owners" in viz.slot_map(pool, owners).alt
+    wrong = viz.slot_map(pool, owners | {"row 2": [3, 9]}, shared=True)
+    assert "1 several owners" in wrong.alt
+    assert wrong.alt.endswith("several owners: 9.")  # it is free as well
 
 
 def test_a_row_with_fewer_slots_than_tokens_is_refused() -> None:
@@ -325,24 +399,59 @@ def test_a_prefix_longer_than_its_row_is_refused() -> None:
 def test_every_field_of_the_metadata_appears_by_its_name(mode: ForwardMode) -> None:
     extend = mode is ForwardMode.EXTEND
     metadata = make_metadata([4, 6, 2], [5, 2, 3] if extend else [1, 1, 1], mode)
-    shown = " ".join(texts(viz.input_metadata(metadata)))
+    shown = " ".join(texts(viz.input_metadata(metadata, fields="all")))
     for field in InputMetadata.__dataclass_fields__:
         assert field in shown
 
 
+def test_only_the_fields_of_the_lesson_are_drawn_and_the_others_counted() -> None:
+    metadata = make_metadata([8, 5], [1, 1], ForwardMode.DECODE)
+    usual = viz.input_metadata(metadata)
+    drawn = {"positions", "out_cache_loc", "qo_indptr", "kv_indices", "kv_indptr", "req_pool_indices", "seq_lens"}
+    every = set(InputMetadata.__dataclass_fields__)
+    assert every & set(texts(usual)) == drawn
+    assert usual.alt.endswith(f"; {len(every) - len(drawn)} other fields not drawn.")
+    few = viz.input_metadata(metadata, fields=["kv_indices", "max_seq_len", "prefix_lens"])  # which is None
+    assert every & set(texts(few)) == {"kv_indices", "max_seq_len"}
+    assert "max_seq_len=9" in few.alt
+    assert "None" not in texts(few)
+    assert "not drawn" not in viz.input_metadata(metadata, fields="all").alt
+    for picture in (usual, few):
+        assert_readable(picture)
+
+
+@pytest.mark.parametrize("fields", [["kv_indices", "slots"], "slots", 3])
+def test_fields_that_there_are_not_are_refused(fields: Any) -> None:
+    with pytest.raises(ValueError, match="fields"):
+        viz.input_metadata(worked_example(), fields=fields)
+
+
+def test_a_slot_that_several_requests_read_looks_the_same_in_each_of_them() -> None:
+    metadata = make_metadata([4, 4], [2, 1])
+    metadata.kv_indices[6:8] = metadata.kv_indices[:2]
+    picture = viz.input_metadata(metadata)
+    for request in (0, 1):
+        assert faces(picture, f"kv_indices {request} 1") == [REQUESTS[0].face]
+        assert faces(picture, f"kv_indices {request} 1 and 1") == [REQUESTS[1].face]
+    assert faces(picture, "kv_indices 1 2") == [REQUESTS[1].face]
+    assert "several requests read slots 0-1" in picture.alt
+    metadata.kv_indices[2] = -1
+    assert "–" in texts(viz.input_metadata(metadata))
+
+
 def test_the_worked_example_shows_its_numbers() -> None:
     tokens = ["<s>", " ", *"1234512345"]
-    picture = viz.input_metadata(worked_example(), tokens=tokens)
+    picture = viz.input_metadata(worked_example(), tokens=tokens, fields="all")
     assert "prefix_lens=[7]; positions=[7, 8, 9, 10, 11]; out_cache_loc=[16, 17, 18, 19, 20]" in picture.alt
     assert "kv_indices in slots 0-6, 16-20" in picture.alt
-    assert [face for i in range(7) for face in faces(picture, f"kv_indices 0 {i}")] == 7 * [ROLES["tree"].face]
+    assert [face for i in range(7) for face in faces(picture, f"kv_indices 0 {i}")] == 7 * [REQUESTS[0].face]
     assert [face for i in range(7, 12) for face in faces(picture, f"kv_indices 0 {i}")] == 5 * [ROLES["new"].face]
     assert {"<s>", "·", "out_cache_cont_start", "16", "21", "kv_indptr[0] = start_loc[0] = 0"} <= set(texts(picture))
     assert_readable(picture)
 
 
 def test_decode_shows_one_new_token_each_and_no_prefix_lens() -> None:
-    picture = viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE))
+    picture = viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE), fields="all")
     assert picture.alt.startswith("DECODE of 3 requests, 3 new tokens of 614 in all;")
     assert "prefix_lens=None; positions=[8, 599, 4]" in picture.alt
     assert "other_kv_index=20000" in picture.alt
@@ -397,7 +506,7 @@ def seen(picture: viz.Picture, request: int = 0) -> set[tuple[int, int]]:
 def test_a_new_token_sees_the_prefix_and_the_new_ones_up_to_itself() -> None:
     picture = viz.extend_mask(worked_example(), tokens=["<s>", " ", *"1234512345"])
     assert seen(picture) == {(p, k) for p in range(7, 12) for k in range(p + 1)}
-    assert faces(picture, "mask 0 7 6 sees") == [ROLES["tree"].face]
+    assert faces(picture, "mask 0 7 6 sees") == [REQUESTS[0].face]
     assert faces(picture, "mask 0 7 7 sees") == [ROLES["new"].face]
     assert faces(picture, "mask 0 7 8 hidden") == [ROLES["hidden"].face]
     assert picture.alt == "EXTEND mask; request 0: 5 queries × 12 keys (7 in the prefix), 50 of 60 pairs seen."
@@ -407,7 +516,7 @@ def test_a_new_token_sees_the_prefix_and_the_new_ones_up_to_itself() -> None:
 
 
 def test_a_mask_s_legend_names_what_occurs() -> None:
-    prefix, new, hidden = "sees; K/V was there (prefix)", "sees; K/V computed in this pass", "hidden"
+    prefix, new, hidden = "sees, in request 0: K/V from earlier passes", "sees; K/V computed in this pass", "hidden"
     legends = {
         (0, 4): {new, hidden},
         (3, 1): {prefix, new},
@@ -710,6 +819,29 @@ def test_a_line_across_the_bars_lies_at_its_value() -> None:
     assert_readable(picture)
 
 
+def test_axes_are_in_plain_words() -> None:
+    series = {"a": ([1, 4000], [0.001, 300])}
+    picture = viz.lines(series, x="tokens", y="ms", log=True)
+    picture.canvas.draw()
+    (axes,) = picture.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "100", "1,000", "10,000"]
+    assert axes.get_xlabel() == "tokens  (each grid line: 10 times as much)"
+    assert axes.get_ylabel() == "ms\n(each grid line: 10 times as much)"
+    near = viz.lines({"a": ([1, 2, 8], [5, 6, 7])}, x="tokens", y="ms", log=True)
+    near.canvas.draw()
+    assert [label.get_text() for label in near.axes[0].get_xticklabels()] == ["1", "2", "4", "8"]
+    assert len(near.axes[0].get_yticks()) >= 2
+    assert near.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
+
+
+def test_ratios_are_said_as_one_says_them() -> None:
+    picture = viz.lines({"a": ([1, 2, 3], [1, 2, 2.5])}, x="page size", y="", times="as long")
+    picture.canvas.draw()
+    shown = [label.get_text() for label in picture.axes[0].get_yticklabels()]
+    assert {"0", "half as long", "just as long", "1.5 times as long", "twice as long"} <= set(shown)
+    assert "from just as long at 1 to 2.5 times as long at 3" in picture.alt
+
+
 def test_lines_go_through_their_points() -> None:
     series = {"without cache": ([16, 32, 64], [1, 4, 17]), "with cache": ([16, 32, 64], [1, 2, 4])}
     picture = viz.lines(series, x="tokens", y="ms", title="Time", log=True)
@@ -759,6 +891,11 @@ def test_lines_of_nonsense_are_refused(series: Any, message: str) -> None:
         (lambda: viz.radix_tree(3), "radix_cache: must be RadixCache, got int"),
         (lambda: viz.engine(3), "engine: must be Engine, got int"),
         (lambda: viz.owners(3), "engine: must be Engine, got int"),
+        (lambda: viz.lines({"a": ([1], [1])}, x="x", y="y", times=2), "times: must be str, got int"),
+        (
+            lambda: viz.allocator_marks(3),
+            "allocator: must be SlotAllocator or TokenToKVPool or ReqToTokenPool, got int",
+        ),
     ],
 )
 def test_wrong_things_are_refused_by_name(draw: Any, message: str) -> None:

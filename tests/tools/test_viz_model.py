@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import transformers
+from matplotlib.patches import Polygon
 
 from nanoinfer import viz
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import load_model, resolve_model_path
 from tests.helpers.checkpoints import FAMILIES, tiny_config
+from tests.helpers.pictures import assert_readable
 
 ARCHITECTURES = {family: f"{family.capitalize()}ForCausalLM" for family in FAMILIES}
 
@@ -48,7 +50,7 @@ def test_decoder_draws_norms_of_heads_and_behind_where_a_family_has_them() -> No
     hf = tiny_config("gemma3", architectures=["Gemma3ForCausalLM"])
     shown = texts(viz.decoder(ModelConfig.from_hf_config(hf)))
     assert shown.count("norm") == 5
-    assert "tokens see those before them; heads of query and key are normed first" in shown
+    assert "each token looks at itself and those before it; heads of query and key are normed first" in shown
 
 
 def test_decoder_draws_shapes_in_the_projects_letters(config: ModelConfig) -> None:
@@ -56,6 +58,29 @@ def test_decoder_draws_shapes_in_the_projects_letters(config: ModelConfig) -> No
     assert "[T, H=8, D=32]" in shown
     assert shown.count("[T, Hk=2, D=32]") == 2
     assert "logits [T, 2048]" in shown
+
+
+def test_query_key_and_value_all_reach_attention(config: ModelConfig) -> None:
+    """An arrow ends at each box's left edge: q and both of the cache's at attention, key and value at the cache."""
+    picture = viz.decoder(config)
+    boxes = {patch.get_gid(): patch for patch in picture.axes[0].patches if patch.get_gid()}
+    heads = [patch.get_xy()[0] for patch in picture.axes[0].patches if isinstance(patch, Polygon)]
+    arriving = {
+        name: sum(
+            x == pytest.approx(boxes[f"box {name}"].get_x())
+            and boxes[f"box {name}"].get_y() <= y <= boxes[f"box {name}"].get_y() + boxes[f"box {name}"].get_height()
+            for x, y in heads
+        )
+        for name in ("query", "key", "value", "cache", "attend", "output")
+    }
+    assert arriving == {"query": 1, "key": 1, "value": 1, "cache": 2, "attend": 3, "output": 1}
+    assert "query with every cached K, softmax, sum of every cached V → output" in picture.alt
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_decoder_of_any_family_is_readable(family: str) -> None:
+    hf = tiny_config(family, architectures=[ARCHITECTURES[family]])
+    assert_readable(viz.decoder(ModelConfig.from_hf_config(hf)))
 
 
 def test_an_untied_head_has_parameters_of_its_own(config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from nanoinfer import viz
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.viz import sheet
+from nanoinfer.viz import lettering
 from nanoinfer.viz.palette import ROLES, owner_style
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import faces, make_pool, named, take, texts, worked_example
@@ -55,8 +55,8 @@ def digests() -> dict[str, str]:
 
 def test_the_style_of_the_user_changes_no_picture_and_no_picture_changes_the_style() -> None:
     before = digests()
-    sheet._measure.cache_clear()
-    sheet._font.cache_clear()
+    lettering.measure.cache_clear()
+    lettering.font.cache_clear()
     with matplotlib.rc_context(STYLE):
         settings = dict(matplotlib.rcParams)
         assert digests() == before

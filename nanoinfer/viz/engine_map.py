@@ -1,0 +1,179 @@
+"""engine_map: the whole engine on one small map, with "you are here"."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES, Style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.words import plural_list
+
+TOP, LOW, TALL = 44.0, 160.0, 54.0  # where the two lines of parts are, and how high a part is
+WIDTH, PITCH = 117.0, 151.0  # of a part; from one part to the next
+PLAIN = ROLES["free"]._replace(text=INK)
+HERE = ROLES["highlight"]
+OWNERS = "the life of a slot"
+
+
+class Part(NamedTuple):
+    """A part of the engine: its column and line on the map, what it does, and the notebooks that are about it."""
+
+    column: int
+    y: float
+    what: str
+    notebooks: tuple[int, ...]
+
+    @property
+    def x(self) -> float:
+        return 14 + PITCH * self.column
+
+    @property
+    def middle(self) -> float:
+        return self.x + WIDTH / 2
+
+
+PARTS: dict[str, Part] = {
+    "requests": Part(0, TOP, "prompts come in", (2,)),
+    "scheduler": Part(1, TOP, "which request is next?", (10, 11)),
+    "batch": Part(2, TOP, "several at once", (4, 10)),
+    "input metadata": Part(3, TOP, "what, and where", (6,)),
+    "model": Part(4, TOP, "a score for each token", (2,)),
+    "sampler": Part(5, TOP, "picks the next token", (2,)),
+    "radix tree": Part(1, LOW, "shared beginnings", (8,)),
+    "rows": Part(2, LOW, "position → slot", (5,)),
+    "slots": Part(3, LOW, "each token's K/V", (5,)),
+    "attention": Part(4, LOW, "extend and decode", (3, 7)),
+    OWNERS: Part(1, LOW, "what owns a slot, and what frees it", (9,)),
+}
+ALIASES = {
+    "tree": "radix tree",
+    "metadata": "input metadata",
+    "sampling": "sampler",
+    "kv cache": "slots",
+    "cache manager": OWNERS,
+}
+NUMBERS = range(12)  # of the notebooks
+
+
+def engine_map(
+    here: str | int | Sequence[str | int] = (), *, title: str | None = None, caption: str | None = None
+) -> Picture:
+    """The parts of the engine, how a request goes through them, and the number of the notebook about each.
+
+    `here`: what to mark as "you are here": the number of a notebook (all its parts; 1 is the whole engine), the name of a
+    part (`"scheduler"`), or several of them. Raises ValueError for a part or a notebook that there is not.
+    """
+    marked = _marked(here)
+    sheet = Sheet(title or None, "", caption=caption)
+    shift = sheet.y - 14
+    _ways(sheet, shift)
+    framed = marked if len(marked) < len(PARTS) else set()
+    _owners(sheet, LOW + shift, OWNERS in framed)
+    for name, part in PARTS.items():
+        if name != OWNERS:
+            _part(sheet, name, part, part.y + shift, name in framed)
+    _tag(sheet, marked, shift)
+    sheet.y = LOW + TALL + 26 + shift
+    said = [f"{name} ({', '.join(f'{n:02}' for n in part.notebooks)})" for name, part in PARTS.items()]
+    where = f" You are here: {plural_list([name for name in PARTS if name in marked], 10)}." if marked else ""
+    return sheet.picture(f"The engine's parts, with the notebooks about them: {', '.join(said)}.{where}")
+
+
+def _marked(here: str | int | Sequence[str | int]) -> set[str]:
+    """The names of the parts to mark."""
+    names = set()
+    for one in [here] if isinstance(here, str | int) else here:
+        if isinstance(one, str) and not one.isdigit():
+            name = ALIASES.get(one.lower().replace("_", " "), one.lower().replace("_", " "))
+            if name not in PARTS:
+                raise ValueError(f"here={one!r}: must be the number of a notebook or one of {', '.join(PARTS)}")
+            names.add(name)
+            continue
+        if isinstance(one, bool) or not isinstance(one, str | int) or int(one) not in NUMBERS:
+            raise ValueError(f"here={one!r}: must be the name of a part or a notebook's number, 0..{NUMBERS[-1]}")
+        names.update(name for name, part in PARTS.items() if int(one) in (1, *part.notebooks))
+    return names
+
+
+def _ways(sheet: Sheet, shift: float) -> None:
+    """The arrows, before the parts are drawn over their ends."""
+    top, low = TOP + TALL / 2 + shift, LOW + TALL / 2 + shift
+    for column in range(5):
+        sheet.arrow([14 + PITCH * column + WIDTH, 14 + PITCH * (column + 1)], [top, top])
+    # The loop: the new token goes back, and its request is scheduled again.
+    back, scheduler, sampler = TOP + shift - 28, PARTS["scheduler"].x + 102, PARTS["sampler"].x + 102
+    sheet.arrow([sampler, sampler, scheduler, scheduler], [TOP + shift, back, back, TOP + shift])
+    sheet.text(
+        560, back, "one new token per request, then again", size=TINY, ha="center", colour=MUTED, behind="#ffffff"
+    )
+    upper, lower = TOP + TALL + shift, LOW + shift
+    for name, words, both in (
+        ("radix tree", "finds the prefix", True),
+        ("rows", "gets slots", False),
+        ("slots", "names slots", False),
+        ("attention", "in every layer", True),
+    ):
+        x = PARTS[name].x + 102
+        sheet.arrow([x, x], [upper, lower])
+        if both:
+            sheet.arrow([x, x], [lower, upper])
+        sheet.text(x + 6, upper + 14, words, size=TINY, colour=MUTED)
+    for name in ("radix tree", "rows"):
+        sheet.arrow([PARTS[name].x + WIDTH, PARTS[name].x + PITCH], [low, low])
+    start, end = PARTS["slots"].x + WIDTH, PARTS["attention"].x
+    sheet.arrow([start, end], [low - 7] * 2)
+    sheet.arrow([end, start], [low + 9] * 2)
+    for i, words in enumerate(("reads the K/V", "of earlier tokens,", "writes that of", "the new ones")):
+        sheet.text(PARTS["sampler"].x, low - 19 + 13 * i, words, size=TINY, colour=MUTED)
+
+
+def _owners(sheet: Sheet, y: float, marked: bool) -> None:
+    """The frame around tree, rows and slots: who owns each slot."""
+    x, width = PARTS["radix tree"].x - 10, 2 * PITCH + WIDTH + 20
+    edge, line = (HERE.face, 2.6) if marked else (MUTED, 1.0)
+    part = PARTS[OWNERS]
+    sheet.rect(x, y - 12, width, TALL + 38, edge=edge, line=line, dashed=not marked, name=f"part {OWNERS}")
+    words = f"{OWNERS}: {part.what}   {part.notebooks[0]:02}"
+    sheet.text(x + width / 2, y + TALL + 13, words, size=SMALL, ha="center", colour=INK if marked else MUTED)
+
+
+def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
+    style: Style = ROLES["tree"] if name == "radix tree" else PLAIN
+    sheet.rect(part.x, y, WIDTH, TALL, style, edge=MUTED, line=0.9, over=True, name=f"part {name}")
+    if marked:
+        sheet.rect(part.x - 3, y - 3, WIDTH + 6, TALL + 6, edge=HERE.face, line=2.6, over=True, name=f"here {name}")
+    sheet.text(part.middle, y + 12, name, weight="bold", ha="center")
+    sheet.text(part.middle, y + 26, part.what, size=TINY, ha="center", width=WIDTH - 2)
+    numbers = " · ".join(f"{n:02}" for n in part.notebooks)
+    if name in ("slots", "rows"):
+        _cells(sheet, part, y + 36, name)
+        sheet.text(part.x + WIDTH - 8, y + 42, numbers, size=SMALL, ha="right", colour=MUTED)
+    else:
+        sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
+
+
+def _cells(sheet: Sheet, part: Part, y: float, name: str) -> None:
+    """A few cells, as the pictures of rows and slots have them."""
+    pattern = "tt0011." if name == "slots" else "tt000.."
+    looks = {"t": ROLES["tree"], "0": REQUESTS[0], "1": REQUESTS[1], ".": ROLES["free"]}
+    for i, sign in enumerate(pattern):
+        sheet.rect(part.x + 8 + 9 * i, y, 9, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
+
+
+def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:
+    """The words "you are here", at the first of the marked parts."""
+    name = next((name for name in PARTS if name in marked), None)
+    if name is None:
+        return
+    words = "you are here: the whole engine" if len(marked) == len(PARTS) else "you are here"
+    width = text_width(words, SMALL, "bold") + 12
+    part = PARTS[name]
+    x, y = (part.x - 14, part.y - 27) if name == OWNERS else (part.x - 4, part.y - 16)
+    if len(marked) == len(PARTS):
+        x, y = 6, TOP - 36
+        sheet.rect(
+            6, y + shift, 888, LOW + TALL + 68 - TOP, edge=HERE.face, line=2.6, over=True, name="here everywhere"
+        )
+    sheet.rect(x, y + shift, width, 15, HERE, over=True, name="you are here")
+    sheet.text(x + 6, y + shift + 7.5, words, size=SMALL, weight="bold", colour=HERE.text)
