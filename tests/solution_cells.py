@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from nanoinfer.cache import radix_cache
+from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.indices import as_int_array
 from nanoinfer.teaching import Hint, check
 from notebooks.tools.files import read, source_of
@@ -21,7 +22,7 @@ SOLUTIONS = Path(__file__).parent.parent / "notebooks" / "solutions"
 
 @cache
 def solutions(name: str) -> dict[str, str]:
-    """`{"6.1": text of the cell tagged exercise-6.1}` of notebooks/solutions/`name`.ipynb."""
+    """`{"7.1": text of the cell tagged exercise-7.1}` of notebooks/solutions/`name`.ipynb."""
     return {
         tag.removeprefix("exercise-"): source_of(cell)
         for cell in read(SOLUTIONS / f"{name}.ipynb")["cells"]
@@ -34,6 +35,7 @@ def written(text: str) -> dict[str, Any]:
     """The namespace after running `text` with what the notebooks import."""
     namespace: dict[str, Any] = {
         **{name: getattr(radix_cache, name) for name in ("MatchResult", "RadixCache", "TreeNode", "common_prefix_len")},
+        "CacheManager": CacheManager,
         "as_int_array": as_int_array,
         "np": np,
         "torch": torch,

@@ -1,4 +1,4 @@
-"""Checks of notebook 03: right answers pass, and each typical mistake gets its hint."""
+"""Checks of notebook 04: right answers pass, and each typical mistake gets its hint."""
 
 import pytest
 
@@ -49,46 +49,46 @@ def padding_share(prompt_lens, new_tokens):
         used, total = used + sum(rows), total + len(rows) * max(rows)
     return 1 - used / total if total else 0.0
 """
-ANSWERS = {"3.1": PAD, "3.2": ATTENTION, "3.3": SPLIT, "3.4": STEP, "3.5": SHARE}
+ANSWERS = {"4.1": PAD, "4.2": ATTENTION, "4.3": SPLIT, "4.4": STEP, "4.5": SHARE}
 
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
-    ("3.1", "max(lens)) <", "max(lens)) >=", "True for padding here"),
-    ("3.1", "max(lens)) <", "max(lens)) <=", "True where a row has a token"),
-    ("3.1", "torch.zeros(", "torch.ones(", "not zeros"),
-    ("3.1", ": len(key)] = key", "-len(key) :] = key", "must begin with"),
-    ("3.1", "max(lens), *keys", "10, *keys", "longest"),
-    ("3.1", "return rectangle, seen", "return rectangle", "two things"),
-    ("3.2", "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n", "", "Padding is not masked"),
-    ("3.2", "= -torch.inf", "= 0", "Padding is not masked"),
-    ("3.2", "    values[~seen] = 0\n", "", "the output is NaN"),
-    ("3.2", "keys.clone(), values.clone()", "keys, values", "changed in place"),
-    ("3.2", "keys.repeat_interleave(group, 2)", "keys.repeat(1, 1, group, 1)", "rows differ"),
-    ("3.2", "keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)",
+    ("4.1", "max(lens)) <", "max(lens)) >=", "mask is True for padding"),
+    ("4.1", "max(lens)) <", "max(lens)) <=", "True where a row has a token"),
+    ("4.1", "torch.zeros(", "torch.ones(", "must be zeros"),
+    ("4.1", ": len(key)] = key", "-len(key) :] = key", "must begin with"),
+    ("4.1", "max(lens), *keys", "10, *keys", "longest"),
+    ("4.1", "return rectangle, seen", "return rectangle", "two things"),
+    ("4.2", "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n", "", "Padding is not masked"),
+    ("4.2", "= -torch.inf", "= 0", "Padding is not masked"),
+    ("4.2", "    values[~seen] = 0\n", "", "the output is NaN"),
+    ("4.2", "keys.clone(), values.clone()", "keys, values", "`values` in place"),
+    ("4.2", "keys.repeat_interleave(group, 2)", "keys.repeat(1, 1, group, 1)", "rows differ"),
+    ("4.2", "keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)",
      "keys.repeat(1, 1, group, 1), values.repeat(1, 1, group, 1)", "h % Hk"),
-    ("3.2", " / q.shape[2] ** 0.5", "", "square root of D"),
-    ("3.3", ".clone()", "", "keeps 480 bytes alive"),
-    ("3.3", ".clone()", ".contiguous()", "copies only what is not contiguous"),
-    ("3.3", "rectangle[row, :length].clone()", "rectangle[row].clone()", "first 3 tokens"),
-    ("3.3", "[rectangle[row, :length].clone() for row, length in enumerate(lens)]", "rectangle", "Return a list"),
-    ("3.4", "    if running:\n        decode", "    if True:\n        decode", "pass without requests"),
-    ("3.4", "(finished if request.finished else running)", "running", "but has finished"),
-    ("3.4", "        request.prefill()\n", "", "has not been prefilled"),
-    ("3.4", "popleft()", "pop()", "waited longest"),
-    ("3.4", "len(running) < max_running", "len(running) <= max_running", "room for"),
-    ("3.4", "while waiting and", "if waiting and", "though there is room"),
-    ("3.4", "while waiting and", "while waiting and not running and", "though there is room"),
-    ("3.4", "if not request.finished]", "]", "their rows are not free"),
-    ("3.4", "    running[:] = ", "    running = ", "in place"),
-    ("3.4", "    finished += [request for request in running if request.finished]\n", "", "returned"),
-    ("3.4", "        decode(running)", "        for one in running:\n            decode([one])", "Two decode passes"),
-    ("3.5", "n + i + 1 for n, new in zip(prompt_lens, new_tokens) if new - 1 > i",
-     "n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens)", "stay in the batch"),
-    ("3.5", "used = total = 0\n", "return 1 - sum(prompt_lens) / len(prompt_lens) / max(prompt_lens)\n", "Rows grow"),
-    ("3.5", "n + i + 1", "n + i", "another share"),
-    ("3.5", "new - 1 > i", "new > i", "another share"),
-    ("3.5", "1 - used / total", "used / total", "another share"),
-    ("3.5", "max(new_tokens) - 1", "max(new_tokens)", "your code raises"),
+    ("4.2", " / q.shape[2] ** 0.5", "", "square root of D"),
+    ("4.3", ".clone()", "", "keeps 480 bytes alive"),
+    ("4.3", ".clone()", ".contiguous()", "does not copy a tensor that is already contiguous"),
+    ("4.3", "rectangle[row, :length].clone()", "rectangle[row].clone()", "first 3 tokens"),
+    ("4.3", "[rectangle[row, :length].clone() for row, length in enumerate(lens)]", "rectangle", "Return a list"),
+    ("4.4", "    if running:\n        decode", "    if True:\n        decode", "pass without requests"),
+    ("4.4", "(finished if request.finished else running)", "running", "has already finished"),
+    ("4.4", "        request.prefill()\n", "", "was not prefilled"),
+    ("4.4", "popleft()", "pop()", "waited longest"),
+    ("4.4", "len(running) < max_running", "len(running) <= max_running", "room for"),
+    ("4.4", "while waiting and", "if waiting and", "although there is room"),
+    ("4.4", "while waiting and", "while waiting and not running and", "although there is room"),
+    ("4.4", "if not request.finished]", "]", "cannot use their rows"),
+    ("4.4", "    running[:] = ", "    running = ", "in place"),
+    ("4.4", "    finished += [request for request in running if request.finished]\n", "", "returned"),
+    ("4.4", "        decode(running)", "        for one in running:\n            decode([one])", "two decode passes"),
+    ("4.5", "n + i + 1 for n, new in zip(prompt_lens, new_tokens) if new - 1 > i",
+     "n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens)", "keep all requests in the batch"),
+    ("4.5", "used = total = 0\n", "return 1 - sum(prompt_lens) / len(prompt_lens) / max(prompt_lens)\n", "Rows grow"),
+    ("4.5", "n + i + 1", "n + i", "another share"),
+    ("4.5", "new - 1 > i", "new > i", "another share"),
+    ("4.5", "1 - used / total", "used / total", "another share"),
+    ("4.5", "max(new_tokens) - 1", "max(new_tokens)", "your code raises"),
 ]  # fmt: skip
 
 

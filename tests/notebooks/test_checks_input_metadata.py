@@ -1,4 +1,4 @@
-"""Checks of notebook 05: right answers pass, and each typical mistake gets its hint."""
+"""Checks of notebook 06: right answers pass, and each typical mistake gets its hint."""
 
 from pathlib import Path
 from typing import Any
@@ -54,48 +54,48 @@ def predicted():
         "kv_last_page_len": [1, 1],
     }
 """
-ANSWERS = {"5.1": POSITIONS, "5.2": POINTERS, "5.3": CONTIGUOUS, "5.4": INDICES, "5.5": PREDICTED}
+ANSWERS = {"6.1": POSITIONS, "6.2": POINTERS, "6.3": CONTIGUOUS, "6.4": INDICES, "6.5": PREDICTED}
 
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
-    ("5.1", "torch.arange(start, end)", "torch.arange(end - start)", "starts at position 0 here"),
-    ("5.1", "torch.arange(start, end)", "torch.arange(end)", "positions of all tokens"),
-    ("5.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
-     "torch.arange(sum(end - start for start, end in spans))", "starts at position 0|places in the batch"),
-    ("5.1", "torch.arange(start, end)", "torch.arange(start + 1, end + 1)", "prefix_len, ..., seq_len - 1"),
-    ("5.1", "torch.arange(start, end)", "torch.arange(start, end, dtype=torch.int32)", "must be int64, got int32"),
-    ("5.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
+    ("6.1", "torch.arange(start, end)", "torch.arange(end - start)", "start every request at position 0"),
+    ("6.1", "torch.arange(start, end)", "torch.arange(end)", "positions of all tokens"),
+    ("6.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
+     "torch.arange(sum(end - start for start, end in spans))", "start every request at position 0|indices in the batch"),
+    ("6.1", "torch.arange(start, end)", "torch.arange(start + 1, end + 1)", "prefix_len, ..., seq_len - 1"),
+    ("6.1", "torch.arange(start, end)", "torch.arange(start, end, dtype=torch.int32)", "must be int64, got int32"),
+    ("6.1", "torch.cat([torch.arange(start, end) for start, end in spans])",
      "[p for start, end in spans for p in range(start, end)]", "must be a tensor, got list"),
-    ("5.1", "return ", "", "Is a `return` missing"),
-    ("5.2", "return indptr, indptr[:-1]", "return indptr[1:], indptr[:-1]", "0 at the front is missing"),
-    ("5.2", "return indptr, indptr[:-1]", "return indptr[:-1], indptr[:-1]", "total is missing at the end"),
-    ("5.2", "return indptr, indptr[:-1]", "return indptr, indptr[1:]", "where each request \\*ends"),
-    ("5.2", "return indptr, indptr[:-1]", "return indptr", "Return two tensors"),
-    ("5.2", "return indptr", "return indptr.long()", "must be int32, got int64"),
-    ("5.2", "lens.cumsum(0)", "lens.cumsum_(0)", "has changed `lens`"),
-    ("5.2", "lens.cumsum(0)", "lens", "the running sums"),
-    ("5.3", "slots == list(range(start, end))", "slots[-1] - slots[0] == len(slots) - 1", "the order is not"),
-    ("5.3", "slots == list(range(start, end))", "max(slots) - min(slots) == len(slots) - 1", "the order is not"),
-    ("5.3", "slots == list(range(start, end))", "sorted(slots) == list(range(min(slots), max(slots) + 1))",
-     "the order is not|falling order"),
-    ("5.3", "(start, end) if", "(start, end - 1) if", "`end` is exclusive"),
-    ("5.3", "slots == list(range(start, end))", "start and slots == list(range(start, end))", "but the answer is"),
-    ("5.3", "slots == list(range(start, end))", "len(slots) > 1 and slots == list(range(start, end))", "one slot alone"),
-    ("5.3", "else (None, None)", "else None", "return two values"),
-    ("5.4", "req_pool_indices.long()[request]", "request", "Request i of the batch is in row"),
-    ("5.4", "- (lens.cumsum(0) - lens)[request]", "* 0", "its slots in the order of its positions"),
-    ("5.4", "    return req_to_token", "    request, position = request[1:], position[1:]\n    return req_to_token",
-     "One slot for each token"),
-    ("5.4", "    return req_to_token[req_pool_indices.long()[request], position]",
+    ("6.1", "return ", "", "Is a `return` missing"),
+    ("6.2", "return indptr, indptr[:-1]", "return indptr[1:], indptr[:-1]", "0 at the front is missing"),
+    ("6.2", "return indptr, indptr[:-1]", "return indptr[:-1], indptr[:-1]", "total is missing at the end"),
+    ("6.2", "return indptr, indptr[:-1]", "return indptr, indptr[1:]", "where each request \\*ends"),
+    ("6.2", "return indptr, indptr[:-1]", "return indptr", "Return two tensors"),
+    ("6.2", "return indptr", "return indptr.long()", "must be int32, got int64"),
+    ("6.2", "lens.cumsum(0)", "lens.cumsum_(0)", "changed `lens`"),
+    ("6.2", "lens.cumsum(0)", "lens", "the running sums"),
+    ("6.3", "slots == list(range(start, end))", "slots[-1] - slots[0] == len(slots) - 1", "in the wrong order"),
+    ("6.3", "slots == list(range(start, end))", "max(slots) - min(slots) == len(slots) - 1", "in the wrong order"),
+    ("6.3", "slots == list(range(start, end))", "sorted(slots) == list(range(min(slots), max(slots) + 1))",
+     "in the wrong order|descending order"),
+    ("6.3", "(start, end) if", "(start, end - 1) if", "`end` is exclusive"),
+    ("6.3", "slots == list(range(start, end))", "start and slots == list(range(start, end))", "Return its ends"),
+    ("6.3", "slots == list(range(start, end))", "len(slots) > 1 and slots == list(range(start, end))", "a single slot"),
+    ("6.3", "else (None, None)", "else None", "return two values"),
+    ("6.4", "req_pool_indices.long()[request]", "request", "Request i of the batch is in row"),
+    ("6.4", "- (lens.cumsum(0) - lens)[request]", "* 0", "each in the order of its positions"),
+    ("6.4", "    return req_to_token", "    request, position = request[1:], position[1:]\n    return req_to_token",
+     "Return one slot for each token"),
+    ("6.4", "    return req_to_token[req_pool_indices.long()[request], position]",
      "    return req_to_token[req_pool_indices.long()[request], position].long()", "must be int32, got int64"),
-    ("5.4", "    return req_to_token", "    req_to_token += 0\n    req_to_token[1, 15] = -1\n    return req_to_token",
-     "must only be read|order of its positions"),
-    ("5.5", '"prefix_lens": [6, 4]', '"prefix_lens": [6, 0]', "10 of 11 .*`prefix_lens` is \\[6, 0\\]"),
-    ("5.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "pages of one token"),
-    ("5.5", '"qo_indptr": [0, 3, 4]', '"qo_indptr": [0, 9, 14]', "among the \\*new\\* tokens"),
-    ("5.5", '        "start_loc": [0, 9],\n', "", "still missing: start_loc"),
-    ("5.5", '"start_loc"', '"star_loc"', "still missing: start_loc"),
-    ("5.5", '"kv_indptr": [0, 9, 14]', '"kv_indptr": None', "`kv_indptr` is None"),
+    ("6.4", "    return req_to_token", "    req_to_token += 0\n    req_to_token[1, 15] = -1\n    return req_to_token",
+     "Only read it|order of its positions"),
+    ("6.5", '"prefix_lens": [6, 4]', '"prefix_lens": [6, 0]', "10 of 11 .*`prefix_lens` is \\[6, 0\\]"),
+    ("6.5", '"kv_last_page_len": [1, 1]', '"kv_last_page_len": [9, 5]', "its pages have one token"),
+    ("6.5", '"qo_indptr": [0, 3, 4]', '"qo_indptr": [0, 9, 14]', "among the \\*new\\* tokens"),
+    ("6.5", '        "start_loc": [0, 9],\n', "", "still missing: start_loc"),
+    ("6.5", '"start_loc"', '"star_loc"', "still missing: start_loc"),
+    ("6.5", '"kv_indptr": [0, 9, 14]', '"kv_indptr": None', "`kv_indptr` is None"),
 ]  # fmt: skip
 
 
@@ -115,4 +115,4 @@ def test_a_loop_is_noticed_where_the_source_can_be_read(tmp_path: Path) -> None:
     namespace: dict[str, Any] = {"torch": torch}
     exec(compile(LOOP, str(path), "exec"), namespace)
     with pytest.raises(Hint, match="Python loop"):
-        check("5.4", namespace)
+        check("6.4", namespace)

@@ -1,4 +1,4 @@
-"""Checks of notebook 02: right answers pass, and each typical mistake gets its hint."""
+"""Checks of notebook 03: right answers pass, and each typical mistake gets its hint."""
 
 import pytest
 
@@ -52,42 +52,42 @@ FIT = """
 def requests_that_fit(memory, weights, kv, num_tokens):
     return max(0, memory - weights) // (kv * (num_tokens - 1))
 """
-ANSWERS = {"2.1": BYTES, "2.2": FIT, "2.3": STEP, "2.4": GROUPED, "2.5": SESSION}
+ANSWERS = {"3.1": BYTES, "3.2": FIT, "3.3": STEP, "3.4": GROUPED, "3.5": SESSION}
 
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
-    ("2.1", "num_tokens * 2 *", "num_tokens *", "a key and a value"),
-    ("2.1", "num_key_value_heads", "num_attention_heads", "Query heads share them"),
-    ("2.1", "* c.num_hidden_layers ", "", "Every layer"),
-    ("2.1", "* c.num_key_value_heads ", "", "Every key/value head"),
-    ("2.1", "* itemsize", "", "takes `itemsize` bytes"),
-    ("2.1", "num_tokens * 2", "2", "That is one token"),
-    ("2.2", "(num_tokens - 1)", "num_tokens", "newest token of a request has no K/V"),
-    ("2.2", "max(0, memory - weights)", "memory", "without the weights"),
-    ("2.2", "max(0, memory - weights)", "(memory - weights)", "leave room for none"),
-    ("2.2", " // (kv * (num_tokens - 1))", " / (kv * (num_tokens - 1))", "whole numbers"),
-    ("2.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits only in part"),
-    ("2.2", "// (kv *", "// (2 * kv *", "one more request would fit"),
-    ("2.3", " / len(q) ** 0.5", "", "square root of D before"),
-    ("2.3", "** 0.5", "", "divide them by its square root"),
-    ("2.3", ".softmax(0)", "", "Scores are not weights"),
-    ("2.3", "torch.cat((keys, k[None]))", "torch.cat((k[None], keys))", "cached ones and then the new one"),
-    ("2.3", "(keys @ q / len(q) ** 0.5).softmax(0) @ values", "(keys[:-1] @ q / len(q) ** 0.5).softmax(0) @ values[:-1]",
+    ("3.1", "num_tokens * 2 *", "num_tokens *", "a key and a value"),
+    ("3.1", "num_key_value_heads", "num_attention_heads", "Query heads share keys and values"),
+    ("3.1", "* c.num_hidden_layers ", "", "Every layer"),
+    ("3.1", "* c.num_key_value_heads ", "", "Every key/value head"),
+    ("3.1", "* itemsize", "", "takes `itemsize` bytes"),
+    ("3.1", "num_tokens * 2", "2", "That is the size for one token"),
+    ("3.2", "(num_tokens - 1)", "num_tokens", "the newest token has no K/V yet"),
+    ("3.2", "max(0, memory - weights)", "memory", "if there were no weights"),
+    ("3.2", "max(0, memory - weights)", "(memory - weights)", "If the weights alone do not fit"),
+    ("3.2", " // (kv * (num_tokens - 1))", " / (kv * (num_tokens - 1))", "whole number"),
+    ("3.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits only partly"),
+    ("3.2", "// (kv *", "// (2 * kv *", "one more request would fit"),
+    ("3.3", " / len(q) ** 0.5", "", "square root of D before"),
+    ("3.3", "** 0.5", "", "Divide them by its square root"),
+    ("3.3", ".softmax(0)", "", "Scores are not weights"),
+    ("3.3", "torch.cat((keys, k[None]))", "torch.cat((k[None], keys))", "the cached keys followed by k"),
+    ("3.3", "(keys @ q / len(q) ** 0.5).softmax(0) @ values", "(keys[:-1] @ q / len(q) ** 0.5).softmax(0) @ values[:-1]",
      "sees itself"),
-    ("2.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "changed in place"),
-    ("2.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
-    ("2.4", " / q.shape[1] ** 0.5", "", "square root of D before"),
-    ("2.4", "row.softmax(0) @", "row @", "Does the softmax run over the S tokens"),
-    ("2.5", "self.forward(prompt_ids, 0)", "self.forward(prompt_ids[:-1], 0)", "whole prompt"),
-    ("2.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "no pass has computed"),
-    ("2.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "begin at position"),
-    ("2.5", "        self.kv_len += 1\n", "", "number of tokens computed so far"),
-    ("2.5", "True, 0", "True, self.kv_len", "holds no K/V"),
-    ("2.5", "token_id == self.end_token_id or ", "", "since the end token came"),
-    ("2.5", " - self.prompt_len", "", "`finished` must be"),
-    ("2.5", "        if self.finished:\n            return None\n", "", "pass too many"),
-    ("2.5", "self.token_ids, self.prompt_len = list(prompt_ids)", "self.token_ids, self.prompt_len = prompt_ids",
-     "caller's list|prompt and these"),
+    ("3.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "`values` in place"),
+    ("3.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
+    ("3.4", " / q.shape[1] ** 0.5", "", "square root of D before"),
+    ("3.4", "row.softmax(0) @", "row @", "Does your softmax run over the S tokens"),
+    ("3.5", "self.forward(prompt_ids, 0)", "self.forward(prompt_ids[:-1], 0)", "whole prompt"),
+    ("3.5", "self.kv_len = len(prompt_ids)", "self.kv_len = len(prompt_ids) + 1", "It has no K/V yet"),
+    ("3.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "next token to compute"),
+    ("3.5", "        self.kv_len += 1\n", "", "number of tokens computed so far"),
+    ("3.5", "True, 0", "True, self.kv_len", "must hold no K/V"),
+    ("3.5", "token_id == self.end_token_id or ", "", "because the end token came"),
+    ("3.5", " - self.prompt_len", "", "`finished` must be"),
+    ("3.5", "        if self.finished:\n            return None\n", "", "pass too many"),
+    ("3.5", "self.token_ids, self.prompt_len = list(prompt_ids)", "self.token_ids, self.prompt_len = prompt_ids",
+     "caller's list|prompt followed by these"),
 ]  # fmt: skip
 
 
@@ -107,9 +107,9 @@ def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_mistakes_that_would_explain_one_of_the_models_only_are_not_named(wrong: str) -> None:
     source = f"def kv_cache_bytes(c, num_tokens, itemsize):\n    return {wrong}\n"
     with pytest.raises(Hint) as caught:
-        check("2.1", written(source))
+        check("3.1", written(source))
     assert str(caught.value).startswith(
-        "2.1 The bytes of a cache: For 7 tokens, L=5, H=12, Hk=3, D=32, 4 bytes per number.\n  got: "
+        "3.1 The bytes of a cache: The size is wrong for 7 tokens, L=5, H=12, Hk=3, D=32 and 4 bytes per number.\n  got: "
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of notebook 04: right answers pass, and each typical mistake gets a hint that names it."""
+"""Checks of notebook 05: right answers pass, and each typical mistake gets a hint that names it."""
 
 import pytest
 
@@ -62,61 +62,61 @@ def audit(pool, owners):
             count[slot] += 1
     return np.flatnonzero(count == 0).tolist(), np.flatnonzero(count > 1).tolist()
 """
-ANSWERS = {"4.1": ALLOC, "4.2": SLOTS_OF, "4.3": SHARE, "4.4": CONTIGUOUS, "4.5": FREE, "4.6": AUDIT}
+ANSWERS = {"5.1": ALLOC, "5.2": SLOTS_OF, "5.3": SHARE, "5.4": CONTIGUOUS, "5.5": FREE, "5.6": AUDIT}
 
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
-    ("4.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n    while",
-     "    slots = []\n    while runs and", "All or nothing"),
-    ("4.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n"
+    ("5.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n    while",
+     "    slots = []\n    while runs and", "all or nothing"),
+    ("5.1", "    if need_size > sum(end - start for start, end in runs):\n        return None\n    slots = []\n"
      "    while len(slots) < need_size:\n", "    slots = []\n    while len(slots) < need_size:\n"
-     "        if not runs:\n            return None\n", "Nothing may be taken"),
-    ("4.1", "runs[0]", "runs[-1]", "the lowest free ones come first"),
-    ("4.1", "    slots = []\n", "    slots, runs = [], list(runs)\n", "still in `runs`"),
-    ("4.1", "if taken_to < end else []", "", "a run without slots"),
-    ("4.1", "    return slots", "    return slots or None", "Is a `return` missing"),
-    ("4.1", "    return slots", "    return slots[::-1]", "ascending order"),
-    ("4.2", "block_table[positions // page_size]", "block_table[positions]", "read at the position|IndexError"),
-    ("4.2", "block_table[positions // page_size]", "block_table[positions % len(block_table)]", "read at the position"),
-    ("4.2", " + positions % page_size", "", "at offset n % P"),
-    ("4.2", "return ", "", "Is a `return` missing"),
-    ("4.3", "alloc(total - length)", "alloc(total)[length:]", "have K/V already"),
-    ("4.3", "    table[new, :length] = table[old, :length]\n", "", "must name the same slots"),
-    ("4.3", "table[new, length:total] = fresh", "table[new, length:total] = table[old, length:total]",
+     "        if not runs:\n            return None\n", "the slots that it took are lost"),
+    ("5.1", "runs[0]", "runs[-1]", "take the lowest free slots"),
+    ("5.1", "    slots = []\n", "    slots, runs = [], list(runs)\n", "still in `runs`"),
+    ("5.1", "if taken_to < end else []", "", "an empty run"),
+    ("5.1", "    return slots", "    return slots or None", "Is a `return` missing"),
+    ("5.1", "    return slots", "    return slots[::-1]", "ascending order"),
+    ("5.2", "block_table[positions // page_size]", "block_table[positions]", "used the position itself|IndexError"),
+    ("5.2", "block_table[positions // page_size]", "block_table[positions % len(block_table)]", "used the position itself"),
+    ("5.2", " + positions % page_size", "", "at offset n % P"),
+    ("5.2", "return ", "", "Is a `return` missing"),
+    ("5.3", "alloc(total - length)", "alloc(total)[length:]", "already have K/V"),
+    ("5.3", "    table[new, :length] = table[old, :length]\n", "", "must have the same slots"),
+    ("5.3", "table[new, length:total] = fresh", "table[new, length:total] = table[old, length:total]",
      "slots of the old request|the new slots"),
-    ("4.3", "    if fresh is None:\n        return None\n    table = req_to_token_pool.req_to_token\n",
+    ("5.3", "    if fresh is None:\n        return None\n    table = req_to_token_pool.req_to_token\n",
      "    table = req_to_token_pool.req_to_token\n    table[new, :length] = table[old, :length]\n"
-     "    if fresh is None:\n        return None\n", "a row has changed"),
-    ("4.3", "    return len(fresh)", "    return total", "how many slots were taken"),
-    ("4.3", "    return len(fresh)", "    return length", "how many slots were taken"),
-    ("4.3", "table[new, :length] = table[old, :length]", "table[new] = table[old]", "right of the new length"),
-    ("4.3", "    return len(fresh)", "    k = token_to_kv_pool.get_key_buffer(0)\n"
+     "    if fresh is None:\n        return None\n", "changed a row"),
+    ("5.3", "    return len(fresh)", "    return total", "how many slots you took"),
+    ("5.3", "    return len(fresh)", "    return length", "how many slots you took"),
+    ("5.3", "table[new, :length] = table[old, :length]", "table[new] = table[old]", "after the new length"),
+    ("5.3", "    return len(fresh)", "    k = token_to_kv_pool.get_key_buffer(0)\n"
      "    k[fresh[:1].long()] = k[table[old, :1].long()]\n    return len(fresh)", "copied"),
-    ("4.4", ">= need_size", "> need_size", "first run that is long enough|Is a `return` missing|\\*first fit\\*"),
-    ("4.4", "enumerate(runs)", "list(enumerate(runs))[::-1]", "\\*first fit\\* takes the first"),
-    ("4.4", "return start, taken_to", "return start, taken_to - 1", "`end` is exclusive"),
-    ("4.4", "            runs[i : i + 1] = [(taken_to, end)] if taken_to < end else []\n", "", "what is left differ"),
-    ("4.4", "    return None", "    return 0, need_size", "no run is long enough"),
-    ("4.4", "end - start >= need_size", "sum(e - s for s, e in runs) >= need_size", "no run is long enough|first run|left"),
-    ("4.5", "        if not 0 <= slot < size:\n            raise ValueError(f\"slot {slot} is outside the pool\")\n", "",
+    ("5.4", ">= need_size", "> need_size", "first run that is long enough|Is a `return` missing|\\*first fit\\*"),
+    ("5.4", "enumerate(runs)", "list(enumerate(runs))[::-1]", "\\*first fit\\* takes the first"),
+    ("5.4", "return start, taken_to", "return start, taken_to - 1", "`end` is exclusive"),
+    ("5.4", "            runs[i : i + 1] = [(taken_to, end)] if taken_to < end else []\n", "", "the wrong slots are left"),
+    ("5.4", "    return None", "    return 0, need_size", "no run is long enough"),
+    ("5.4", "end - start >= need_size", "sum(e - s for s, e in runs) >= need_size", "no run is long enough|first run|left"),
+    ("5.5", "        if not 0 <= slot < size:\n            raise ValueError(f\"slot {slot} is outside the pool\")\n", "",
      "is outside 0..31"),
-    ("4.5", "not 0 <= slot < size", "slot >= size", "negative index would count from the end"),
-    ("4.5", "        if slot in now:\n            raise ValueError(f\"slot {slot} is free already\")\n", "",
+    ("5.5", "not 0 <= slot < size", "slot >= size", "negative index would count from the end"),
+    ("5.5", "        if slot in now:\n            raise ValueError(f\"slot {slot} is free already\")\n", "",
      "two requests would get it"),
-    ("4.5", "slot in slots[:i]", "False", "is given twice"),
-    ("4.5", "        if slot in slots[:i]:\n", "        runs.append((slot, slot + 1))\n        if slot in slots[:i]:\n",
+    ("5.5", "slot in slots[:i]", "False", "is given twice"),
+    ("5.5", "        if slot in slots[:i]:\n", "        runs.append((slot, slot + 1))\n        if slot in slots[:i]:\n",
      "Errors before effects"),
-    ("4.5", 'f"slot {slot} is free already"', '"a slot is free already"', "must name the slot"),
-    ("4.5", "    starts = [slot for slot in ordered if slot - 1 not in ordered]\n"
+    ("5.5", 'f"slot {slot} is free already"', '"a slot is free already"', "must name slot"),
+    ("5.5", "    starts = [slot for slot in ordered if slot - 1 not in ordered]\n"
      "    ends = [slot + 1 for slot in ordered if slot + 1 not in ordered]\n    runs[:] = list(zip(starts, ends))\n",
-     "    runs += [(slot, slot + 1) for slot in slots]\n", "runs that touch are one"),
-    ("4.5", "sorted([*now, *slots])", "sorted(now)", "the wrong slots are free"),
-    ("4.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot is not lost"),
-    ("4.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor held"),
-    ("4.6", "count[slot] += 1", "count[slot] = 1", "more than one owner|an owner"),
-    ("4.6", "    return", "    count[pool.free_slots()] = 1\n    return", "the free list is an owner"),
-    ("4.6", "np.flatnonzero(count > 1).tolist()", "[s for s in range(pool.size) for _ in range(count[s] - 1)] * 2",
-     "named once|more than one owner"),
+     "    runs += [(slot, slot + 1) for slot in slots]\n", "merge the runs that touch"),
+    ("5.5", "sorted([*now, *slots])", "sorted(now)", "the wrong slots are free"),
+    ("5.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot is not lost"),
+    ("5.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor held"),
+    ("5.6", "count[slot] += 1", "count[slot] = 1", "more than one owner|an owner"),
+    ("5.6", "    return", "    count[pool.free_slots()] = 1\n    return", "the free list is an owner"),
+    ("5.6", "np.flatnonzero(count > 1).tolist()", "[s for s in range(pool.size) for _ in range(count[s] - 1)] * 2",
+     "contested slot once|more than one owner"),
 ]  # fmt: skip
 
 

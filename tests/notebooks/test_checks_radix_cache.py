@@ -1,53 +1,45 @@
-"""Checks of notebook 07: the notebook's solutions pass, and each typical mistake gets its hint."""
+"""Checks of notebook 08: the notebook's solutions pass, and each typical mistake gets its hint."""
 
 import pytest
 
 from tests.solution_cells import gets_hint, passes, solutions
 
-SOLUTIONS = solutions("07_radix_cache")
+SOLUTIONS = solutions("08_radix_cache")
 SPLIT = "            if length < len(child):\n                child = self._split(child, length)\n"
 
 # exercise, what of the solution is replaced, by what, and what the hint must say
 MISTAKES = [
-    ("7.1", SPLIT, "", "of a node that matches only in part, the"),
-    ("7.1", SPLIT, "            if length < len(child):\n                slots += child.value[:length].tolist()\n"
+    ("8.1", SPLIT, "", "Where a node matches only partly"),
+    ("8.1", SPLIT, "            if length < len(child):\n                slots += child.value[:length].tolist()\n"
      "                node = child\n                break\n", "must hold exactly these"),
-    ("7.1", "            child.last_access_time = self._clock\n", "", "else lru evicts it"),
-    ("7.1", "node, tokens = child, tokens[length:]", "node, tokens = child, tokens[:0]", "return their slots, in order"),
-    ("7.1", "node, tokens = child, tokens[length:]", "tokens = tokens[length:]", "return their slots, in order"),
-    ("7.1", "child.value.tolist()", "child.key.tolist()", "return their slots, in order"),
-    ("7.1", "dtype=torch.int32", "dtype=torch.int64", "int32"),
-    ("7.2", "        return upper\n", "        return node\n", "the lower part: a request that has locked it walks"),
-    ("7.2", "        return upper\n", "", "returns the new upper part"),
-    ("7.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n", "pass\n", "evicted while they run"),
-    ("7.2", "        upper.parent.children[upper.edge] = upper\n", "", "still leads to the lower part"),
-    ("7.2", "        node.edge = self._edge(node.key, upper.edge[0])\n", "", "begins with another token now"),
-    ("7.2", "        upper.children[node.edge] = node\n", "", "exactly one child"),
-    ("7.2", "node.value[length:], upper", "node.value, upper", "split `value` where `key` is split"),
-    ("7.2", "node.parent = node.key[length:], node.value[length:], upper",
-     "upper.parent = node.key[length:], node.value[length:], upper.parent", "parent is the upper part"),
-    ("7.3", "        return known\n", "        return len(tokens)\n", "were in the tree: the tree was empty"),
-    ("7.3", "slots[tree_len:known]", "slots[:known]", "slots .* are both free and in the tree|already free"),
-    ("7.3", "slots[tree_len:known]", "slots[known:]", "are both free and in the tree"),
-    ("7.3", "        self.token_to_kv_pool.free(slots[tree_len:known])\n", "", "lost for good"),
-    ("7.3", "            self._evictable_size += len(leaf)\n", "", "total_size|contradicts itself"),
-    ("7.3", "            self._eviction_queue.offer(leaf)\n", "", "queue"),
-    ("7.3", "        if known < len(tokens):", "        if True:", "a node has no tokens"),
-    ("7.3", "slots[known:], parent", "slots[: len(tokens) - known], parent", "prefix → slot"),
-    ("7.4", "            node = node.parent\n", "            node = self.root\n", "every node from the root down"),
-    ("7.4", "            if node.lock_ref == 0:\n                self._evictable_size -= len(node)\n"
-     "                self._protected_size += len(node)\n",
-     "            self._evictable_size -= len(node)\n            self._protected_size += len(node)\n", "counts once"),
-    ("7.4", "                self._eviction_queue.offer(node)\n", "", "offer it to the queue"),
-    ("7.4", "        while node is not self.root:", "        while node is not None:", "leave its lock_ref alone"),
-    ("7.4", "                self._protected_size -= len(node)\n", "", "is unlocked now|inconsistent"),
-    ("7.5", " and not node.lock_ref]", "]", "a running request reads|is locked"),
-    ("7.5", "if not node.children and not node.lock_ref]", "if not node.lock_ref]", "could never be matched again"),
-    ("7.5", "node.last_access_time)", "-node.last_access_time)", "before 'X'"),
-    ("7.5", "        return freed\n", "", "returns how many|so evict returns 0"),
-    ("7.5", "            self._evictable_size -= len(leaf)\n", "", "two evictable tokens fewer|inconsistent"),
-    ("7.5", "            self.token_to_kv_pool.free(leaf.value)\n", "", "lost for good"),
-    ("7.5", "while freed < num_tokens:", "while not freed and num_tokens:", "go on with the next leaf"),
+    ("8.1", "            child.last_access_time = self._clock\n", "", "or lru evicts it"),
+    ("8.1", "node, tokens = child, tokens[length:]", "node, tokens = child, tokens[:0]", "the slots of these tokens"),
+    ("8.1", "node, tokens = child, tokens[length:]", "tokens = tokens[length:]", "the slots of these tokens"),
+    ("8.1", "child.value.tolist()", "child.key.tolist()", "the slots of these tokens"),
+    ("8.1", "dtype=torch.int32", "dtype=torch.int64", "int32"),
+    ("8.2", "        return upper\n", "        return node\n", "the lower part: a request that locked it later walks"),
+    ("8.2", "        return upper\n", "", "must return the new upper part"),
+    ("8.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n", "pass\n", "evicted while they are"),
+    ("8.2", "        upper.parent.children[upper.edge] = upper\n", "", "still points to the lower part"),
+    ("8.2", "        node.edge = self._edge(node.key, upper.edge[0])\n", "", "now begins with another token"),
+    ("8.2", "        upper.children[node.edge] = node\n", "", "exactly one child"),
+    ("8.2", "node.value[length:], upper", "node.value, upper", "split `value` at the same place as `key`"),
+    ("8.2", "node.parent = node.key[length:], node.value[length:], upper",
+     "upper.parent = node.key[length:], node.value[length:], upper.parent", "parent must be the upper part"),
+    ("8.3", "        return known\n", "        return len(tokens)\n", "already in the tree: the tree was empty"),
+    ("8.3", "            self._evictable_size += len(leaf)\n", "", "total_size|contradicts itself"),
+    ("8.3", "            self._eviction_queue.offer(leaf)\n", "", "queue"),
+    ("8.3", "        if known < len(tokens):", "        if True:", "a node has no tokens"),
+    ("8.3", "slots[known:], parent", "slots[: len(tokens) - known], parent", "each prefix → the slot"),
+    ("8.3", "            parent.children[leaf.edge] = leaf\n", "", "each prefix → the slot"),
+    ("8.3", "self._edge(tokens[known:], extra_key)", "self._edge(tokens, extra_key)", "were in the tree|inconsistent"),
+    ("8.4", " and not node.lock_ref]", "]", "a running request reads|is locked"),
+    ("8.4", "if not node.children and not node.lock_ref]", "if not node.lock_ref]", "could never be matched again"),
+    ("8.4", "node.last_access_time)", "-node.last_access_time)", "before 'X'"),
+    ("8.4", "        return freed\n", "", "evict must return"),
+    ("8.4", "            self._evictable_size -= len(leaf)\n", "", "two evictable tokens fewer|inconsistent"),
+    ("8.4", "            self.token_to_kv_pool.free(leaf.value)\n", "", "lost for good"),
+    ("8.4", "while freed < num_tokens:", "while not freed and num_tokens:", "go on with the next leaf"),
 ]  # fmt: skip
 
 

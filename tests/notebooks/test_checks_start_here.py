@@ -21,7 +21,7 @@ def test_the_right_answer_passes(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (lambda prompt, cached: cached, "No token of this prompt is in the tree"),
         (lambda prompt, cached: prompt, "only read"),
-        (lambda prompt, cached: 4 if cached else 14, "Another prompt"),
+        (lambda prompt, cached: 4 if cached else 14, "Other prompts"),
     ],
 )
 def test_a_typical_mistake_gets_its_hint(answer: Callable[[int, int], object], hint: str) -> None:

@@ -59,7 +59,7 @@ class TestSeveral:
     def test_what_is_right_raises_nothing(self) -> None:
         assert go_through(("a", None), ("b", None)) == set()
 
-    @pytest.mark.parametrize("error", [KeyError("x"), NotWritten("stub"), NotImplementedError("exercise 4.1")])
+    @pytest.mark.parametrize("error", [KeyError("x"), NotWritten("stub"), NotImplementedError("exercise 5.1")])
     def test_an_exception_passes_where_there_are_no_hints(self, error: Exception) -> None:
         with pytest.raises(type(error)) as caught:
             go_through(("a", None), ("b", error), ("c", "not reached"))
@@ -83,13 +83,14 @@ def test_one_mistake_explains_before_two_do(answer: int, hint: str | None) -> No
 # --- the checks -----------------------------------------------------------------------------------------------------
 
 FILES: dict[str, ModuleType] = {
-    "2": test_checks_kv_cache,
-    "3": test_checks_batched_decode,
-    "4": test_checks_memory_pools,
-    "5": test_checks_input_metadata,
-    "6": test_checks_attention,
-    "7": test_checks_radix_cache,
-    "8": test_checks_scheduler,
+    "3": test_checks_kv_cache,
+    "4": test_checks_batched_decode,
+    "5": test_checks_memory_pools,
+    "6": test_checks_input_metadata,
+    "7": test_checks_attention,
+    "8": test_checks_radix_cache,
+    "10": test_checks_scheduler,
+    "11": test_checks_scheduler,
 }
 
 
@@ -101,61 +102,61 @@ def answer_of(id: str) -> str:
 
 # exercise, and the hints of two of the mistakes in its file (of the first that has that hint)
 PAIRS = [
-    ("2.1", "a key and a value", "Query heads share them"),
-    ("2.1", "a key and a value", "Every layer"),
-    ("2.1", "a key and a value", "Every key/value head"),
-    ("2.3", "square root of D before", "Scores are not weights"),
-    ("2.3", "divide them by its square root", "Scores are not weights"),
-    ("2.3", "sees itself", "changed in place"),
-    ("2.4", "Neighbours share", "square root of D before"),
-    ("3.1", "True for padding here", "not zeros"),
-    ("3.1", "True for padding here", "must begin with"),
-    ("3.1", "True for padding here", "longest"),
-    ("3.2", "Padding is not masked", "changed in place"),
-    ("3.2", "Padding is not masked", "h % Hk"),
-    ("3.2", "Padding is not masked", "square root of D"),
-    ("4.1", "All or nothing", "the lowest free ones come first"),
-    ("4.1", "All or nothing", "Is a `return` missing"),
-    ("4.1", "All or nothing", "ascending order"),
-    ("4.3", "have K/V already", "must name the same slots"),
-    ("4.3", "have K/V already", "right of the new length"),
-    ("4.3", "have K/V already", "copied"),
-    ("4.4", "first run that is long enough|Is a `return` missing|\\*first fit\\*", "`end` is exclusive"),
-    ("4.4", "first run that is long enough|Is a `return` missing|\\*first fit\\*", "what is left differ"),
-    ("4.4", "\\*first fit\\* takes the first", "`end` is exclusive"),
-    ("4.5", "is outside 0..31", "two requests would get it"),
-    ("4.5", "is outside 0..31", "is given twice"),
-    ("4.5", "is outside 0..31", "runs that touch are one"),
-    ("4.6", "A free slot is not lost", "named once|more than one owner"),
-    ("4.6", "neither free nor held", "more than one owner|an owner"),
-    ("4.6", "neither free nor held", "the free list is an owner"),
-    ("5.2", "0 at the front is missing", "has changed `lens`"),
-    ("5.2", "total is missing at the end", "has changed `lens`"),
-    ("5.2", "where each request \\*ends", "has changed `lens`"),
-    ("5.3", "the order is not", "`end` is exclusive"),
-    ("5.3", "the order is not", "return two values"),
-    ("5.3", "the order is not|falling order", "`end` is exclusive"),
-    ("5.5", "pages of one token", "among the \\*new\\* tokens"),
-    ("5.5", "pages of one token", "still missing: start_loc"),
-    ("5.5", "pages of one token", "`kv_indptr` is None"),
-    ("6.1", "the last slot of the pool has changed", "keys and values have changed places|keys; token i"),
-    ("6.1", "the last slot of the pool has changed", "values; token i"),
-    ("6.1", "keys and values have changed places|keys; token i", "values; token i"),
-    ("6.3", "too sharp", "the slots of all requests"),
-    ("6.3", "too sharp", "look each token's slot up"),
-    ("6.3", "too sharp", "runs over heads"),
-    ("6.4", "row i is not position i", "sees itself"),
-    ("6.4", "row i is not position i", "yours has 4"),
-    ("6.4", "row i is not position i", "too far back"),
-    ("6.5", "times `scale`", "the mask is missing"),
-    ("6.5", "times `scale`", "not shifted by the prefix"),
-    ("6.5", "times `scale`", "minus infinity before the softmax"),
-    ("7.2", "evicted while they run", "still leads to the lower part"),
-    ("7.2", "evicted while they run", "begins with another token now"),
-    ("7.2", "evicted while they run", "exactly one child"),
-    ("8.1", "only cached are available as well", "are not all for the candidate"),
-    ("8.1", "only cached are available as well", "must not be counted again"),
-    ("8.1", "only cached are available as well", "rounded up"),
+    ("3.1", "a key and a value", "Query heads share keys and values"),
+    ("3.1", "a key and a value", "Every layer"),
+    ("3.1", "a key and a value", "Every key/value head"),
+    ("3.3", "square root of D before", "Scores are not weights"),
+    ("3.3", "Divide them by its square root", "Scores are not weights"),
+    ("3.3", "sees itself", "`values` in place"),
+    ("3.4", "Neighbours share", "square root of D before"),
+    ("4.1", "mask is True for padding", "must be zeros"),
+    ("4.1", "mask is True for padding", "must begin with"),
+    ("4.1", "mask is True for padding", "longest"),
+    ("4.2", "Padding is not masked", "`values` in place"),
+    ("4.2", "Padding is not masked", "h % Hk"),
+    ("4.2", "Padding is not masked", "square root of D"),
+    ("5.1", "all or nothing", "take the lowest free slots"),
+    ("5.1", "all or nothing", "Is a `return` missing"),
+    ("5.1", "all or nothing", "ascending order"),
+    ("5.3", "already have K/V", "must have the same slots"),
+    ("5.3", "already have K/V", "after the new length"),
+    ("5.3", "already have K/V", "copied"),
+    ("5.4", "first run that is long enough|Is a `return` missing|\\*first fit\\*", "`end` is exclusive"),
+    ("5.4", "first run that is long enough|Is a `return` missing|\\*first fit\\*", "the wrong slots are left"),
+    ("5.4", "\\*first fit\\* takes the first", "`end` is exclusive"),
+    ("5.5", "is outside 0..31", "two requests would get it"),
+    ("5.5", "is outside 0..31", "is given twice"),
+    ("5.5", "is outside 0..31", "merge the runs that touch"),
+    ("5.6", "A free slot is not lost", "contested slot once|more than one owner"),
+    ("5.6", "neither free nor held", "more than one owner|an owner"),
+    ("5.6", "neither free nor held", "the free list is an owner"),
+    ("6.2", "0 at the front is missing", "changed `lens`"),
+    ("6.2", "total is missing at the end", "changed `lens`"),
+    ("6.2", "where each request \\*ends", "changed `lens`"),
+    ("6.3", "in the wrong order", "`end` is exclusive"),
+    ("6.3", "in the wrong order", "return two values"),
+    ("6.3", "in the wrong order|descending order", "`end` is exclusive"),
+    ("6.5", "its pages have one token", "among the \\*new\\* tokens"),
+    ("6.5", "its pages have one token", "still missing: start_loc"),
+    ("6.5", "its pages have one token", "`kv_indptr` is None"),
+    ("7.1", "you changed the last slot of the pool", "swapped keys and values|the key buffer. Token i"),
+    ("7.1", "you changed the last slot of the pool", "the value buffer. Token i"),
+    ("7.1", "swapped keys and values|the key buffer. Token i", "the value buffer. Token i"),
+    ("7.3", "too sharp", "sees all requests' slots"),
+    ("7.3", "too sharp", "look up each token's slot"),
+    ("7.3", "too sharp", "runs over heads"),
+    ("7.4", "row i is not position i", "must see itself"),
+    ("7.4", "row i is not position i", "yours has 4"),
+    ("7.4", "row i is not position i", "too far back"),
+    ("7.5", "q · k by `scale`", "the mask is missing"),
+    ("7.5", "q · k by `scale`", "not shift the mask by the prefix"),
+    ("7.5", "q · k by `scale`", "minus infinity before the softmax"),
+    ("8.2", "evicted while they are", "still points to the lower part"),
+    ("8.2", "evicted while they are", "now begins with another token"),
+    ("8.2", "evicted while they are", "exactly one child"),
+    ("10.1", "Evictable slots are available too", "candidate cannot have all"),
+    ("10.1", "Evictable slots are available too", "do not count them again"),
+    ("10.1", "Evictable slots are available too", "rounded up"),
 ]
 
 
@@ -174,8 +175,8 @@ def test_two_mistakes_are_both_named(id: str, first: str, second: str) -> None:
 
 # One line of these answers does two things, which a check tells apart.
 TWO_THINGS = {
-    ("5.5", '"start_loc"'),  # a field is misspelt: one is missing, and one is unknown
-    ("7.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n"),
+    ("6.5", '"start_loc"'),  # a field is misspelt: one is missing, and one is unknown
+    ("8.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n"),
 }
 SINGLE = [
     (id, right, wrong)

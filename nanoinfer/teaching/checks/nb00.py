@@ -11,7 +11,7 @@ def tokens_to_compute(given: Given) -> str:
     expect_equal(
         student(14, 10),
         4,
-        "The K/V of the cached tokens is in its slots already and is only read: the pass does not compute these tokens",
+        "The K/V of the cached tokens is already in its slots. The pass only reads it and computes the other tokens",
     )
-    expect_equal(student(5, 4), 1, "Another prompt has another answer: compute it from the function's arguments")
+    expect_equal(student(5, 4), 1, "Other prompts need other answers: compute the number from the function's arguments")
     return "14 for the first request, 4 for the second"

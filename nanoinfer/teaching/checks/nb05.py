@@ -1,265 +1,222 @@
-"""Checks of notebook 05, input metadata. The expected values come from loops over requests and positions."""
+"""Checks of notebook 05, free slots as a list of runs. The oracle is the plain set of free slots."""
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-import torch
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, expect, expect_equal
-from nanoinfer.teaching.several import ALSO, several
+from nanoinfer.teaching.several import several
 
-# seq_lens, prefix_lens: the worked example, no prefix, mixed, different prefixes, one new token each, a single token.
-BATCHES = [
-    ([12], [7]),
-    ([7], [0]),
-    ([8, 3, 6], [5, 0, 2]),
-    ([4, 4, 4], [0, 1, 3]),
-    ([9, 1, 13, 2], [8, 0, 12, 1]),
-    ([1], [0]),
-]
-LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+Runs = list[tuple[int, int]]
+
+# Free runs to start from: one run, several, runs of one slot, nothing free, all free.
+STATES: list[Runs] = [[(4, 12)], [(0, 3), (5, 9), (20, 32)], [(1, 2), (3, 4), (6, 7), (31, 32)], [], [(0, 32)]]
+SIZE = 32
 
 
-def int32(values: Any) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def free_set(runs: Iterable[tuple[int, int]]) -> set[int]:
+    return {slot for start, end in runs for slot in range(start, end)}
 
 
-def checked_tensor(got: Any, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """`got` if it is a one-dimensional tensor of `dtype`; else raises Hint."""
-    expect(got is not None, f"{what} is None. Is a `return` missing?")
-    expect(isinstance(got, torch.Tensor), f"{what} must be a tensor, got {type(got).__name__}")
-    expect(got.ndim == 1, f"{what} must have one dimension, flat over the batch: got shape {list(got.shape)}")
-    name = str(dtype).removeprefix("torch.")
-    expect(
-        got.dtype == dtype,
-        f"{what} must be {name}, got {str(got.dtype).removeprefix('torch.')}: kernels read these tensors by address",
+def as_runs(free: set[int]) -> Runs:
+    """The maximal runs of a set of slots, by looking at every slot."""
+    starts = [slot for slot in sorted(free) if slot - 1 not in free]
+    ends = [slot + 1 for slot in sorted(free) if slot + 1 not in free]
+    return list(zip(starts, ends, strict=True))
+
+
+def plain_runs(runs: Any) -> Runs:
+    """The student's runs as tuples of ints. Raises Hint if a run is empty, or if this is not a list of pairs."""
+    try:
+        plain = [(int(start), int(end)) for start, end in runs]
+    except (TypeError, ValueError):
+        raise Hint(f"`runs` must remain a list of pairs (start, end), but it is now {runs!r}") from None
+    for start, end in plain:
+        expect(start < end, f"`runs` now contains ({start}, {end}), an empty run. Remove a run once it is used up")
+    return plain
+
+
+def plain_ints(value: Any, what: str) -> list[int]:
+    """A list, array or tensor as a list of ints. Raises Hint if it is something else."""
+    if value is None:
+        raise Hint(f"{what} is None, but an answer is expected. Is a `return` missing?")
+    try:
+        return [int(item) for item in value]
+    except (TypeError, ValueError):
+        raise Hint(f"{what} must be a list of slots, got {type(value).__name__}: {value!r}") from None
+
+
+def check_left(runs: Runs, want: set[int], hint: str) -> None:
+    """`runs` must describe exactly the free slots `want`, in maximal runs."""
+    plain = plain_runs(runs)
+    expect_equal(sorted(free_set(plain)), sorted(want), hint)
+    expect_equal(
+        plain, as_runs(want), "The right slots are free, but sort `runs` and merge the runs that touch each other"
     )
-    return got
 
 
-@exercise("5.1", "Positions of the new tokens")
-def positions(given: Given) -> str:
-    student = given["positions"]
-    for seq_lens, prefix_lens in BATCHES:
-        want = [p for seq, prefix in zip(seq_lens, prefix_lens, strict=True) for p in range(prefix, seq)]
-        got = checked_tensor(student(int32(seq_lens), int32(prefix_lens)), torch.int64, "positions").tolist()
-        case = f"seq_lens={seq_lens}, prefix_lens={prefix_lens}"
-        new_lens = [seq - prefix for seq, prefix in zip(seq_lens, prefix_lens, strict=True)]
-        expect(
-            got != [p for new in new_lens for p in range(new)] or got == want,
-            f"{case}: every request starts at position 0 here. The cached tokens come before the new ones: the first "
-            "new token is at the position right after the prefix",
-        )
-        expect(
-            got != list(range(len(want))) or got == want,
-            f"{case}: these are indices in the batch, 0 to T - 1. A position counts within the request's sequence",
-        )
-        expect(
-            got != [p for seq in seq_lens for p in range(seq)] or got == want,
-            f"{case}: these are the positions of all tokens. Only the new ones are computed in this pass",
-        )
-        expect_equal(got, want, f"{case}: prefix_len, ..., seq_len - 1 of each request in turn")
-    return "prefix_len .. seq_len - 1 of each request, whatever else is in the batch"
-
-
-@exercise("5.2", "CSR row pointers")
-def row_pointers(given: Given) -> str:
-    student = given["row_pointers"]
+@exercise("5.1", "Allocate the lowest free slots", points=2)
+def alloc(given: Given) -> str:
+    student = given["alloc"]
+    cases = [(state, need) for state in STATES for need in (1, 3, 4, 5, 8, 9, 12, 19, 32, 40)]
     with several() as part:
-        for lens in ([12], [8, 3, 6], [1, 1, 1, 1], [5, 17, 2, 9, 30]):
-            got = student(int32(lens))
-            expect(isinstance(got, tuple) and len(got) == 2, f"Return two tensors, (indptr, start_loc), got {got!r}")
-            want = [sum(lens[:i]) for i in range(len(lens) + 1)]
-            with part("indptr"):
-                indptr = checked_tensor(got[0], torch.int32, "indptr").tolist()
-                _expect_indptr(indptr, want, lens)
-            start_loc = checked_tensor(got[1], torch.int32, "start_loc").tolist()
-            with part(
-                "start_loc", *["indptr"] * (start_loc == indptr[:-1])
-            ):  # taken from a wrong one, it is wrong, too
-                expect(
-                    start_loc != want[1:],
-                    f"lens={lens}: this start_loc is where each request *ends*. It must be the sum of the lengths *before* "
-                    "it",
-                )
-                expect_equal(start_loc, want[:-1], f"lens={lens}: start_loc is where each request begins: [B]")
-            lens_tensor = int32([3, 4])
-            with part("in place"):
-                student(lens_tensor)
-                expect_equal(
-                    lens_tensor.tolist(), [3, 4], "Your function has changed `lens`, which the caller still needs"
-                )
-    return "B + 1 pointers, and start_loc is all but the last"
+        for state, need in cases:
+            if need > len(free_set(state)):
+                with part("none"):
+                    _expect_none(student, state, need)
+        for state, need in cases:
+            if need <= len(free_set(state)) and part.wrong.isdisjoint(("slots", "runs")):
+                _expect_lowest(student, part, state, need)
+        runs = [(2, 6)]
+        with part("nothing asked for"):
+            expect_equal(
+                plain_ints(student(runs, 0), "alloc of 0 slots"),
+                [],
+                "If no slots are asked for, return an empty list, not None",
+            )
+            expect_equal(plain_runs(runs), [(2, 6)], "No slots were asked for, but you changed `runs`")
+    return f"lowest first, all or nothing, in {len(cases) + 1} cases"
 
 
-def _expect_indptr(indptr: list[int], want: list[int], lens: list[int]) -> None:
+def _expect_none(student: Any, state: Runs, need: int) -> None:
+    """There are fewer than `need` free slots in `state`."""
+    runs, free = list(state), len(free_set(state))
+    got = student(runs, need)
     expect(
-        indptr != want[1:],
-        f"lens={lens}: the 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]",
+        got is None or len(plain_ints(got, "What alloc returns")) >= need,
+        f"{need} slots were asked for, {free} are free, and alloc returned only some of them. It must give all or nothing: "
+        "a request cannot use part of its slots and would only block others, so return None",
     )
-    expect(
-        indptr != want[:-1],
-        f"lens={lens}: the total is missing at the end. Request i has indptr[i] : indptr[i + 1], and so has the last one, "
-        "so B requests need B + 1 pointers",
+    expect(got is None, f"{need} slots were asked for and {free} are free: alloc must return None")
+    expect_equal(
+        plain_runs(runs),
+        state,
+        "alloc returned None but changed `runs`, so the slots that it took are lost. Check that there are enough slots "
+        "before you take any",
     )
-    expect_equal(indptr, want, f"lens={lens}: indptr is 0 and then the running sums")
 
 
-@exercise("5.3", "Is it a range?")
-def contiguous(given: Given) -> str:
-    student = given["contiguous"]
-    cases: list[tuple[list[int], str]] = [
-        ([16, 17, 18, 19, 20], ""),
-        ([0, 1, 2, 3, 4, 5, 6], ""),
-        ([9], "one slot alone is a range, too"),
-        ([0], "slot 0 is a slot like any other"),
-        (
-            [4, 6, 5, 7],
-            "first and last fit, but the order is not that of the range: the K/V of two tokens would be swapped",
-        ),
-        (
-            [4, 9, 2, 7],
-            "the last is first + 3, but the two between are elsewhere: slots of other requests would be overwritten",
-        ),
-        ([7, 6, 5, 4], "the slots are adjacent, but in falling order: a copy would store the K/V in reverse"),
-        ([3, 4, 6, 7], "there is a gap"),
-        ([5, 6, 7, 3], "the last slot is below the others"),
-        ([2, 2], "the same slot twice is no range"),
+def _expect_lowest(student: Any, part: several, state: Runs, need: int) -> None:
+    """There are at least `need` free slots in `state`."""
+    runs, free = list(state), free_set(state)
+    got = student(runs, need)
+    wanted = sorted(free)[:need]
+    with part("slots"):
+        slots = plain_ints(got, f"alloc({state}, {need})")
+        expect(len(slots) == need, f"{need} slots were asked for, but alloc returned {len(slots)}: {slots}")
+        expect_equal(
+            slots,
+            wanted,
+            f"alloc({state}, {need}): take the lowest free slots in ascending order, from as many runs as you need. That "
+            "keeps the used part of the pool compact",
+        )
+    others = isinstance(got, list) and sorted(got) != wanted
+    with part("runs", *["slots"] * others):  # other slots leave other runs
+        expect(runs != state, "The slots are still in `runs`, so the next request would get them too")
+        check_left(runs, free - set(wanted), "After alloc, the wrong slots are left in `runs`")
+
+
+@exercise("5.4", "Allocate neighbours, first fit")
+def alloc_contiguous(given: Given) -> str:
+    student = given["alloc_contiguous"]
+    cases = 0
+    with several() as part:
+        for state in [*STATES, [(0, 2), (4, 9), (10, 13), (20, 23)]]:
+            for need in (1, 2, 3, 4, 5, 8, 12, 13, 32, 33):
+                runs = list(state)
+                fitting = [start for start, end in state if end - start >= need]
+                got = student(runs, need)
+                case = f"{need} neighbours from {state}"
+                if not fitting:
+                    with part("none", "start"):
+                        expect(
+                            got is None,
+                            f"{case}: no run is long enough, so return None, however many slots are free in total; got "
+                            f"{got!r}",
+                        )
+                        expect_equal(plain_runs(runs), state, f"{case}: you returned None but changed `runs`")
+                else:
+                    pair = plain_ints(got, case)
+                    expect(len(pair) == 2, f"{case}: return (start, end), got {got!r}")
+                    start, end = pair
+                    with part("end"):
+                        expect(
+                            end != start + need - 1,
+                            f"{case}: `end` is exclusive. The slots are start, ..., end - 1, and end is the next one",
+                        )
+                        expect_equal(end - start, need, f"{case}: ({start}, {end}) is not a range of {need} slots")
+                    with part("start"):
+                        expect(
+                            start == fitting[0] or start not in fitting,
+                            f"{case}: the run at {start} is long enough, but *first fit* takes the first such run, which "
+                            f"starts at {fitting[0]}",
+                        )
+                    with part("start", "none"):
+                        expect_equal(
+                            start, fitting[0], f"{case}: take the first slots of the first run that is long enough"
+                        )
+                    with part("runs", "start"):
+                        wanted = free_set(state) - set(range(start, start + need))
+                        check_left(runs, wanted, f"{case}: the wrong slots are left in `runs`")
+                cases += 1
+    return f"first fit in {cases} cases"
+
+
+@exercise("5.5", "Free, errors before effects", points=2)
+def free(given: Given) -> str:
+    student = given["free"]
+    good: list[tuple[Runs, list[int]]] = [
+        ([(0, 3), (5, 9), (20, 32)], [12]),
+        ([(0, 3), (5, 9), (20, 32)], [4, 3]),
+        ([(0, 3), (5, 9), (20, 32)], [19, 9, 4]),
+        ([(0, 3), (5, 9), (20, 32)], [18, 10, 12, 11]),
+        ([], [31, 0]),
+        ([], list(range(31, -1, -1))),
+        ([(0, 32)], []),
+        ([(1, 31)], [31, 0]),
     ]
     with several() as part:
-        for slots, why in cases:
-            with part("two values"):
-                got = student(torch.tensor(slots))
-                expect(isinstance(got, tuple | list) and len(got) == 2, f"{slots}: return two values, got {got!r}")
-            with part(*_about(slots), "two values"):
-                _expect_range(student, slots, why)
-    return "order, gaps and single slots"
+        for state, slots in good:
+            with part("merging"):
+                runs = list(state)
+                student(runs, list(slots), SIZE)
+                hint = f"After free({state}, {slots}), the wrong slots are free"
+                check_left(runs, free_set(state) | set(slots), hint)
+        _expect_refusals(student, part)
+    return "merged runs, and three errors that change nothing"
 
 
-def _about(slots: list[int]) -> list[str]:
-    """What a case of exercise 5.3 is about, and what else it depends on."""
-    if all(after == before + 1 for before, after in pairwise(slots)):
-        return ["ranges"] if len(slots) > 1 else ["single slots", "ranges"]
-    as_far_as_a_range = len(slots) - 1 in (slots[-1] - slots[0], max(slots) - min(slots))
-    return ["the slots between"] if as_far_as_a_range else ["the ends"]
-
-
-def _expect_range(student: Any, slots: list[int], why: str) -> None:
-    for dtype in (torch.int32, torch.int64):
-        is_range = all(after == before + 1 for before, after in pairwise(slots))
-        want = (slots[0], slots[-1] + 1) if is_range else (None, None)
-        got = student(torch.tensor(slots, dtype=dtype))
-        if not (isinstance(got, tuple | list) and len(got) == 2):
-            raise Hint(f"{slots}: return two values, got {got!r}")
-        if not is_range:
-            expect(tuple(got) == want, f"{slots}: {why}. The answer is (None, None), got {tuple(got)}")
-            continue
-        expect(None not in got, f"{slots}: this is a range{': ' + why if why else ''}, but the answer is (None, None)")
-        start, end = int(got[0]), int(got[1])
-        expect(
-            (start, end) != (slots[0], slots[-1]),
-            f"{slots}: `end` is exclusive: the slot after the last",
-        )
-        expect_equal((start, end), want, f"{slots}: from the first slot to the one after the last")
-
-
-def refuse_loops(function: Callable[..., Any]) -> None:
-    """Raises Hint if the source of `function` has a loop or a comprehension. Accepts it if there is no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, LOOPS):
-            raise Hint(
-                "Your function has a Python loop (or a comprehension). Its result is right, but for a batch of 64 requests "
-                "with 500 tokens each it takes 32,000 iterations before every pass: compute all tokens at once"
+def _expect_refusals(student: Any, part: several) -> None:
+    outside = f"is outside 0..{SIZE - 1}"
+    bad: list[tuple[Runs, list[int], int, str]] = [
+        ([(0, 3)], [7], 7, ""),  # can be freed: the same state, the same form
+        ([(0, 3)], [5, 32], 32, outside),
+        ([(0, 3)], [5, -1], -1, f"{outside}; a negative index would count from the end of the pool"),
+        ([(0, 3)], [6, 1], 1, "is already free: two requests would get it"),
+        ([(0, 3)], [6, 2, 8], 2, "is already free: two requests would get it"),
+        ([(0, 3)], [9, 4, 9], 9, "is given twice: it would be counted twice"),
+        ([], [3, 3], 3, "is given twice: it would be counted twice"),
+    ]
+    for state, slots, offender, why in bad:
+        runs, refused = list(state), None
+        try:
+            student(runs, list(slots), SIZE)
+        except ValueError as error:
+            refused = str(error)
+        with part(why or "merging", *[outside] * (offender < 0)):
+            if not why:
+                expect(refused is None, f"free({state}, {slots}) must work, but it raised an error: {refused}")
+                continue
+            expect(refused is not None, f"free({state}, {slots}): slot {offender} {why}. Raise a ValueError")
+        with part("message", why):
+            expect(
+                str(offender) in (refused or ""),
+                f"The error message must name slot {offender}, so that the bug can be found. Yours is {refused!r}",
             )
-
-
-@exercise("5.4", "kv_indices without a loop", points=2)
-def kv_indices(given: Given) -> str:
-    student = given["kv_indices"]
-    rng = np.random.default_rng(0)
-    for rows, seq_lens in (
-        ([0], [12]),
-        ([2, 0, 3], [8, 3, 6]),
-        ([3, 1], [1, 16]),
-        ([1, 0, 3, 2], [5, 5, 5, 5]),
-        ([2, 3], [16, 16]),
-    ):
-        table = torch.from_numpy(rng.permutation(64).reshape(4, 16).astype(np.int32))
-        want = [int(table[row, p]) for row, seq in zip(rows, seq_lens, strict=True) for p in range(seq)]
-        before = table.clone()
-        got = checked_tensor(student(table, int32(rows), int32(seq_lens)), torch.int32, "kv_indices").tolist()
-        case = f"req_pool_indices={rows}, seq_lens={seq_lens}"
-        by_batch_index = [int(table[i, p]) for i, seq in enumerate(seq_lens) for p in range(seq)]
-        expect(
-            got != by_batch_index or got == want,
-            f"{case}: these are rows 0, 1, ... of the table. Request i of the batch is in row req_pool_indices[i]",
-        )
-        expect(
-            len(got) == len(want),
-            f"{case}: {len(got)} slots for {len(want)} tokens. One slot for each token of each request: no padding, "
-            "none left out",
-        )
-        expect_equal(got, want, f"{case}: request by request, its slots in the order of its positions")
-        expect(torch.equal(table, before), f"{case}: the table of rows has changed; it must only be read")
-    refuse_loops(student)
-    return "every token of every request in one look-up"
-
-
-@exercise("5.5", "A whole description, by hand", points=2)
-def predicted(given: Given) -> str:
-    rows = {2: [8, 9, 10, 11, 0, 1, 2, 3, 20], 0: [8, 9, 10, 11, 4]}
-    seq_lens, prefix_lens = [9, 5], [6, 4]
-    new_lens = [3, 1]
-    want: dict[str, tuple[list[int], str]] = {
-        "req_pool_indices": ([2, 0], "the rows, in the order of the batch: row 2 comes first here"),
-        "seq_lens": (seq_lens, "how many tokens each request has *after* this pass"),
-        "prefix_lens": (
-            prefix_lens,
-            "how many tokens have K/V before this pass, no matter whether another request or this one computed it",
-        ),
-        "extend_seq_lens": (new_lens, "seq_lens - prefix_lens"),
-        "positions": ([6, 7, 8, 4], "prefix_len .. seq_len - 1 of row 2, then of row 0"),
-        "out_cache_loc": (
-            [slot for row, prefix in zip(rows, prefix_lens, strict=True) for slot in rows[row][prefix:]],
-            "the slots in the rows at the new positions, no matter which page they are in",
-        ),
-        "start_loc": ([0, 9], "where each request begins among *all* tokens: the sum of the seq_lens before it"),
-        "qo_indptr": ([0, 3, 4], "where each request begins among the *new* tokens, and their total at the end"),
-        "kv_indptr": ([0, 9, 14], "start_loc, and the total of all tokens at the end"),
-        "kv_indices": (rows[2] + rows[0], "all slots of row 2 up to its length, then all of row 0"),
-        "kv_last_page_len": (
-            [1 for _ in rows],
-            "1 for each request: `kv_indices` lists single slots, so these are pages of one token, whatever the pool has",
-        ),
-    }
-    got = given["predicted"]()
-    expect(isinstance(got, dict), f"predicted() must return a dict, got {type(got).__name__}")
-    missing = [name for name in want if name not in got]
-    unknown = [name for name in got if name not in want]
-    names = [f"These fields are still missing: {', '.join(missing)}"] * bool(missing)
-    names += [f"There are no such fields: {', '.join(map(str, unknown))}"] * bool(unknown)
-    right = 0
-    wrong: list[str] = []
-    for name, (values, why) in want.items():
-        if name in missing:
-            continue
-        mine = got[name].tolist() if isinstance(got[name], torch.Tensor | np.ndarray) else got[name]
-        if mine is not None and list(mine) == values:
-            right += 1
-        else:
-            wrong.append(f"`{name}` is {mine}, which is not right. It is {why}")
-    if wrong:
-        first = "The one that is not" if len(wrong) == 1 else "The first two that are not"
-        names.append(f"{right} of {len(want)} fields are right. {first}: {ALSO.join(wrong[:2])}")
-    expect(not names, ALSO.join(names))
-    return f"all {len(want)} fields"
+        with part("before effects", why):
+            expect_equal(
+                plain_runs(runs),
+                state,
+                f"free({state}, {slots}) raised an error, but only after it had changed `runs`. Errors before effects: "
+                "check all slots first, and only then change anything",
+            )

@@ -1,4 +1,4 @@
-"""The small scheduler of exercise 8.6: its requests, a run pass by pass, and the pass that its rules demand."""
+"""The small scheduler of exercise 10.3: its requests, a run pass by pass, and the pass that its rules require."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
         expect_equal(
             (mode, [req.name for req in members], [req.name for req in retracted]),
             expected,
-            f"{before}: the mode, the requests in the pass, the retracted requests",
+            f"{before}: wrong mode, requests in the pass, or retracted requests",
         )
         passes.append(f"{mode[0]}({' '.join(req.name for req in members)})")
         for req in retracted:
@@ -61,20 +61,20 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
             running.remove(req)
         if mode == "IDLE" and all(at <= turn for at, _, _ in arriving):
             return passes
-    raise Hint("after 2000 passes some requests still wait")
+    raise Hint("after 2000 passes, some requests are still waiting")
 
 
 def ask_for_pass(
     next_pass: Any, waiting: list[Tiny], running: list[Tiny], size: int, max_running: int
 ) -> tuple[str, str, list[Tiny], list[Tiny]]:
-    """One answer of `next_pass`, checked for its form: the state it was given, mode, members, retracted."""
+    """Ask `next_pass` once and check the form of its answer. Returns the state it was given, mode, members, retracted."""
     before = f"{_listed('waiting', waiting)}, {_listed('running', running)}, {size} slots, {max_running} rows"
     lists = list(waiting), list(running)
     state = [(req, req.outputs, req.slots) for req in (*waiting, *running)]
     answer = next_pass(*lists, size, max_running)
     expect(
         lists == (waiting, running) and all((req.outputs, req.slots) == (o, s) for req, o, s in state),
-        "next_pass must change neither the lists nor the requests: its caller does that",
+        "next_pass must not change the lists or the requests: its caller does that",
     )
     expect(
         isinstance(answer, tuple) and len(answer) == 3,

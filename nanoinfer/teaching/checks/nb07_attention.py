@@ -1,4 +1,4 @@
-"""Attention for notebook 06's checks: loops in float64, right or with usual mistakes, and which of these an answer has."""
+"""Attention for notebook 07's checks: loops in float64, correct or with the usual mistakes, to find those in an answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def attend(
     mask: str = "shifted",
     hidden: float = -torch.inf,
 ) -> torch.Tensor:
-    """Attention of the last `len(q)` of the tokens in `slots`, by loops in float64; the options make a usual mistake."""
+    """Attention of the last `len(q)` of the tokens in `slots`, by loops in float64. Each option makes a usual mistake."""
     new, num_heads, num_kv_heads, total = len(q), q.shape[1], keys.shape[1], len(slots)
     shift = {"shifted": total - new, "unshifted": 0, "none": total}[mask]
     scores = torch.empty(new, num_heads, total, dtype=torch.float64)
@@ -60,7 +60,7 @@ def attend_each(
 
 @dataclass
 class Attended:
-    """The reader's answer to a case; what it must be, `reference()`; the options of `reference` that make each mistake."""
+    """The reader's answer to a case. `reference()` is the right one; `mistakes`: the options of `reference` for each."""
 
     what: str
     got: Any
@@ -68,17 +68,17 @@ class Attended:
     mistakes: Mapping[str, Mapping[str, Any]]
 
     def is_given_by(self, hints: Sequence[str]) -> bool:
-        """Whether the mistakes with these hints lead to the answer; none: whether it is right."""
+        """Whether the mistakes with these hints explain the answer. Without hints: whether the answer is right."""
         options = {name: value for hint in hints for name, value in self.mistakes[hint].items()}
         return torch.allclose(self.got.float(), self.reference(**options), atol=ATOL)
 
 
 def expect_attention(answers: Sequence[Attended]) -> None:
-    """Raises Hint unless all are right: the hints of the mistakes that lead to all of them, as far as they have any."""
+    """Raises Hint unless all are right, with the hints for the mistakes that explain all answers or the first wrong one."""
     for answer in answers:
         want = answer.reference()
         if not isinstance(answer.got, torch.Tensor) or answer.got.shape != want.shape:
-            expect_equal(answer.got, want, f"{answer.what}: the weighted mean of the values differs")
+            expect_equal(answer.got, want, f"{answer.what}: the output is not the right weighted mean of the values")
     wrong = next((answer for answer in answers if not answer.is_given_by([])), None)
     if wrong is not None:
         hints = {hint: hint for hint in wrong.mistakes}
@@ -87,5 +87,5 @@ def expect_attention(answers: Sequence[Attended]) -> None:
         if hint := find_mistakes(hints, wrong.is_given_by):
             raise Hint(f"{wrong.what}: {hint}")
     for answer in answers:
-        hint = f"{answer.what}: the weighted mean of the values differs"
+        hint = f"{answer.what}: the output is not the right weighted mean of the values"
         expect_equal(answer.got, answer.reference(), hint, atol=ATOL)

@@ -1,4 +1,4 @@
-"""Checks of notebook 03, batched decode: which requests are in a pass, and how much of it is padding."""
+"""Checks of notebook 04, batched decode: which requests are in a pass, and how much of it is padding."""
 
 from collections import deque
 from typing import Any
@@ -53,17 +53,20 @@ class _Run:
 
     def decode(self, requests: Any) -> None:
         requests = list(requests)
-        expect(requests, "A decode pass without requests: it takes time and gives nothing.")
-        expect(len(self.current) == 0, "Two decode passes in one step. All running requests share a single pass.")
+        expect(requests, "You ran a decode pass without requests. It takes time and gives nothing.")
+        expect(
+            len(self.current) == 0, "You ran two decode passes in one step. All running requests share a single pass."
+        )
         expect(
             len(requests) <= self.max_running,
-            f"{len(requests)} requests in a pass that has room for {self.max_running}.",
+            f"There are {len(requests)} requests in the pass, but it has room for {self.max_running}.",
         )
         for request in requests:
-            expect(request.prefilled, f"{request!r} is in a decode pass, but has not been prefilled: it has no K/V.")
+            expect(request.prefilled, f"{request!r} is in a decode pass but was not prefilled, so it has no K/V.")
             expect(
                 not request.finished,
-                f"{request!r} is in a decode pass, but has finished: its row is wasted, or it gets one token too many.",
+                f"{request!r} is in a decode pass but has already finished. That wastes a row, or gives it one token too "
+                "many.",
             )
         expect(len({id(r) for r in requests}) == len(requests), "A request is in the same pass twice.")
         for request in requests:
@@ -80,14 +83,14 @@ class _Run:
         left = [request for request in self.running if request.finished]
         expect(
             not left,
-            f"{left} finished in this step, but still in `running`: their rows are not free for other requests. (Change "
-            "the caller's list in place, and do not remove items from a list while a loop iterates over it.)",
+            f"{left} finished in this step but are still in `running`, so other requests cannot use their rows. (Change "
+            "the caller's list in place. Do not remove items from a list while you loop over it.)",
         )
         wrong = [request for request in finished if not request.finished]
-        expect(not wrong, f"{wrong} returned as finished, but has tokens left to compute.")
+        expect(not wrong, f"You returned {wrong} as finished, but there are tokens left to compute.")
 
 
-@exercise("3.4", "A step of continuous batching", points=3)
+@exercise("4.4", "A step of continuous batching", points=3)
 def _(given: Given) -> str | None:
     step = given["step"]
     cases = [
@@ -108,23 +111,25 @@ def _(given: Given) -> str | None:
             extra = sorted(set(run.passes[-1]) - set(wanted))
             expect(
                 not missing or not extra,
-                f"{case}, step {number}: {run.passes[-1]} are computed instead of {wanted}. The request that has waited "
-                "longest joins first.",
+                f"{case}, step {number}: you compute requests {run.passes[-1]} instead of {wanted}. The request that has "
+                "waited longest joins first.",
             )
             expect(
                 not missing,
-                f"{case}, step {number}: requests {missing} are not in the pass, though there is room. Rows that became "
-                "free are filled in the same step, before the pass.",
+                f"{case}, step {number}: requests {missing} are not in the pass, although there is room. Fill free rows in "
+                "the same step, before the pass.",
             )
-            expect_equal(sorted(run.passes[-1]), wanted, f"{case}, step {number}: these requests are in the pass.")
+            expect_equal(sorted(run.passes[-1]), wanted, f"{case}, step {number}: these requests must be in the pass.")
             ends = wanted_ends[: len(run.ended)]
             expect_equal(
-                run.ended, ends, f"{case}: finished requests are returned once, in the order in which they ended."
+                run.ended, ends, f"{case}: return each finished request once, in the order in which they ended."
             )
-        expect_equal(run.ended, wanted_ends, f"{case}: after {len(wanted_passes)} steps all have been returned.")
-        expect(not run.running and not run.waiting, f"{case}: all have ended, but `running` or `waiting` is not empty.")
+        expect_equal(run.ended, wanted_ends, f"{case}: after {len(wanted_passes)} steps, all must have been returned.")
+        expect(
+            not run.running and not run.waiting, f"{case}: all requests ended, but `running` or `waiting` is not empty."
+        )
         run.once()
-        expect(not run.passes[-1], "Without requests a step must do nothing.")
+        expect(not run.passes[-1], "When there are no requests, a step must do nothing.")
     _joining(step)
     return "late requests, early ends, one-token requests, a single row"
 
@@ -148,7 +153,7 @@ def _served(new_tokens: list[int], max_running: int) -> tuple[list[list[int]], l
 
 
 def _joining(step: Any) -> None:
-    """A request that arrives while others run is in the very next pass, if there is room."""
+    """A request that arrives while others run must be in the very next pass, if there is room."""
     run = _Run(step, [6], 2)
     run.once()
     run.waiting.append(_Request(1, 3))
@@ -156,11 +161,11 @@ def _joining(step: Any) -> None:
     expect_equal(
         run.passes,
         [[0], [0, 1]],
-        "A request that arrives while another runs must join it in the next step, not wait for its end.",
+        "A request that arrives while another one runs must join it in the next step, not wait until it ends.",
     )
 
 
-@exercise("3.5", "Predict the padding", points=2)
+@exercise("4.5", "Predict the padding", points=2)
 def _(given: Given) -> str | None:
     padding_share = given["padding_share"]
     model = random_model(kernels="torch", **TINY)
@@ -180,20 +185,23 @@ def _(given: Given) -> str | None:
         if abs(first - want) > 1e-6:
             expect(
                 abs(got - first) > 1e-9,
-                f"{case}: that is the padding of the prompts. Rows grow in every pass, and requests leave.",
+                f"{case}: that is the padding of the prompts alone. Rows grow in every pass, and requests leave.",
             )
         static = _static_batch_share(prompt_lens, new_tokens)
         if abs(static - want) > 1e-6:
             expect(
                 abs(got - static) > 1e-9,
-                f"{case}: here requests stay in the batch until the last has ended. In continuous batching they leave.",
+                f"{case}: you keep all requests in the batch until the last one ends. In continuous batching, a request "
+                "leaves as soon as it finishes.",
             )
-        expect_equal(float(got), want, f"{case}: the engine's account gives another share.", atol=1e-6)
+        expect_equal(
+            float(got), want, f"{case}: an engine that serves these requests measures another share.", atol=1e-6
+        )
     return "equal to an engine's account"
 
 
 def _measured_share(model: Any, prompt_lens: list[int], new_tokens: list[int]) -> float:
-    """The share from the account of an engine that serves such requests."""
+    """The share that an engine measures when it serves such requests."""
     engine = InferenceEngine(model)
     scheduler = OfflineScheduler(engine)
     for length, new in zip(prompt_lens, new_tokens, strict=True):

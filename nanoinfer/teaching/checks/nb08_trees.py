@@ -1,4 +1,4 @@
-"""The trees of notebook 07's checks: how they are made and filled, how they are read, and what must hold for them."""
+"""The trees of notebook 08's checks: how to make, fill and read them, and what must hold for them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -68,7 +68,7 @@ def path_text(tree: RadixCache, node: TreeNode) -> str:
     while node is not tree.root:
         parent, steps = node.parent, steps + 1
         if parent is None or steps > SIZE:
-            raise Hint("this node's parents do not lead up to the root: look at `parent`")
+            raise Hint("the parents of a node do not lead up to the root: check `parent`")
         text = text_of(node.key) + text
         node = parent
     return text
@@ -92,27 +92,28 @@ def expect_match(tree: RadixCache, known: Prefixes, tokens: list[int], what: str
     want = [known[tuple(tokens[:end])] for end in range(1, k + 1)]
     sizes = (tree.evictable_size(), tree.protected_size())
     match = tree.match_prefix(tokens)
-    prompt = f"{what}: {text_of(tokens)!r}, of which {k} tokens are in the tree"
+    prompt = f"{what} (the prompt is {text_of(tokens)!r}, and {k} of its tokens are in the tree)"
     got = match.indices.tolist()
     if len(got) > k and got[:k] == want:
         raise Hint(
-            f"{prompt}, but you return {len(got)} slots: of a node that matches only in part, the other slots do not count"
+            f"{prompt}: you return {len(got)} slots. Where a node matches only partly, leave out the slots of its other "
+            "tokens"
         )
-    expect_equal(got, want, f"{prompt}: return their slots, in order")
-    expect_equal(match.indices.dtype, torch.int32, "slots are int32")
+    expect_equal(got, want, f"{prompt}: return the slots of these tokens, in order")
+    expect_equal(match.indices.dtype, torch.int32, "slots must be int32")
     expect_equal(
         path_text(tree, match.last_node),
         text_of(tokens[:k]),
-        f"{prompt}: the path to last_node must hold exactly these. The request locks that path",
+        f"{prompt}: the path to last_node must hold exactly these tokens, because the request locks that path",
     )
     node: TreeNode | None = match.last_node
     while node is not tree.root and node is not None:
         expect(
             node.last_access_time == tree._clock,
-            f"{prompt}: every node on the path counts as used now (last_access_time = self._clock); else lru evicts it",
+            f"{prompt}: mark every node on the path as used now (last_access_time = self._clock), or lru evicts it early",
         )
         node = node.parent
-    expect_equal((tree.evictable_size(), tree.protected_size()), sizes, "a match never changes the sizes")
+    expect_equal((tree.evictable_size(), tree.protected_size()), sizes, "a match must not change the sizes")
     expect_sound(tree, prompt)
 
 
@@ -127,17 +128,10 @@ def expect_tree(tree: RadixCache, known: Prefixes, when: str) -> None:
     expect_equal(
         {text_of(prefix): slot for prefix, slot in found.items()},
         {text_of(prefix): slot for prefix, slot in known.items()},
-        f"{when}: prefix → slot of its last token",
+        f"{when}, the tree does not hold the right tokens in the right slots (each prefix → the slot of its last token)",
     )
-    expect_equal(tree.total_size(), len(known), f"{when}: total_size() counts the tokens in the tree")
+    expect_equal(tree.total_size(), len(known), f"{when}, total_size() must be the number of tokens in the tree")
     expect_sound(tree, when)
-
-
-def finish(tree: Any, text: str, tree_len: int, what: str) -> None:
-    pool = tree.token_to_kv_pool
-    matched = RadixCache.match_prefix(tree, ids(text)[:tree_len]).indices
-    tree.finish(ids(text), torch.cat((matched, pool.alloc(len(text) - tree_len))), tree_len)
-    expect_owned(tree, what)
 
 
 def expect_owned(tree: RadixCache, what: str, queue: bool = True) -> None:
@@ -147,8 +141,8 @@ def expect_owned(tree: RadixCache, what: str, queue: bool = True) -> None:
     both = sorted(free & set(owned))
     expect(
         not both,
-        f"{what}: slots {both} are both free and in the tree. You have freed slots that belong to the tree: the first "
-        "tree_len, which the request only used, or those that the tree has just taken",
+        f"{what}: slots {both} are both free and in the tree. You freed slots that belong to the tree: the first tree_len, "
+        "which the request only used, or those that the tree has just taken over",
     )
     expect_equal(len(set(owned)), len(owned), f"{what}: a slot is in the tree twice")
     lost = sorted(set(range(tree.token_to_kv_pool.size)) - free - set(owned))

@@ -1,4 +1,4 @@
-"""Checks of notebook 04, which slots a request has: by its block table, shared with another row, or not at all."""
+"""Checks of notebook 05: slots from a block table, slots that two rows share, and slots that have no owner or too many."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.teaching.checks.nb04 import SIZE, plain_ints
+from nanoinfer.teaching.checks.nb05 import SIZE, plain_ints
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
 from nanoinfer.teaching.several import several
@@ -16,14 +16,14 @@ def kv_pool(size: int = SIZE, page_size: int = 1) -> TokenToKVPool:
     return TokenToKVPool(size, torch.float32, head_num=1, head_dim=2, layer_num=1, page_size=page_size)
 
 
-@exercise("4.2", "From a block table to slots")
+@exercise("5.2", "From a block table to slots")
 def slots_of(given: Given) -> str:
     student = given["slots_of"]
     one = student(torch.tensor([5, 2, 6]), torch.tensor([1]), 4)
     expect(
         plain_ints(one, "What slots_of returns") != [2 * 4 + 1],
-        "Block table [5, 2, 6], P=4, position 1: the table was read at the position. It has one entry for each page: in "
-        "which page of the text is this position?",
+        "Block table [5, 2, 6], P=4, position 1: you used the position itself as the index into the table. The table has "
+        "one entry per page: in which page of the text is this position?",
     )
     for page_size, table in ((4, [5, 2, 6]), (1, [9, 3, 4, 0]), (16, [3, 0]), (3, [7, 1, 0, 2])):
         want = [block * page_size + offset for block in table for offset in range(page_size)]
@@ -31,17 +31,17 @@ def slots_of(given: Given) -> str:
             index = torch.tensor(list(positions), dtype=torch.int64)
             got = student(torch.tensor(table), index, page_size)
             expect(isinstance(got, torch.Tensor | np.ndarray), f"Return a tensor or an array, got {type(got).__name__}")
-            expect_equal(list(got.shape), list(index.shape), "There is one slot for each position: same shape")
+            expect_equal(list(got.shape), list(index.shape), "Return one slot for each position, in the same shape")
             expect_equal(
                 [int(slot) for slot in got],
                 [want[position] for position in positions],
-                f"Block table {table}, P={page_size}, positions {list(positions)}. Position n lies in page n // P of the "
-                "text, whose block the table names, at offset n % P",
+                f"Block table {table}, P={page_size}, positions {list(positions)}. Position n is in page n // P of the "
+                "text, at offset n % P. The table names the block of each page",
             )
     return "for pages of 1, 3, 4 and 16 tokens"
 
 
-@exercise("4.3", "Two rows share a prefix")
+@exercise("5.3", "Two rows share a prefix")
 def share_prefix(given: Given) -> str:
     student = given["share_prefix"]
     with several() as part:
@@ -58,7 +58,7 @@ def share_prefix(given: Given) -> str:
             got = student(rows, pool, old=2, new=1, length=length, total=total)
             case = f"{length} of {total} tokens shared"
             expect(
-                got is not None, f"{case}: there are enough free slots, but the answer is None. Is a `return` missing?"
+                got is not None, f"{case}: there are enough free slots, but you returned None. Is a `return` missing?"
             )
             _expect_shared(
                 part, case, rows.req_to_token, before, free_before - pool.available_size(), got, (length, total)
@@ -66,7 +66,7 @@ def share_prefix(given: Given) -> str:
             with part("copied"):
                 expect(
                     torch.equal(key, keys_before),
-                    f"{case}: K/V has been written or copied. Naming the slots is all it takes",
+                    f"{case}: you wrote or copied K/V. It is enough to write the slots into the new row",
                 )
         rows, pool = ReqToTokenPool(4, 16), kv_pool(12)
         held = pool.alloc(8)
@@ -75,10 +75,10 @@ def share_prefix(given: Given) -> str:
         before = rows.req_to_token.clone()
         with part("none", "taken"):
             got = student(rows, pool, old=0, new=1, length=3, total=10)
-            expect(got is None, f"7 slots were needed and 4 are free: return None, got {got!r}")
-            expect(pool.available_size() == 4, "None was returned, but slots were taken: they are lost now")
+            expect(got is None, f"7 slots are needed and only 4 are free: return None, not {got!r}")
+            expect(pool.available_size() == 4, "You returned None but took slots: they are lost now")
             expect_equal(
-                rows.req_to_token, before, "None was returned, but a row has changed. Take the slots first, then write"
+                rows.req_to_token, before, "You returned None but changed a row. Take the slots first, then write"
             )
     return "same slots, nothing copied, new slots for the rest"
 
@@ -86,43 +86,42 @@ def share_prefix(given: Given) -> str:
 def _expect_shared(
     part: several, case: str, table: torch.Tensor, before: torch.Tensor, taken: int, got: Any, lens: tuple[int, int]
 ) -> None:
-    """Row 1 shares `lens[0]` of `lens[1]` tokens with row 2; `before`: the table before that; `taken` slots were."""
+    """Row 1 shares `lens[0]` of its `lens[1]` tokens with row 2. `before`: the table before that. `taken`: how many slots
+    the student took from the pool."""
     length, total = lens
     row, held = table[1], before[2, :8]
     with part("taken"):
         expect(
             taken != total or length == 0,
-            f"{case}: {taken} slots were taken from the pool. The shared tokens have K/V already: only the other "
+            f"{case}: you took {taken} slots from the pool. The shared tokens already have K/V, so only the other "
             f"{total - length} need slots",
         )
-        expect(taken == total - length, f"{case}: {taken} slots were taken from the pool, must be {total - length}")
+        expect(taken == total - length, f"{case}: you took {taken} slots from the pool; it must be {total - length}")
     with part("shared"):
         expect_equal(
             row[:length].tolist(),
             before[2, :length].tolist(),
-            f"{case}: at the shared positions the new row must name the same slots as the old one",
+            f"{case}: at the shared positions, the new row must have the same slots as the old row",
         )
     with part("rest", "taken"):
         rest = row[length:total].tolist()
         expect(
             set(rest).isdisjoint(held.tolist()),
-            f"{case}: the rest of the new row names slots of the old request: {rest}. Its tokens are different ones from "
-            "there on",
+            f"{case}: the rest of the new row has slots of the old request: {rest}. From there on the tokens differ and "
+            "need new slots",
         )
         expect_equal(
-            rest, list(range(11, 11 + total - length)), f"{case}: the rest of the row names the new slots, in order"
+            rest, list(range(11, 11 + total - length)), f"{case}: the rest of the row must be the new slots, in order"
         )
     with part("returned", "taken"):
-        expect_equal(int(got), total - length, f"{case}: return how many slots were taken")
+        expect_equal(int(got), total - length, f"{case}: return how many slots you took")
     with part("old row"):
         expect_equal(table[2], before[2], f"{case}: the old row must stay as it was")
     with part("beyond"):
-        expect_equal(
-            row[total:].tolist(), [99] * (16 - total), f"{case}: right of the new length nothing is to be written"
-        )
+        expect_equal(row[total:].tolist(), [99] * (16 - total), f"{case}: do not write anything after the new length")
 
 
-@exercise("4.6", "Find the leak")
+@exercise("5.6", "Find the leak")
 def audit(given: Given) -> str:
     student = given["audit"]
     rng = np.random.default_rng(0)
@@ -158,22 +157,26 @@ def audit(given: Given) -> str:
             with part("free list"):
                 expect(
                     set(mine).isdisjoint(pool.free_slots().tolist()),
-                    "Some of your leaked slots are free. A free slot is not lost: the free list owns it",
+                    "Some of the slots that you call leaked are free. A free slot is not lost: the free list owns it",
                 )
             with part("leaked", "free list"):
-                expect_equal(mine, leaked, "Leaked: neither free nor held, ascending")
+                expect_equal(
+                    mine, leaked, "Leaked slots are neither free nor held by an owner. List them in ascending order"
+                )
             with part("contested"):
                 expect(
                     len(set(theirs)) == len(theirs),
-                    f"A contested slot is to be named once, however many owners it has: {theirs}",
+                    f"List a contested slot once, however many owners it has: {theirs}",
                 )
             if case % 3 == 2:
                 with part("free list", "contested"):
                     expect(
                         set(freed.tolist()) <= set(theirs),
-                        "A slot that has an owner and that is free at the same time is contested too: the free list is an "
-                        "owner",
+                        "A slot that has an owner and is free at the same time is contested too, because the free list is "
+                        "an owner",
                     )
             with part("contested", "free list"):
-                expect_equal(theirs, sorted(contested), "Contested: more than one owner, ascending")
+                expect_equal(
+                    theirs, sorted(contested), "Contested slots have more than one owner. List them in ascending order"
+                )
     return "leaks, double owners, and slots that are free and owned at once"

@@ -1,4 +1,4 @@
-"""Checks of notebook 08: which waiting request is first, by cached tokens and by how often others were admitted before."""
+"""Checks of notebook 11: which waiting request goes first, by its cached tokens and by how often others overtook it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class Waiting:
     cached: int
 
 
-# --- 8.3 -------------------------------------------------------------------------------------------------------------
+# --- 11.2 -------------------------------------------------------------------------------------------------------------
 
 
 def _hits(prompt: Sequence[int], cached: Sequence[Sequence[int]], page_size: int) -> int:
@@ -27,7 +27,7 @@ def _hits(prompt: Sequence[int], cached: Sequence[Sequence[int]], page_size: int
     return next(known, 0)
 
 
-@exercise("8.3", "Longest prefix first")
+@exercise("11.2", "Longest prefix first")
 def _(given: Given) -> str:
     order = given["longest_prefix_first"]
 
@@ -37,16 +37,16 @@ def _(given: Given) -> str:
         expect_equal(
             sorted(answer),
             list(range(len(prompts))),
-            "Each request must be in the order exactly once",
+            "The order must contain each request exactly once",
         )
         return answer
 
     cached = [[1, 2, 3, 4, 5, 6], [1, 2, 8, 9]]
-    expect_equal(ask([[7, 7], [1, 2, 3, 4, 0], [1, 5, 5]], cached), [1, 2, 0], "Most cached tokens first")
+    expect_equal(ask([[7, 7], [1, 2, 3, 4, 0], [1, 5, 5]], cached), [1, 2, 0], "The most cached tokens go first")
     expect_equal(
         ask([[9, 9, 9], [8, 8, 8], [7, 7, 7]], cached),
         [0, 1, 2],
-        "None of them has cached tokens: in order of arrival",
+        "No request has cached tokens, so keep the order of arrival",
     )
     expect_equal(
         ask([[1, 2, 3, 0], [1, 2, 8, 9, 9], [1, 0]], cached),
@@ -56,21 +56,22 @@ def _(given: Given) -> str:
     expect_equal(
         ask([[0, 1, 2, 3, 4], [1, 9, 9, 9, 9]], cached),
         [1, 0],
-        "Only a common *beginning* counts: K/V depends on all tokens before it, so equal tokens further on are useless",
+        "Only a common *beginning* counts: a token's K/V depends on all tokens before it, so equal tokens further on do "
+        "not help",
     )
     expect_equal(
         ask([[1, 2, 3, 0, 0, 0], [1, 2, 8, 9]], cached),
         [0, 1],
-        "[1, 2, 8, 9] is in the tree in full, but its last token is computed for its logits: 3 tokens count, as for the "
-        "other request",
+        "All of [1, 2, 8, 9] is in the tree, but its last token must be computed to get its logits. So 3 tokens count, as "
+        "for the other request",
     )
     expect_equal(
         ask([[1, 2, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0]], [[1, 2, 3, 4]], 2),
         [0, 1],
         "A hit is a whole number of pages: with pages of 2, three common tokens count as two",
     )
-    expect_equal(ask([], cached), [], "Without waiting requests the order is empty")
-    expect_equal(ask([[1, 2, 3], [4, 5]], []), [0, 1], "With an empty tree: in order of arrival")
+    expect_equal(ask([], cached), [], "Without waiting requests, the order is empty")
+    expect_equal(ask([[1, 2, 3], [4, 5]], []), [0, 1], "With an empty tree, keep the order of arrival")
     rng = Random(83)
     for _ in range(200):
         page_size = rng.choice((1, 1, 2, 3))
@@ -83,11 +84,12 @@ def _(given: Given) -> str:
     return "most cached first, equals in order of arrival"
 
 
-# --- 8.5 -------------------------------------------------------------------------------------------------------------
+# --- 11.3 -------------------------------------------------------------------------------------------------------------
 
 
 def _admit_all(choose: Any, arrivals: list[list[int]], max_overtakes: int) -> list[int]:
-    """Feed `choose`: in each turn some requests arrive (their cached tokens), then one is admitted. Tickets in order."""
+    """Ask `choose` turn by turn: some requests arrive (given by their cached tokens), then one is admitted. Returns the
+    tickets in the order of admission."""
     waiting: list[Waiting] = []
     order: list[int] = []
     turns, number = list(arrivals), 0
@@ -110,7 +112,7 @@ def _overtakes(order: list[int], ticket: int) -> int:
     return sum(other > ticket for other in order[: order.index(ticket)])
 
 
-@exercise("8.5", "Prefer, but let no request starve", points=2)
+@exercise("11.3", "Prefer, but let no request starve", points=2)
 def _(given: Given) -> str:
     choose = given["choose"]
     waiting = [Waiting(0, 0), Waiting(1, 8), Waiting(2, 8)]
@@ -118,7 +120,7 @@ def _(given: Given) -> str:
     expect_equal(
         getattr(first, "ticket", first),
         1,
-        "No request has been overtaken yet: choose the most cached tokens, among equals the first",
+        "No request has been overtaken yet, so choose the one with the most cached tokens; among equals, the first",
     )
     lonely = [[0, 8], *[[8]] * 30]
     for bound in (1, 2, 5, 10):
@@ -126,21 +128,21 @@ def _(given: Given) -> str:
         times = _overtakes(order, 0)
         expect(
             times <= bound,
-            f"Request 0 has no cached tokens, and in every turn one with 8 cached tokens arrives. With "
-            f"max_overtakes={bound} it was overtaken {times} times: without a firm bound a request can starve",
+            f"Request 0 has no cached tokens, and in every turn a request with 8 cached tokens arrives. With "
+            f"max_overtakes={bound}, request 0 was overtaken {times} times. Without a firm limit, a request can starve",
         )
         expect(
             times == bound,
-            f"Request 0 was overtaken {times} times with max_overtakes={bound}: use the bound in full. Until it is reached "
-            "the cached tokens decide",
+            f"Request 0 was overtaken only {times} times with max_overtakes={bound}. Until the limit is reached, the "
+            "cached tokens decide",
         )
     late = [[9, 9, 9], [0, 9], *[[9]] * 20]
     for bound in (1, 3):
         expect_equal(
             _overtakes(_admit_all(choose, late, bound), 3),
             bound,
-            f"Request 3 arrives when other requests have left already (`left` is not 0 then). How often it is overtaken "
-            f"with max_overtakes={bound}",
+            f"Request 3 arrives after other requests have left, so `left` is not 0 then. With max_overtakes={bound}, it "
+            "must be overtaken this many times",
         )
     rng, most = Random(85), 0
     for _ in range(150):
@@ -151,8 +153,8 @@ def _(given: Given) -> str:
             times = _overtakes(order, ticket)
             expect(
                 times <= bound,
-                f"arrivals (cached tokens, turn by turn) {arrivals}: request {ticket} was overtaken {times} times, "
-                f"max_overtakes={bound}",
+                f"With the arrivals {arrivals} (cached tokens, turn by turn), request {ticket} was overtaken {times} "
+                f"times, but max_overtakes={bound}",
             )
             most = max(most, times)
     waiting = [Waiting(7, 0), Waiting(9, 2), Waiting(12, 6), Waiting(13, 6)]
@@ -161,7 +163,7 @@ def _(given: Given) -> str:
         expect_equal(
             getattr(chosen, "ticket", chosen),
             wanted,
-            f"Tickets 7, 9, 12 and 13 wait and {left} requests have left, with max_overtakes=3. All of 0 to 6 have left: "
-            "all others that left came after 7",
+            f"Tickets 7, 9, 12 and 13 are waiting, {left} requests have left, and max_overtakes=3. All of 0 to 6 have "
+            "left, so the others that left arrived after 7",
         )
     return f"no request is overtaken more often than allowed; the most is {most} times"
