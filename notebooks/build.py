@@ -1,4 +1,4 @@
-"""Make the notebooks from their sources: `python -m notebooks.build [04 07_radix_cache demos/...]`, without names all.
+"""Make the notebooks from their sources: `python -m notebooks.build [05 08_radix_cache demos/...]`, without names all.
 
 A notebook with exercises is written in `solutions/`; one without is its own source. A build refreshes the package cells,
 clears the solutions into the student's notebook, runs that in a fresh kernel and keeps the outputs, in a form in which a
@@ -173,7 +173,7 @@ def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
 
 
 def selected(names: list[str], root: Path = ROOT) -> list[Path]:
-    """The sources that `names` mean: "04", "04_memory_pools", "demos/few_shot" or a path. ValueError for others."""
+    """The sources that `names` mean: "04", "05_memory_pools", "demos/few_shot" or a path. ValueError for others."""
     everything = sources(root)
     if not names:
         return everything
@@ -197,7 +197,7 @@ def _plain(value: Any) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.build", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("names", nargs="*", help="04, 04_memory_pools, demos/few_shot; without any: all")
+    parser.add_argument("names", nargs="*", help="04, 05_memory_pools, demos/few_shot; without any: all")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--text", action="store_true", help="run nothing: refresh the text, keep the outputs (seconds)")
     what.add_argument("--check", action="store_true", help="change nothing; fail when a notebook is out of date")

@@ -8,6 +8,8 @@ from pathlib import Path
 from notebooks.build import kernel_environment
 from notebooks.tools.files import ROOT
 
+# Pictures are not compared, those inside the HTML of a folded answer included; what is said about them is.
+SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
 CELL_SECONDS, NOTEBOOK_SECONDS = 240, 600
 
 
@@ -16,6 +18,9 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
     plugin = ["-p", "no:nbval", "-p", "nbval.plugin"]  # once, whether or not pyproject.toml applies to `path`
     options = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_SECONDS}", "--color=no"]
     with tempfile.TemporaryDirectory(prefix="nbval-", ignore_cleanup_errors=True) as folder:
+        patterns = Path(folder) / "sanitize.cfg"
+        patterns.write_text(SANITIZE, encoding="utf-8")
+        options.append(f"--nbval-sanitize-with={patterns}")
         return subprocess.run(
             [sys.executable, "-m", "pytest", *plugin, *options, "-p", "no:cacheprovider", "--tb=short", str(path)],
             cwd=ROOT,

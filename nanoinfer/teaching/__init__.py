@@ -3,16 +3,40 @@
 In a notebook:
 
     @extend(RadixCache)              adds the function below it to the class, as if it had been written inside
-    with attempt("7.1"):             runs the reader's code, to draw what it did; one line if the exercise is not written
-    check("7.1", globals())          prints one line if the exercise is right, else raises a Hint
+    with attempt("8.1"):             runs the reader's code, to draw what it did; one line if the exercise is not written
+    check("8.1", globals())          prints one line if the exercise is right, else raises a Hint
+    with answer():                   folds what its block prints and displays under "Show the answer"
+    FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)
 
-In `nanoinfer/teaching/checks/nb07.py`, the checks of notebook 07: `@exercise("7.1", "Match a prefix")`, `expect`,
+Workloads that are counted in steps are in workloads.py: `from nanoinfer.teaching.workloads import Request, serve`.
+Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from nanoinfer.teaching.widgets import watch_tree`.
+
+In `nanoinfer/teaching/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Match a prefix")`, `expect`,
 `expect_equal`, and `several` and `find_mistakes` (several.py) where an answer may have two mistakes at once.
 """
 
+from nanoinfer.teaching.answers import answer
 from nanoinfer.teaching.checking import attempt, check
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import Hint, NotWritten, expect, expect_equal
 from nanoinfer.teaching.growing import extend
+from nanoinfer.teaching.prompts import BEAR, FOX, FOX_PROMPTS, HELLO, RIVER, STORY
 
-__all__ = ["Given", "Hint", "NotWritten", "attempt", "check", "exercise", "expect", "expect_equal", "extend"]
+__all__ = [
+    "BEAR",
+    "FOX",
+    "FOX_PROMPTS",
+    "HELLO",
+    "RIVER",
+    "STORY",
+    "Given",
+    "Hint",
+    "NotWritten",
+    "answer",
+    "attempt",
+    "check",
+    "exercise",
+    "expect",
+    "expect_equal",
+    "extend",
+]

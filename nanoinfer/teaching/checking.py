@@ -41,7 +41,7 @@ def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
 
 
 class attempt:
-    """`with attempt("4.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
+    """`with attempt("5.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
 
     Every other exception passes through: it comes from the reader's code, and its traceback shows where. To one
     that asks for an unknown attribute a note is added, which names the attribute that was meant.

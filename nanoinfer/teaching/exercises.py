@@ -12,7 +12,7 @@ from nanoinfer.teaching.expectations import NotWritten
 
 Checker = Callable[["Given"], str | None]
 
-_CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb04.py, and nb04_*.py where one file would be too long
+_CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb05.py, and nb05_*.py where one file would be too long
 
 
 class Given:
@@ -35,7 +35,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: `id` "4.1" is the first of notebook 04; `checker` raises Hint if the answer is wrong."""
+    """One exercise: `id` "4.1" is the first of notebook 05; `checker` raises Hint if the answer is wrong."""
 
     id: str
     title: str
@@ -79,7 +79,7 @@ def notebook_of(id: str) -> int:
 def find(id: str) -> Exercise:
     """The exercise `id`; loads its notebook's checks. ValueError that lists all ids if there is no such exercise."""
     if not isinstance(id, str):
-        raise ValueError(f"exercise id {id!r}: must be a string, as in check('4.1', globals())")
+        raise ValueError(f"exercise id {id!r}: must be a string, as in check('5.1', globals())")
     if re.fullmatch(r"\d+\.\d+", id):
         _load(notebook_of(id))
     if id not in _exercises:
@@ -89,7 +89,7 @@ def find(id: str) -> Exercise:
 
 
 def exercises_of(notebook: int) -> list[Exercise]:
-    """All exercises of notebook 04 (`notebook=4`) in order; none if it has no checks."""
+    """All exercises of notebook 05 (`notebook=4`) in order; none if it has no checks."""
     _load(notebook)
     found = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
     return sorted(found, key=lambda exercise: int(exercise.id.partition(".")[2]))

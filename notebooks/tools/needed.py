@@ -10,7 +10,7 @@ def needed(sources: Sequence[str], wanted: set[int]) -> set[int]:
     Cells that cannot be parsed (magics) or import `*` are always needed. A cell that only calls something is not: what it
     changes inside an object has no name.
     """
-    cells = [_names(source) for source in sources]
+    cells = [gives_and_uses(source) for source in sources]
     chosen = wanted | {i for i, names in enumerate(cells) if names is None}
     todo = [i for i in chosen if cells[i] is not None]
     while todo:
@@ -21,7 +21,7 @@ def needed(sources: Sequence[str], wanted: set[int]) -> set[int]:
     return chosen
 
 
-def _names(source: str) -> tuple[set[str], set[str]] | None:
+def gives_and_uses(source: str) -> tuple[set[str], set[str]] | None:
     """What a cell gives a value or a member to, and what it uses; None when that cannot be known."""
     try:
         tree = ast.parse(source)

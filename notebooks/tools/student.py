@@ -18,25 +18,25 @@ class NotebookError(ValueError):
 
 
 def exercise_ids(cell: dict[str, Any], kind: str) -> list[str]:
-    """The ids of a cell's tags `exercise-4.1` (`kind="exercise"`) or `check-4.1` (`kind="check"`)."""
+    """The ids of a cell's tags `exercise-5.1` (`kind="exercise"`) or `check-5.1` (`kind="check"`)."""
     return [match[2] for tag in tags(cell) if (match := _TAG.fullmatch(tag)) and match[1] == kind]
 
 
 def checked_ids(source: str) -> list[str]:
-    """The ids that a cell's `check("4.1", globals())` calls name."""
+    """The ids that a cell's `check("5.1", globals())` calls name."""
     return _CALL.findall(source)
 
 
 def number_of(name: str) -> int | None:
-    """4 of "04_memory_pools"; None for a notebook without a number."""
+    """4 of "05_memory_pools"; None for a notebook without a number."""
     match = re.match(r"(\d+)_", name)
     return int(match[1]) if match else None
 
 
 def student_notebook(solution: dict[str, Any], name: str) -> dict[str, Any]:
-    """The student's notebook: solutions become `raise NotImplementedError("exercise 4.1")`, check cells may raise.
+    """The student's notebook: solutions become `raise NotImplementedError("exercise 5.1")`, check cells may raise.
 
-    `name`: as in "04_memory_pools". Raises NotebookError, with every problem there is, when tags, solution blocks, check
+    `name`: as in "05_memory_pools". Raises NotebookError, with every problem there is, when tags, solution blocks, check
     cells and the checks in `nanoinfer.teaching.checks` do not fit together. `solution` stays as it is.
     """
     problems = _problems(solution, name)
@@ -68,7 +68,7 @@ def cleared(source: str, id: str) -> str:
 def _problems(notebook: dict[str, Any], name: str) -> list[str]:
     number = number_of(name)
     if number is None:
-        return [f"{name}: the name of a notebook with exercises begins with its number, as in 04_memory_pools"]
+        return [f"{name}: the name of a notebook with exercises begins with its number, as in 05_memory_pools"]
     problems = []
     known = {exercise.id for exercise in exercises_of(number)}
     seen: dict[str, dict[str, int]] = {"exercise": {}, "check": {}}

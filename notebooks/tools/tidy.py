@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from notebooks.tools.files import ROOT, set_source, source_of
+from notebooks.tools.series import begins_folded_part
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -19,16 +20,21 @@ METADATA = {
 }
 IGNORED = "nbval-ignore-output"  # the tag of cells whose output cannot be the same twice
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
+WIDGET = "application/vnd.jupyter.widget-view+json"
+_DATA = re.compile(r"data:image/[\w+.-]+;base64,[\w+/=]+")  # a picture inside HTML: no text
 
 
 def tidy(notebook: dict[str, Any]) -> None:
-    """Bring cells and metadata into the committed form, in place; outputs are not touched (`tidy_outputs` does that)."""
+    """Bring cells and metadata into the committed form, in place; outputs are not touched (`tidy_outputs` does that).
+    Parts that may be skipped open folded."""
     notebook.update(nbformat=4, nbformat_minor=5, metadata=METADATA)
     for position, cell in enumerate(notebook["cells"], 1):
         cell["id"] = f"cell-{position:03d}"
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": list(tags)} if tags else {}
         set_source(cell, source_of(cell).strip("\n"))
+        if begins_folded_part(cell):
+            cell["metadata"]["jp-MarkdownHeadingCollapsed"] = True
         cell.pop("attachments", None)
 
 
@@ -40,7 +46,8 @@ def clear_outputs(notebook: dict[str, Any]) -> None:
 
 
 def tidy_outputs(notebook: dict[str, Any]) -> None:
-    """Count executions from 1, merge streams, leave of an error its last line; in place."""
+    """Count executions from 1, merge streams, leave of an error its last line, and of a widget what stands in for it where
+    no kernel runs (`output_problems` refuses one that has nothing but text for that); in place."""
     count = 0
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
@@ -59,6 +66,8 @@ def tidy_outputs(notebook: dict[str, Any]) -> None:
                 output["execution_count"] = count
             elif kind == "error":
                 output["traceback"] = [f"{output['ename']}: {output['evalue']}"]
+            if "text/html" in output.get("data", {}):
+                output["data"].pop(WIDGET, None)
             outputs.append(output)
         for output in outputs:
             if output["output_type"] == "stream":
@@ -85,7 +94,7 @@ def output_problems(notebook: dict[str, Any], name: str) -> list[str]:
                 )
             texts = [value for mime, value in data.items() if not mime.startswith("image/")]
             texts += [output.get("text", ""), output.get("evalue", "")]
-            for text in map(_joined, texts):
+            for text in (_DATA.sub("", _joined(text)) for text in texts):
                 if path := next((path for path in _paths() if path in text), None):
                     problems.append(f"{here}: the output has an absolute path ({path}...)")
                 if IGNORED not in cell["metadata"].get("tags", []) and (address := _ADDRESS.search(text)):

@@ -219,7 +219,7 @@ class TestPlan:
 
     def test_changed_tags_give_no_second_mark(self) -> None:
         content = series()
-        content["cells"][4]["metadata"]["tags"] = ["exercise-90.1", "exercise-7.1", "exercise-90.99"]
+        content["cells"][4]["metadata"]["tags"] = ["exercise-90.1", "exercise-8.1", "exercise-90.99"]
         content["cells"][5]["metadata"]["tags"] = ["check-90.1", "check-90.99"]
         assert checked(content) == [(4, "90.1"), (6, "90.1"), (6, "90.2"), (8, "90.3")]
 

@@ -96,13 +96,13 @@ class TestStudentNotebook:
     def test_ids_must_be_known_of_this_notebook_and_there_once(self) -> None:
         content = series()
         content["cells"] += [code(SOLUTIONS["90.1"], "exercise-90.1"), code(SOLUTIONS["90.1"], "exercise-90.9")]
-        content["cells"] += [code('check("4.1", globals())', "check-4.1"), markdown("?")]
+        content["cells"] += [code('check("5.1", globals())', "check-5.1"), markdown("?")]
         content["cells"][-1]["metadata"]["tags"] = ["exercise-90.1"]
         found = problems(content)
         assert "cell 9: exercise-90.1 is there already, in cell 3" in found
         assert "cell 10: exercise-90.9 has no checker (checks of notebook 90: 90.1, 90.2, 90.3)" in found
         assert "cell 10: exercise 90.9 has no check cell" in found
-        assert "cell 11: check-4.1 is not of notebook 90" in found
+        assert "cell 11: check-5.1 is not of notebook 90" in found
         assert "cell 12: tag exercise-90.1 on a cell that is not code" in found
 
     def test_an_exercise_that_the_notebook_leaves_out_is_named(self) -> None:

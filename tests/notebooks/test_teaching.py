@@ -335,7 +335,7 @@ class TestCheck:
 
 
 class TestExercise:
-    """@exercise("4.1", ...)."""
+    """@exercise("5.1", ...)."""
 
     @pytest.mark.parametrize("id", ["4", "4.", "a.1", "4.1.2", " 4.1"])
     def test_a_bad_id_is_refused(self, id: str) -> None:
@@ -344,7 +344,7 @@ class TestExercise:
 
     def test_bad_points_are_refused(self) -> None:
         with pytest.raises(ValueError, match="points=0"):
-            exercise("4.1", "title", points=0)
+            exercise("5.1", "title", points=0)
 
     @pytest.mark.usefixtures("notebook_90")
     def test_an_id_is_given_once_and_in_its_own_file(self, tmp_path: Path) -> None:

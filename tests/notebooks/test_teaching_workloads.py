@@ -1,0 +1,68 @@
+"""Workloads in counts of steps: what `serve` counts, and that its numbers are those of the engine."""
+
+import pytest
+
+from nanoinfer import viz
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.teaching import BEAR, FOX, HELLO
+from nanoinfer.teaching.workloads import Request, compare, draw, new_engine, serve
+
+
+def test_a_request_arrives_before_its_step_and_makes_its_tokens() -> None:
+    run = serve([Request(FOX, 5), Request(HELLO, 3, at=2)])
+    assert run.passes == "EDEDDD"
+    assert run.new_tokens == [14, 1, 7, 2, 2, 1]  # HELLO's <s> is in the tree by then
+    assert [len(ids) for ids in run.token_ids] == [5, 3]
+    assert run.waiting == [0] * 6
+    assert len(run.seconds) == len(run.ratio) == len(run.in_use) == 6
+
+
+def test_a_stop_string_ends_a_request_before_its_tokens_are_used_up() -> None:
+    (tokens,) = serve([Request(FOX, 60, stop=".")], traced=False).token_ids
+    assert len(tokens) < 20
+
+
+def test_prompts_may_be_token_ids_and_settings_reach_the_engine() -> None:
+    run = serve([Request([1, 5, 9], 2), Request([1, 7], 2)], max_running_requests=1)
+    assert run.passes == "EDED"
+    assert run.waiting == [1, 1, 0, 0]
+    assert run.engine.config.max_running_requests == 1
+
+
+def test_a_scheduler_in_place_of_the_package_s_decides() -> None:
+    class Static(Scheduler):
+        def _admit(self) -> None:
+            if not self.running:
+                super()._admit()
+
+    assert isinstance(new_engine(Static).scheduler, Static)
+    assert serve([Request(FOX, 3), Request(BEAR, 2, at=1)], Static).passes == "EDDED"
+
+
+def test_a_scheduler_without_retraction_ends_with_an_error_that_the_run_tells() -> None:
+    class Greedy(Scheduler):
+        def _make_room_for(self, decoding: list[Req]) -> list[Req]:
+            return decoding
+
+    workload = [Request(FOX, 20), Request(BEAR, 20)]
+    run = serve(workload, Greedy, max_total_tokens=40, schedule_conservativeness=0.001)
+    assert "slots" in run.error
+    assert [str(output.finish_reason) for output in run.outputs.values()] == ["abort", "abort"]
+    assert serve(workload, max_total_tokens=40, schedule_conservativeness=0.001).error == ""
+
+
+def test_compare_prints_one_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
+    compare({"one": serve([Request(FOX, 3)]), "another": serve([Request(FOX, 3), Request(FOX, 3, at=3)])})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["one", "3", "1", "2", "16", "0", "0", "0%"]
+    assert lines[2].split() == ["another", "6", "2", "4", "19", "0", "0", "46%"]
+
+
+def test_draw_displays_the_timeline_of_a_traced_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[viz.Picture] = []
+    monkeypatch.setattr("nanoinfer.teaching.workloads.display", shown.append)
+    draw(serve([Request(FOX, 3)]), "One request")
+    assert shown[0].alt.startswith("3 steps, 1 EXTEND, 2 DECODE")
+    with pytest.raises(ValueError, match="traced=False"):
+        draw(serve([Request(FOX, 3)], traced=False), "Nothing")
