@@ -41,7 +41,7 @@ __all__ = [
     "WeightMismatchError",
 ]
 
-# The files that the public names come from. Each is loaded when it is used: `python -m nanoinfer --help` needs no torch.
+# Where the public names come from. Each file is loaded at its first use, so `python -m nanoinfer --help` needs no torch.
 _FILES = {
     "async_engine": ("AsyncEngine", "AsyncStream"),
     "engine": ("Engine",),
@@ -62,13 +62,13 @@ _FILES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or a part of the package, loaded at its first use (PEP 562)."""
+    """Load a public name or a part of the package at its first use (PEP 562)."""
     file = next((file for file, names in _FILES.items() if name in names), None)
     if file is None:
         if find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f"{__name__}.{name}")
-    import_module("nanoinfer.device")  # first: it says so where importing torch fails for want of an NPU's libraries
+    import_module("nanoinfer.device")  # first: it explains why torch cannot be imported without an NPU's libraries
     value = globals()[name] = getattr(import_module(f"{__name__}.{file}"), name)
     return value
 

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Run one command; returns the exit code. Ctrl-C ends it without a traceback, also while the program is loaded."""
+    """Run one command; returns the exit code. Ctrl-C ends it without a traceback, even while the program is loading."""
     try:
         from nanoinfer.cli import main as run_command
 

@@ -1,14 +1,14 @@
 """AsyncEngine: an engine in a separate thread, and coroutines that submit, stream and cancel requests.
 
-Two sides, and one way from each to the other:
+There are two sides, and one way from each to the other:
 
     coroutines (any number, any event loop)              the engine's thread
     ──────────────────────────────────────              ───────────────────────────────────────────
     `_post(command)`  ──── SimpleQueue ────►             runs commands between two steps, then steps
     `Delivery.queue`  ◄──── call_soon_threadsafe ────    sends the outputs of a step, one call per event loop
 
-Requests are checked and tokenized where they come from, so that a long prompt keeps no other request waiting. All else
-is done by the thread alone. With nothing to do it sleeps in `SimpleQueue.get`.
+Requests are checked and tokenized on the coroutines' side, so a long prompt does not keep other requests waiting. The
+engine's thread alone does everything else. When it has nothing to do, it sleeps in `SimpleQueue.get`.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")
 Command = Callable[[], None]
-SHORT_TEXT = 4096  # characters that are tokenized in a millisecond or so
+SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so
 logger = logging.getLogger(__name__)
 
 
 class AsyncEngine:
     """Serves one model to many coroutines at once, from a separate thread: `async with AsyncEngine(llm) as engine: ...`.
 
-    `llm`: an LLM, an Engine, or the name or directory of a model, which is loaded as by `LLM(llm, **options)`. The
-    attribute `llm` is the LLM or the Engine.
+    `llm`: an LLM, an Engine, or the name or directory of a model, which is loaded with `LLM(llm, **options)`. The
+    attribute `llm` is that LLM or Engine.
 
-    It takes over the engine: other code must not step it or add requests to it until `shutdown`, and afterwards it accepts
-    no requests. All methods may be called from any number of tasks and event loops at the same time. A task that is
-    cancelled while it waits for a request aborts that request. An exception in a step ends the requests of that step, whose
-    readers get a StepFailedError, and the engine goes on.
+    It takes over the engine: no other code may step it or add requests to it until `shutdown`, and after that it accepts
+    no more requests. All methods may be called from any number of tasks and event loops at the same time. If a task is
+    cancelled while it waits for a request, the request is aborted. An exception in a step ends the requests of that step:
+    their readers get a StepFailedError, and the engine continues.
     """
 
     @keywords({"model": "llm", "model_path": "llm"})
@@ -59,8 +59,8 @@ class AsyncEngine:
         self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
         self._engine.turns.reserve("an AsyncEngine", self._engine.open_requests.ids)
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._deliveries: dict[int, Delivery] = {}  # by request id; used in the thread only
-        self._closing = threading.Lock()  # held to post a command that is waited for, and to stop accepting commands
+        self._deliveries: dict[int, Delivery] = {}  # by request id; only the thread uses it
+        self._closing = threading.Lock()  # held to post a command with a waiting caller, and to stop accepting commands
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="nanoinfer-engine", daemon=True)
         self._thread.start()
@@ -78,7 +78,7 @@ class AsyncEngine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> AsyncStream:
-        """Submit a request; returns its stream once it is queued. Arguments and errors as `Engine.add_request`."""
+        """Submit a request and return its stream once it is queued. Arguments and errors as in `Engine.add_request`."""
         return await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
 
     async def _submit(self, request: Request) -> AsyncStream:
@@ -102,9 +102,9 @@ class AsyncEngine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
-        """`async for piece in engine.stream(...)`: text as soon as it is certain. Submits the request at the first read.
+        """`async for piece in engine.stream(...)` gives text as soon as it is certain. The first read submits the request.
 
-        Leaving the loop early, closing the generator or cancelling its task aborts the request.
+        Leaving the loop early, closing the generator, or cancelling its task aborts the request.
         """
         stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
         try:
@@ -123,7 +123,7 @@ class AsyncEngine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Complete one prompt. Errors as `Engine.add_request`; StepFailedError when a step that computed it has raised."""
+        """Complete one prompt. Errors as in `Engine.add_request`; StepFailedError when a step that computed it raised."""
         stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
         try:
             return await stream.output()
@@ -141,8 +141,8 @@ class AsyncEngine:
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
-        """The assistant's next turn in one conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`; other
-        arguments and errors as `generate`; ValueError when the model has no tokenizer or no chat template."""
+        """Generate the assistant's next turn in a conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`,
+        other arguments and errors as in `generate`. ValueError when the model has no tokenizer or no chat template."""
         prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
         return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
 
@@ -157,7 +157,7 @@ class AsyncEngine:
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
-        """`stream` of the assistant's next turn in one conversation; arguments and errors as `chat`."""
+        """Stream the assistant's next turn in a conversation; arguments and errors as in `chat`."""
         prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
         pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
         async with aclosing(pieces):
@@ -165,27 +165,27 @@ class AsyncEngine:
                 yield piece
 
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a conversation up to the assistant's next turn; made in the calling thread."""
+        """Token ids of a conversation up to the assistant's next turn; computed in the calling thread."""
         return self._engine.builder.chat_prompt(messages, chat_template_kwargs, self._engine.config.max_context_len)
 
     async def abort(self, request_id: int) -> None:
-        """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or has ended."""
+        """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or already ended."""
         await self._call(lambda: self._abort(request_id))
 
     async def pause(self, request_id: int) -> None:
-        """`Engine.pause`, between two steps: the stream's next piece comes after `resume`."""
+        """Call `Engine.pause` between two steps. The stream's next piece comes after `resume`."""
         await self._call(lambda: self._engine.pause(request_id))
 
     async def resume(self, request_id: int) -> None:
-        """`Engine.resume`, between two steps."""
+        """Call `Engine.resume` between two steps."""
         await self._call(lambda: self._engine.resume(request_id))
 
     async def stats(self) -> EngineStats:
-        """`Engine.stats`, between two steps."""
+        """Call `Engine.stats` between two steps."""
         return await self._call(self._engine.stats)
 
     async def check_integrity(self) -> None:
-        """`Engine.check_integrity`, between two steps."""
+        """Call `Engine.check_integrity` between two steps."""
         await self._call(self._engine.check_integrity)
 
     async def shutdown(self) -> None:
@@ -204,21 +204,21 @@ class AsyncEngine:
     # --- from coroutines to the thread -------------------------------------------------------------------------------
 
     def _post(self, command: Command) -> bool:
-        """Have the thread run `command` between two steps. False if it has stopped. Never blocks (`__del__` calls it)."""
+        """Have the thread run `command` between two steps. False if it has stopped. Never blocks: `__del__` calls it."""
         if self._closed:
             return False
         self._commands.put(command)
         return True
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Have the thread call `function`, and wait for what it returns or raises."""
+        """Have the thread call `function`, wait, and return or raise what it does."""
         future: Future[T] = Future()
 
         def command() -> None:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except BaseException as error:  # raised in the coroutine that called, not in the thread
+                except BaseException as error:  # raise it in the calling coroutine, not in the thread
                     future.set_exception(error)
 
         with self._closing:
@@ -227,9 +227,9 @@ class AsyncEngine:
         return await asyncio.wrap_future(future)
 
     def _drop(self, delivery: Delivery, keep_reading: bool) -> None:
-        """Abort the request of a stream that has no readers, or with `keep_reading` was closed by its reader.
+        """Abort the request of a stream that has no reader or, with `keep_reading`, was closed by its reader.
 
-        The command that adds the request was posted before this one, so it has run when this one does.
+        The command that adds the request was posted earlier, so it has run by the time this one runs.
         """
 
         def command() -> None:
@@ -247,22 +247,22 @@ class AsyncEngine:
                 self._run_commands()
                 if self._engine.has_unfinished() and not self._closed:
                     self._hand_out(self._step())
-        except BaseException as error:  # a bug; even so, no coroutine may wait for a thread that has ended
+        except BaseException as error:  # a bug, but even then no coroutine may wait for a thread that has ended
             logger.exception("the engine's thread ends unexpectedly")
             failure = error
         self._close()
         self._end_all(failure)
         self._engine.turns.taken_by = None
         while not self._commands.empty():
-            self._commands.get()()  # each is refused: the engine is closed
+            self._commands.get()()  # each is refused, because the engine is closed
 
     def _end_thread(self) -> None:
-        """Python exits."""
+        """Stop the thread, because Python is exiting."""
         self._post(self._close)
         self._thread.join()
 
     def _run_commands(self) -> None:
-        """Run the posted commands; without work, wait for the first one, or for the deadline of a paused request."""
+        """Run the posted commands. If there is no work, wait for a command or for the deadline of a paused request."""
         wait = not self._engine.has_unfinished()
         while not self._closed:
             try:
@@ -272,7 +272,7 @@ class AsyncEngine:
             wait = False
             try:
                 command()
-            except Exception:  # in a command that no coroutine waits for
+            except Exception:  # no coroutine waits for this command
                 logger.exception("a command failed")
 
     def _step(self) -> list[RequestOutput]:
@@ -303,7 +303,7 @@ class AsyncEngine:
         self._deliveries.pop(request_id, None)
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
-        """Send each stream its new pieces, and the last output of a request that has ended: one call per event loop."""
+        """Send each stream its new pieces and, if its request has ended, the last output: one call per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Delivery, Item]]] = {}
         for output in outputs:
             delivery = self._deliveries.get(output.request_id)

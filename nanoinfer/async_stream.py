@@ -1,4 +1,4 @@
-"""AsyncStream: what a coroutine reads of one request of an AsyncEngine, and Delivery, the other end of it."""
+"""AsyncStream: the end from which a coroutine reads one request of an AsyncEngine. Delivery: the engine thread's end."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,11 +11,11 @@ Item = StreamPiece | RequestOutput | EngineClosedError  # what a stream receives
 
 class Delivery:
     """The engine thread's end of a stream: what it needs to serve a request. It holds no reference to the AsyncStream, so
-    that a stream without readers is garbage-collected and its request aborted."""
+    a stream without readers is garbage-collected, which aborts its request."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.loop = loop
-        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # used in its event loop only
+        self.queue: asyncio.Queue[Item] = asyncio.Queue()  # used only in its event loop
         self.request_id: int | None = None
         self.pieces: PieceReader | None = None
 
@@ -23,8 +23,8 @@ class Delivery:
 class AsyncStream:
     """The stream of one request, which `AsyncEngine.add` returns: an asynchronous iterator over its StreamPieces.
 
-    `request_id` identifies the request. It is aborted when the stream is closed, or garbage-collected, before its end. For
-    one reader at a time, in the event loop where the stream was made.
+    `request_id` identifies the request. The request is aborted if the stream is closed or garbage-collected before its end.
+    A stream has one reader at a time, in the event loop where the stream was made.
     """
 
     def __init__(self, delivery: Delivery, request_id: int, drop: Callable[[Delivery, bool], None]):
@@ -35,8 +35,8 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """The next piece. StepFailedError when a step that computed the request has raised, EngineClosedError when the
-        engine's thread has ended unexpectedly."""
+        """The next piece. StepFailedError when a step that computed the request raised, EngineClosedError when the engine's
+        thread ended unexpectedly."""
         if self._output is None:
             item = await self._delivery.queue.get()
             if isinstance(item, StreamPiece):
@@ -52,14 +52,14 @@ class AsyncStream:
         raise StopAsyncIteration
 
     async def output(self) -> RequestOutput:
-        """Read to the end; returns the request's last output. Errors as `__anext__`."""
+        """Read to the end and return the request's last output. Errors as in `__anext__`."""
         async for _ in self:
             pass
         assert isinstance(self._output, RequestOutput)
         return self._output
 
     def close(self) -> None:
-        """Abort the request, unless it has ended. Its remaining pieces, the last one with the reason, can still be read."""
+        """Abort the request unless it has ended. The remaining pieces can still be read; the last one has the reason."""
         if self._output is None:
             self._drop(self._delivery, True)
 
@@ -69,7 +69,7 @@ class AsyncStream:
 
 
 def send(loop: asyncio.AbstractEventLoop, items: list[tuple[Delivery, Item]]) -> bool:
-    """Give items to streams of one event loop, from another thread. False if it is closed: then they have no readers."""
+    """Send items to streams in one event loop, from another thread. False if it is closed, so that nothing reads them."""
     try:
         loop.call_soon_threadsafe(_put, items)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Batch: the requests, slots and tensors of one forward pass."""
+"""Batch: the requests, slots and tensors of one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from nanoinfer.requests.req import Req
 
 @dataclass
 class Batch:
-    """One forward pass over `B` requests and `T` new tokens; tensors on the host.
+    """One pass over `B` requests with `T` new tokens. Its tensors are on the host.
 
-    `input_ids` int64 [T], `req_pool_indices`, `seq_lens` int32 [B], `prefix_lens` int32 [B] (None in DECODE),
-    `out_cache_loc` int32 [T]; `out_cache_cont_start`/`_end` where those slots are neighbours. After an EXTEND with
-    `wants_prompt_logprobs`, `prompt_logprobs` holds the log-probability of each new token under the token before it,
-    float32 [T] (NaN for the first of each request, whose predecessor is not in this pass).
+    `input_ids` int64 [T], `req_pool_indices` and `seq_lens` int32 [B], `prefix_lens` int32 [B] (None in DECODE),
+    `out_cache_loc` int32 [T]; `out_cache_cont_start` and `_end` are set if those slots are neighbours. After an EXTEND with
+    `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
+    it (NaN for each request's first new token, because the token before it is not in this pass).
 
-    `chunked_req` is the last of `reqs` when its prompt goes on after this pass: it gets no token yet.
+    `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
     """
 
     reqs: Sequence[Req]
@@ -38,11 +38,11 @@ class Batch:
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
-        """The pass that computes `reqs` up to their `chunk_end`: newly admitted ones, with their prefix locked and no row
-        yet, and perhaps one whose prompt goes on.
+        """The pass that computes `reqs` up to their `chunk_end`. Newly admitted ones have a locked prefix but no row yet.
+        One of `reqs` may have a prompt that is partly computed already.
 
-        Allocates rows where missing, and slots for all new tokens. When an allocation raises, each request keeps what it
-        has by then (`CacheManager.release` takes it back).
+        Allocates the missing rows, and slots for all new tokens. When an allocation raises, each request keeps what it has
+        by then, and `CacheManager.release` takes it back.
         """
         admitted = [req for req in reqs if req.req_pool_idx is None]
         rows = cache.req_to_token_pool.alloc(len(admitted))
@@ -75,7 +75,7 @@ class Batch:
 
     @classmethod
     def decode(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
-        """The pass that reads the newest token of each request. Allocates a page where a request's last one is full."""
+        """The pass that computes the newest token of each request. Allocates a page for each request whose last is full."""
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         seq_lens = np.array([req.num_tokens for req in reqs], dtype=np.int32)
         full = [req for req in reqs if req.allocated_len < req.num_tokens]
@@ -99,13 +99,13 @@ class Batch:
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:
-        """Those of `reqs` that get a token from this pass, in the same order: all but `chunked_req`."""
+        """The requests that get a token from this pass, in the order of `reqs`: all but `chunked_req`."""
         return self.reqs if self.chunked_req is None else self.reqs[:-1]
 
     def gather_prompt_logprobs(self, logits: torch.Tensor) -> None:
-        """Give the requests that want them the log-probabilities of the prompt tokens computed in this pass.
+        """Hand the log-probabilities of the prompt tokens in this pass to the requests that want them.
 
-        `logits` [B, V]: of each request's last token, which predicts the first token of the next chunk.
+        `logits` [B, V] are those of each request's last token. They predict the first token of its next chunk.
         """
         if self.prompt_logprobs is None or self.prefix_lens is None:
             return
@@ -120,7 +120,7 @@ class Batch:
 
 
 def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:
-    """`slots` as a range (start, end) if that is what they are, else (None, None)."""
+    """`slots` as a range (start, end) if they are consecutive, else (None, None)."""
     start = int(slots[0])
     end = start + len(slots)
     return (start, end) if (slots == np.arange(start, end)).all() else (None, None)

@@ -1,4 +1,4 @@
-"""The command line: demo, generate, chat, bench, trace, info. An error is one line on standard error, exit code 2."""
+"""The command line: demo, generate, chat, bench, trace, info. An error prints one line on standard error; exit code 2."""
 
 import argparse
 import os
@@ -20,13 +20,13 @@ from nanoinfer.commands.trace import add_arguments as add_trace_arguments
 
 
 class OneLineErrorParser(argparse.ArgumentParser):
-    """argparse without the usage text in front of an error; each command answers for its unknown options."""
+    """argparse without the usage text before an error. Each command reports its own unknown options."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, except that it leaves nothing over: an unknown option ends the program, before its value can be
-        taken for another argument."""
+        """Like argparse's, except that no unknown arguments are returned: an unknown option ends the program, before its
+        value can be taken for another argument."""
         words = list(sys.argv[1:] if args is None else args)
-        if self._subparsers is None:  # else the words are those of a command, which comes back here with its parser
+        if self._subparsers is None:  # else the words belong to a command, whose parser gets here too
             for word in words[: words.index("--") if "--" in words else None]:
                 self._check_option(word.partition("=")[0])
         known, unknown = super().parse_known_args(words, namespace)
@@ -37,7 +37,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
     def _check_option(self, word: str) -> None:
         options = list(self._option_string_actions)
         if not word.startswith("--") or " " in word or any(option.startswith(word) for option in options):
-            return  # no option (a text may begin with dashes); or one, perhaps in short
+            return  # not an option (a text may begin with dashes), or a known one, perhaps abbreviated
         from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 
         name = word.removeprefix("--").replace("-", "_")
@@ -60,32 +60,34 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser(
         "demo",
-        help="show requests that share a prefix: tokens cached and computed, time saved",
-        description="Alone, demo serves five requests that begin with the same text, one after another, with and without "
-        "the radix cache. It shows how many tokens were cached, the times to the first token, the tree and the texts.",
+        help="show requests that share a prefix: which tokens are cached or computed, and the time saved",
+        description="Without arguments, demo serves five requests that begin with the same text, one after another, with "
+        "and without the radix cache. It shows how many tokens were cached, the times to the first token, the tree and the "
+        "texts.",
     )
     demo.add_argument(
         "what",
         nargs="?",
         choices=["paged", "sessions"],
-        help="paged: block tables and slots, by forward_tensor and advance_step; sessions: the series' first engine",
+        help="paged: block tables and slots, with forward_tensor and advance_step; sessions: the first engine of the "
+        "notebooks",
     )
-    demo.add_argument("--steps", type=int, help="demo paged: decode steps (default: 8)")
-    demo.add_argument("--block-size", type=int, help="demo paged: slots per block (default: 4)")
+    demo.add_argument("--steps", type=int, help="for demo paged: decode steps (default: 8)")
+    demo.add_argument("--block-size", type=int, help="for demo paged: slots per block (default: 4)")
     demo.set_defaults(run=_demo)
     add_options(demo, "engine", ENGINE_OPTIONS, but=("disable_radix_cache",))
 
     add_generate_arguments(commands.add_parser("generate", help="complete one or more prompts"))
     add_chat_arguments(commands.add_parser("chat", help="chat with the model; shows how much of each turn was cached"))
 
-    bench = commands.add_parser("bench", help="measure workloads, in comparison with other engines and other settings")
+    bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
     add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS))
 
     add_trace_arguments(
-        commands.add_parser("trace", help="show what the engine does step by step, as text or as a page")
+        commands.add_parser("trace", help="show what the engine does, step by step, as text or as a web page")
     )
 
-    info = commands.add_parser("info", help="show a model's configuration and the memory that serving it takes")
+    info = commands.add_parser("info", help="show a model's configuration and how much memory it takes to serve it")
     info.set_defaults(run=_info)
     add_options(info, "engine", ENGINE_OPTIONS)
     return parser
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        import transformers  # takes a while, in which Ctrl-C may come
+        import transformers  # takes a while, and Ctrl-C may come meanwhile
 
         transformers.utils.logging.set_verbosity_error()
         code = args.run(args)
@@ -129,7 +131,7 @@ def _demo(args: argparse.Namespace) -> int:
 
         return 0 if run_paged_demo(load(args), **given) else 1
     if given:
-        raise ValueError("--steps, --block-size: options of demo paged only")
+        raise ValueError("--steps, --block-size: only demo paged has these options")
     if args.what == "sessions":
         from nanoinfer.commands.sessions_demo import run_sessions_demo
 
@@ -155,8 +157,8 @@ def _info(args: argparse.Namespace) -> None:
     rows: list[tuple[str, object]] = [
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
-        ("tokenizer", "yes" if model.tokenizer else "no: serves token ids only"),
-        ("K/V of a token", f"{kv_bytes:,} bytes"),
+        ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
+        ("K/V per token", f"{kv_bytes:,} bytes"),
         ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),
         *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
         ("computed with", f"kernels {kernels}"),
@@ -169,7 +171,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _compact(value: object) -> str:
-    """A tuple of equal values as one value and their number; of a rope that is not stretched, no numbers."""
+    """A tuple of equal values as one value and their number; "none" for a rope that is not scaled."""
     if getattr(value, "rope_type", None) == "default":
         return "none"
     if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:

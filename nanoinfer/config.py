@@ -1,4 +1,4 @@
-"""EngineConfig: how a model is served, validated and frozen."""
+"""EngineConfig: the settings with which a model is served, validated and frozen."""
 
 import math
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ from nanoinfer.requests.keywords import class_keywords
 class EngineConfig:
     """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range.
 
-    - `max_running_requests`: rows of the ReqToTokenPool: requests that hold K/V at a time.
+    - `max_running_requests`: rows of the ReqToTokenPool, so how many requests can hold K/V at the same time.
     - `max_total_tokens`: slots of the TokenToKVPool.
-    - `max_context_len`: prompt and output tokens of one request together.
-    - `chunked_prefill_size`: prompt tokens computed between two decode passes; longer prompts are computed in chunks, so
-      that they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default is SGLang's
-      for its smallest devices; a CPU reaches its full speed far below it, so 256 costs little and gives steadier streams.
-    - `max_prefill_tokens`: tokens extended in one pass; a longer prompt, or chunk of one, has a pass to itself.
-    - `schedule_policy`: which waiting request goes first (see `policy.py`); `policy_window`: among how many
-      of the longest waiting; `max_overtakes`: how many that came later may go before it (see `waiting_queue.py`).
-    - `schedule_conservativeness`: how much admission sets aside for tokens yet to come (see `retraction.py`): more of it,
-      and fewer requests run side by side, and fewer are retracted; none from 10.3 on.
-    - `max_queue`: requests that may wait, each of `n` completions counted; one more is refused with QueueFullError.
+    - `max_context_len`: maximum number of prompt and output tokens of one request, together.
+    - `chunked_prefill_size`: maximum number of prompt tokens computed between two decode passes. Longer prompts are split
+      into chunks, so they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default
+      is SGLang's for its smallest devices. A CPU is at full speed far below it: 256 costs little and keeps streams even.
+    - `max_prefill_tokens`: maximum number of tokens in one EXTEND pass; a longer prompt or chunk gets a pass of its own.
+    - `schedule_policy`: which waiting request goes first (see `policy.py`). `policy_window`: how many requests it orders,
+      those that have waited longest. `max_overtakes`: how many later requests may overtake one (see `waiting_queue.py`).
+    - `schedule_conservativeness`: how much admission sets aside for future tokens (see `retraction.py`). With more, fewer
+      requests run side by side and fewer are retracted; from 10.3 on, none is.
+    - `max_queue`: how many requests may wait, counting each of `n` completions. One more is refused with QueueFullError.
       None: no limit.
-    - `kv_cache_dtype`: how the pool keeps K/V (see `kv_storage.py`); None, `auto` and `plain`: as the model computes them.
-    - `eviction_policy`: which cached tokens go first (see `eviction.py`).
-    - `random_seed`: makes requests without a seed of their own repeatable; None draws from the system.
+    - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it.
+    - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
+    - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
     """
 
     max_running_requests: int

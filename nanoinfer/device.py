@@ -10,20 +10,20 @@ NO_CANN = "torch_npu is installed but cannot be loaded; is CANN installed, and i
 
 try:
     import torch
-except RuntimeError as error:  # torch loads installed device backends by itself, and fails when one of them does
+except RuntimeError as error:  # importing torch loads installed device backends, and fails if one of them fails
     if "torch_npu" not in str(error):
         raise
-    raise ImportError(f"{NO_CANN} To work without it: TORCH_DEVICE_BACKEND_AUTOLOAD=0") from error
+    raise ImportError(f"{NO_CANN} To run without it, set TORCH_DEVICE_BACKEND_AUTOLOAD=0") from error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NPU_DISPATCH_KEY = "PrivateUse1"  # the dispatch key of torch_npu's tensors
 
 
 def resolve_device(device: str | torch.device = "cpu") -> torch.device:
-    """A usable torch device. "auto" takes CUDA if available, else an Ascend NPU, else the CPU.
+    """A usable torch device. "auto" takes CUDA if it is available, else an Ascend NPU, else the CPU.
 
-    Raises ValueError naming the device when it is unknown or not usable here; for an NPU the message says what is missing:
-    torch_npu, the CANN libraries, or the device.
+    Raises ValueError naming the device when it is unknown or cannot be used here. For an NPU, the message says what is
+    missing: torch_npu, the CANN libraries, or the device.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "npu" if _npu_available() else "cpu"
@@ -32,7 +32,7 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r}: must be auto, cpu, cuda or npu, or one of several with :index") from error
+        raise ValueError(f"device={device!r}: must be auto, cpu, cuda or npu, or with an index: cuda:1") from error
     usable = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "npu": _npu_available}
     if resolved.type not in usable:
         raise ValueError(f"device={device!r}: must be one of {', '.join(['auto', *usable])}")
@@ -43,7 +43,7 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
 
 def resolve_dtype(dtype: str | torch.dtype, *others: str) -> torch.dtype:
     """A torch dtype from its name, or `dtype` itself. ValueError that lists the supported ones, and the `others` that the
-    caller takes as well."""
+    caller also accepts."""
     resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved is None or resolved not in DTYPES.values():
         raise ValueError(f"dtype={dtype!r}: must be one of {', '.join([*others, *DTYPES])}")
@@ -51,8 +51,8 @@ def resolve_dtype(dtype: str | torch.dtype, *others: str) -> torch.dtype:
 
 
 def memory_for_kv(device: torch.device) -> int:
-    """Bytes that a K/V pool takes by default: half of an accelerator's free memory, or a quarter of the CPU's memory (of
-    the container's limit, where there is one)."""
+    """How many bytes a K/V pool takes by default: half of an accelerator's free memory, or a quarter of the CPU's memory
+    (of the container's limit, if there is one)."""
     if device.type != "cpu":
         return getattr(torch, device.type).mem_get_info(device)[0] // 2
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -63,7 +63,7 @@ def memory_for_kv(device: torch.device) -> int:
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
-    """A context in which work runs on `stream` of an accelerator; None is the current one. Ignored on a CPU."""
+    """A context in which work runs on `stream` of an accelerator. None means the current stream. Ignored on a CPU."""
     if stream is None or device.type == "cpu":
         return nullcontext()
     return getattr(torch, device.type).stream(stream)
@@ -87,7 +87,7 @@ def npu_problem() -> str | None:
         import_torch_npu()
     except ImportError as error:
         return str(error)
-    # torch_npu adds the attribute
+    # torch_npu adds this attribute to torch
     return None if getattr(torch, "npu").is_available() else "torch_npu finds no NPU"  # noqa: B009
 
 

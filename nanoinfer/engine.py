@@ -31,12 +31,13 @@ from nanoinfer.turns import Turns
 
 
 class Engine:
-    """Serves one model to many requests at once. Nothing happens except inside `step()`.
+    """Serves one model to many requests at once. All work is done inside `step()`.
 
-    Driven by hand (`add_request`, `step`), it is for one thread at a time: while requests that one has added are
-    unfinished, RuntimeError in another. All else may be called from any thread, and waits for the pass to end.
+    Only one thread at a time may drive it by hand (`add_request`, `step`): while requests that this thread added are
+    unfinished, another thread gets a RuntimeError. Everything else may be called from any thread, and waits for the
+    current pass to end.
 
-    `clock`: seconds, for deadlines, latencies and step times.
+    `clock` returns seconds, for deadlines, latencies and step times.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Engine:
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
         self.scheduler = Scheduler(config, self.cache, clock)
         self.sampler = Sampler()
-        self.last_batch: Batch | None = None  # the pass of the last step, to look at
+        self.last_batch: Batch | None = None  # the pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self._ids = count()
@@ -68,7 +69,7 @@ class Engine:
 
     @property
     def turns(self) -> Turns:
-        """Which thread is in the engine, and which may step it."""
+        """Says which thread is in the engine, and which thread may step it."""
         return self._guard.turns
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -82,19 +83,20 @@ class Engine:
         name: str = "prompt",
         timeout_s: float | None = None,
     ) -> int:
-        """Queue a prompt (text or token ids); returns the request id that outputs carry.
+        """Queue a prompt (text or token ids) and return its request id, which its outputs also have.
 
-        `extra_key` (None, text, bytes, an integer or a tuple of these): only requests with an equal one share cached
-        prefixes. `name`: what error messages call the prompt.
-        `timeout_s`: seconds from now after which those of its completions that have not ended do
-        (FinishReason.TIMEOUT). Nothing has changed when it raises: InvalidRequestError (a ValueError) when the request
-        can never be served, QueueFullError when too many wait, EngineClosedError after `shutdown`.
+        `extra_key` (None, text, bytes, an integer or a tuple of these): only requests with equal keys share cached
+        prefixes. `name`: what error messages call the prompt. `timeout_s`: after so many seconds from now, completions
+        that are still running end (FinishReason.TIMEOUT).
+        Raises InvalidRequestError (a ValueError) when the request can never be served, QueueFullError when too many
+        requests wait, EngineClosedError after `shutdown`. Nothing has changed then.
         """
         self.turns.drive(self.open_requests.ids, step=False)
         return self.submit(self.prepare(Request(prompt, params_or_default(params), extra_key, timeout_s, name)))
 
     def prepare(self, request: Request) -> RequestGroup:
-        """`add_request` without queueing: check everything and make the Reqs. For all-or-nothing batches."""
+        """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
+        several requests, all or none."""
         with exit_gate:
             prompt_ids = self.builder.check(request, self.config.max_context_len)
             self._check_pool(prompt_ids, request)
@@ -104,13 +106,13 @@ class Engine:
             return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:
-        """Queue what `prepare` made; returns its request id. Errors as `submit_all`."""
+        """Queue what `prepare` returned, and return its request id. Errors as in `submit_all`."""
         return self.submit_all([group])[0]
 
     def submit_all(self, groups: Sequence[RequestGroup]) -> list[int]:
-        """Queue what `prepare` made, all or none; returns the request ids.
+        """Queue what `prepare` returned, all or none, and return the request ids.
 
-        When it raises, none is queued: QueueFullError, EngineClosedError, ValueError for what was submitted already.
+        Raises QueueFullError, EngineClosedError, or ValueError for what was submitted before. None is queued then.
         """
         queued: Sequence[RequestGroup] = []
         try:
@@ -121,11 +123,11 @@ class Engine:
                 for req in [req for group in groups for req in group.reqs]:
                     self.scheduler.add(req)
             return [group.request_id for group in groups]
-        except BaseException:  # a signal handler that had to wait raises: the caller does not get the ids
+        except BaseException:  # for example, a delayed signal handler raises: the caller does not get the ids
             with self.turns.visit(let_handlers_in=False):
                 for group in queued:
                     if any(req not in self.scheduler.waiting for req in group.reqs):
-                        self.abort(group.request_id)  # a pass of another thread has been quicker
+                        self.abort(group.request_id)  # another thread's pass has already started it
                         continue
                     self.open_requests.take_back([group])
                     for req in group.reqs:
@@ -133,10 +135,10 @@ class Engine:
             raise
 
     def abort(self, request_id: int) -> RequestOutput | None:
-        """End a request now, in whatever state it is; returns its last output.
+        """End a request now, whatever its state, and return its last output.
 
-        None when it is unknown, or has ended and its last output was delivered: a request may end just before its
-        abort.
+        None when the request is unknown, or when it has ended and its last output was delivered, which can happen just
+        before the abort.
         """
 
         def end() -> list[RequestOutput]:
@@ -147,9 +149,9 @@ class Engine:
         return outputs[0] if outputs else None
 
     def abort_all(self, error: BaseException | None = None) -> list[RequestOutput]:
-        """End every request now; returns their last outputs, and those that `step` has yet to deliver.
+        """End every request now; returns their last outputs, and outputs that `step` has not delivered yet.
 
-        `error`: what made it necessary, for the outputs to say.
+        `error`: the reason, which the outputs then carry.
         """
         counted_as = "aborted" if error is None else "failed"
 
@@ -160,10 +162,10 @@ class Engine:
         return self._guard.hand_out(end)
 
     def pause(self, request_id: int) -> None:
-        """Leave a request out of all passes until `resume`; its deadline goes on.
+        """Leave a request out of all passes until `resume`. Its deadline stays.
 
-        Its row and slots are given back; its computed tokens stay in the tree while there is room, so that it goes on
-        where it was. A step in which every request is paused does nothing. ValueError when no such request is open.
+        It gives back its row and slots. Its computed tokens stay in the tree as long as there is room, so that it can
+        continue where it was. A step does nothing if every request is paused. ValueError when no such request is open.
         """
         with self.turns.visit():
             self.turns.check_between_passes()
@@ -173,10 +175,9 @@ class Engine:
             self.turns.note_pause(request_id, self.open_requests.groups)
 
     def resume(self, request_id: int) -> None:
-        """Let a paused request go on: ahead of requests never admitted if it was admitted before, else behind them.
+        """Queue a paused request again: ahead of requests that were never admitted if it was admitted before, else behind.
 
-        Does nothing to a request that is not paused, and is not refused for `max_queue`. ValueError when no such request
-        is open.
+        Does nothing to a request that is not paused; `max_queue` does not apply. ValueError when no such request is open.
         """
         with self.turns.visit():
             for req in self._open_group(request_id).reqs:
@@ -184,10 +185,9 @@ class Engine:
             self.turns.pausers.pop(request_id, None)
 
     def shutdown(self) -> list[RequestOutput]:
-        """End for good: `abort_all`, every slot back to the pool, and later requests are refused with
-        EngineClosedError.
+        """Shut down for good: abort all requests, free every slot, and refuse later requests with EngineClosedError.
 
-        May be called again; then there is nothing left to do.
+        May be called again, and then does nothing.
         """
 
         def close() -> list[RequestOutput]:
@@ -203,37 +203,37 @@ class Engine:
         return bool(self.open_requests) or self.has_work()
 
     def has_work(self) -> bool:
-        """True while a step would compute or end something; a paused request is no work until its deadline."""
+        """True while a step would compute or end something. A paused request is no work until its deadline."""
         return bool(self.scheduler.waiting or self.scheduler.running) or self.seconds_to_deadline() == 0
 
     def seconds_to_deadline(self) -> float | None:
-        """Until the earliest deadline of an open request; 0 when it has passed, None when there is none."""
+        """Seconds until the earliest deadline of an open request: 0 when it has passed, None when there is none."""
         with self.turns.visit():
             deadline = self.open_requests.next_deadline()
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
     def is_unfinished(self, request_id: int) -> bool:
-        """True while this request waits, runs or is paused."""
+        """True while this request is waiting, running or paused."""
         return request_id in self.open_requests.groups
 
     # --- the step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Make one forward pass. Returns the state of every request with a new token and of those that ended; a prompt
-        of which only a chunk was computed is not among them.
+        """Make one pass. Returns the state of every request that got a new token or has ended. A request of which only a
+        chunk of the prompt was computed is not among them.
 
         When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
-        step returns the aborted ones with what was raised (`RequestOutput.error`). Requests whose `timeout_s` has
-        passed end before the pass; one that is in the pass is not interrupted.
+        step returns the aborted ones with what was raised (`RequestOutput.error`). Requests whose `timeout_s` has passed
+        end before the pass; if it passes during the pass, the pass is not interrupted.
 
-        Ctrl-C and other Python signal handlers interrupt the forward pass and sampling, with the same consequences;
-        never the bookkeeping around them (StepGuard).
+        Ctrl-C and other Python signal handlers can interrupt the model's pass and sampling, with the same consequences,
+        but never the bookkeeping around them (see StepGuard).
         """
         self.turns.drive(self.open_requests.ids, step=True)
         return self._guard.step(self._one_pass)
 
     def _one_pass(self) -> Batch | None:
-        """Schedule → forward → sample → process → collect. None when there is nothing to do."""
+        """Schedule → run the model → sample → process → collect. None when there is nothing to do."""
         batch = self.last_batch = self.scheduler.schedule()
         if batch is None:
             return None
@@ -245,7 +245,7 @@ class Engine:
         return batch
 
     def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[list[int], list[dict[int, float] | None]]:
-        """The next token of each of `batch.sampled_reqs` and, where wanted, log-probabilities. `logits` [B, V]."""
+        """The next token of each of `batch.sampled_reqs` and the log-probabilities that they want. `logits` [B, V]."""
         batch.gather_prompt_logprobs(logits)
         reqs = batch.sampled_reqs
         if not reqs:
@@ -255,13 +255,13 @@ class Engine:
         return token_ids.tolist(), self.sampler.logprobs(logits, token_ids, reqs)
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:
-        """Hold outputs of `step()` that belong to other callers: the next `step()` returns the last of each request."""
+        """Keep outputs of `step()` that belong to other callers. The next `step()` returns the latest one per request."""
         self.open_requests.hold(outputs)
 
     # --- looking at it -------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Where requests and slots are now, sums since the start, recent speed, and what computes."""
+        """Where requests and slots are now, totals since the start, recent speed, and which kernels compute."""
         with self.turns.visit():
             return engine_stats(self.scheduler, self.open_requests, self._guard.meter, self.model_runner)
 
@@ -271,7 +271,7 @@ class Engine:
             self.cache.check_integrity(self.scheduler.running)
 
     def flush_cache(self) -> int:
-        """Free every cached token that no running request relies on; returns how many."""
+        """Free every cached token that no running request relies on, and return how many there were."""
         with self.turns.visit():
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
@@ -280,7 +280,7 @@ class Engine:
     def _open_group(self, request_id: int) -> RequestGroup:
         group = self.open_requests.groups.get(request_id)
         if group is None:
-            raise ValueError(f"request_id={request_id}: must be of a request that has not ended")
+            raise ValueError(f"request_id={request_id}: must be the id of a request that has not ended")
         return group
 
     def _check_queue(self, more: int) -> None:

@@ -1,4 +1,4 @@
-"""Named exceptions. A wrong input raises a ValueError; a state of the engine that forbids the call, a RuntimeError."""
+"""Named exceptions: a ValueError for wrong input, a RuntimeError if the engine's state does not allow the call."""
 
 
 class UnsupportedModelError(ValueError):
@@ -6,11 +6,11 @@ class UnsupportedModelError(ValueError):
 
 
 class WeightMismatchError(ValueError):
-    """A checkpoint does not fit the model: a tensor is missing, surplus or has another shape. The message names each."""
+    """A checkpoint does not fit the model: tensors are missing, surplus or have another shape. The message names them."""
 
 
 class InvalidRequestError(ValueError):
-    """A request was refused on arrival: the message names the field, its value and the limit. Nothing was queued."""
+    """A request was refused on arrival, and nothing was queued. The message names the field, its value and the limit."""
 
 
 class KernelsUnavailableError(ValueError):
@@ -22,14 +22,14 @@ class ShapeMismatchError(ValueError):
 
 
 class UnknownArgumentError(TypeError, ValueError):
-    """A keyword that a function does not have, or an argument under two names.
+    """A call has a keyword that the function does not have, or gives an argument under two names.
 
-    A TypeError, as in Python, and a ValueError, as all wrong inputs here.
+    It is a TypeError, as in Python, and also a ValueError, like all wrong input here.
     """
 
 
 class QueueFullError(RuntimeError):
-    """A request was refused because `max_queue` requests wait already. Nothing was changed; it may be sent again later."""
+    """A request was refused because `max_queue` requests are already waiting. Nothing was changed; send it again later."""
 
 
 class EngineClosedError(RuntimeError):
@@ -37,4 +37,4 @@ class EngineClosedError(RuntimeError):
 
 
 class StepFailedError(RuntimeError):
-    """A step that computed the request raised, which ended the request. `__cause__` is the exception."""
+    """A step that computed the request raised an exception, and so the request ended. `__cause__` is that exception."""

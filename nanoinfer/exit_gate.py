@@ -1,7 +1,7 @@
-"""exit_gate: no thread is in the middle of compiled code when the interpreter ends.
+"""exit_gate: makes sure that no thread is inside compiled code when the interpreter ends.
 
-A daemon thread that comes back from C++ or Rust while Python is being taken down is ended by the system in the middle of
-code that does not expect it, and the whole process is aborted. (Other threads have ended by then: Python waits for them.)
+If a daemon thread returns from C++ or Rust code while Python is shutting down, the system ends that thread in the middle
+of code that does not expect it, and the whole process is aborted. (Python waits for all other threads before that.)
 """
 
 import atexit
@@ -14,27 +14,27 @@ from weakref import WeakMethod
 
 from nanoinfer.signals import uninterrupted
 
-SECONDS_IN_ONE_WAIT = 1.0  # after which an exit function is taken to wait for a thread that waits at the closed gate
+SECONDS_IN_ONE_WAIT = 1.0  # after such a wait, an exit function is assumed to wait for a thread at the closed gate
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class ExitGate:
-    """Threads pass through it (`with exit_gate:`) to make passes and to tokenize.
+    """Threads enter it (`with exit_gate:`) to make passes and to tokenize.
 
-    When Python exits it first calls what was given to `before_closing`; then it waits until no thread is inside, and lets
-    none in but the main thread. Those that come later wait, and end with the process. But where an exit function of the
-    user's waits for another thread (`join`, `Event.wait`, a queue, a future), they go on for as long as that wait lasts.
+    When Python exits, it first calls the methods that were given to `before_closing`. Then it waits until no thread is
+    inside, and lets only the main thread in. Threads that come later wait, and end with the process. But while one of the
+    user's exit functions waits for another thread (`join`, `Event.wait`, a queue, a future), they are let in.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside: dict[threading.Thread, int] = {}
-        self._is_closed = False  # let no thread in
-        self._is_empty = False  # closed, and those that were inside have left
-        self._wait_seen: tuple[object, float] | None = None  # where the main thread waits, and since when
+        self._is_closed = False  # True: let no other thread in
+        self._is_empty = False  # True: it is closed, and the threads that were inside have left
+        self._wait_seen: tuple[object, float] | None = None  # where the main thread is waiting, and since when
         self._before_closing: list[WeakMethod[Callable[[], None]]] = []
 
-    @uninterrupted()  # a handler that raises between taking and using the lock would leave it taken for ever
+    @uninterrupted()  # if a handler raised between taking and using the lock, the lock would stay taken forever
     def __enter__(self) -> None:
         me = threading.current_thread()
         with self._changed:
@@ -54,18 +54,18 @@ class ExitGate:
                 self._changed.notify_all()
 
     def before_closing(self, method: Callable[[], None]) -> None:
-        """Call a bound method when Python exits, if its object still exists then."""
+        """Call a bound method when Python exits, if its object still exists by then."""
         self._before_closing = [kept for kept in self._before_closing if kept() is not None]
         self._before_closing.append(WeakMethod(method))
 
     def after_fork(self) -> None:
-        """A new process: no other thread is left in it, whatever locks they had."""
+        """Forget all other threads and their locks: in a forked process only the current thread is left."""
         me = threading.current_thread()
         self._changed = threading.Condition()
         self._inside = {thread: times for thread, times in self._inside.items() if thread is me}
 
     def close(self) -> None:
-        """What happens at exit."""
+        """Close the gate; Python calls this at exit."""
         for reference in self._before_closing:
             if (method := reference()) is not None:
                 method()
@@ -76,18 +76,18 @@ class ExitGate:
             self._is_empty = True
 
     def _exit_function_waits(self) -> bool:
-        """Whether the main thread has been in one and the same wait for a while. How long it takes to exit says nothing:
-        on a busy machine that may be seconds."""
+        """True when the main thread has been in the same wait for a while. The time since the exit began says nothing,
+        because on a busy machine exiting may take seconds."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if not self._is_empty or frame is None or frame.f_globals["__name__"] != "threading":
-            self._wait_seen = None  # `close` waits, or no function of `threading` does
+            self._wait_seen = None  # `close` itself is waiting, or no function of `threading` is
             return False
         place, now = (frame.f_code, frame.f_lasti), time.monotonic()
         if self._wait_seen is None or self._wait_seen[0] != place:
             self._wait_seen = place, now
         return now - self._wait_seen[1] >= SECONDS_IN_ONE_WAIT
 
-    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
+    @uninterrupted()  # if a handler raised in `Thread.is_alive`, Python would believe that the thread has ended
     def _others_are_inside(self) -> bool:
         return any(thread is not threading.main_thread() and thread.is_alive() for thread in self._inside)
 

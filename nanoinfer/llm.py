@@ -1,4 +1,4 @@
-"""LLM: load a model, then generate, stream or chat."""
+"""LLM: loads a model; then you generate, stream or chat."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,19 +37,19 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 @attribute_answers(LLM_ATTRIBUTES)
 class LLM:
-    """A model and the engine that serves it. All methods may be called from any thread; calls are served together.
+    """A model and the engine that serves it. All methods may be called from any thread, and calls are batched together.
 
     - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, or a Hub name.
     - `dtype`: float32, bfloat16 or float16; None or auto keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
-    - `max_context_len`: prompt and output tokens of one request; None: what the model was trained for.
-    - `max_running_requests`: requests that hold K/V at a time.
-    - `max_total_tokens`: slots of K/V; None: as many as all running requests can fill, memory permitting.
-    - `kernels`, `attention_backend`: who computes; auto takes the fastest that runs here (see `select_kernels` and
-      `select_attention_backend`).
+    - `max_context_len`: maximum number of prompt and output tokens of one request; None: what the model was trained for.
+    - `max_running_requests`: how many requests can hold K/V at the same time.
+    - `max_total_tokens`: slots for K/V; None: as many as all running requests can fill, if there is enough memory.
+    - `kernels`, `attention_backend`: which code does the arithmetic; auto takes the fastest that runs here (see
+      `select_kernels` and `select_attention_backend`).
     - `quantization`: the kind of linear weights (see `linear_weights.py`); None keeps the checkpoint's numbers.
-    - `trace`: keep a record of every step in `trace` (see nanoinfer/trace/); without it that is None.
-    - the rest: see EngineConfig. Names of vLLM and SGLang that mean the same work as well (`max_model_len`, `seed`, ...:
-      requests/aliases.py has them); UnknownArgumentError for any other.
+    - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
+    - For the rest, see EngineConfig. Names from vLLM and SGLang with the same meaning also work (`max_model_len`, `seed`,
+      ...; see requests/aliases.py). UnknownArgumentError for any other name.
     """
 
     @keywords(LLM_ALIASES, IN_PARAMS | LLM_ELSEWHERE, more=[field.name for field in fields(EngineConfig)])
@@ -82,7 +82,7 @@ class LLM:
             disable_radix_cache=disable_radix_cache,
             attention_backend=attention_backend,
             **engine_options,
-        )  # checked before anything is loaded; what depends on the model follows
+        )  # checked before anything is loaded; values that depend on the model come later
         self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         if max_total_tokens is None:
@@ -107,11 +107,11 @@ class LLM:
         use_tqdm: bool = True,
         timeout_s: float | None = None,
     ) -> list[RequestOutput]:
-        """Complete one prompt or a list of them, each text or token ids; one output a prompt, in order.
+        """Complete one prompt or a list of prompts, each text or token ids. Returns one output per prompt, in order.
 
-        `params`: one SamplingParams for all, or one each. A list of prompts shows a progress bar unless `use_tqdm=False`.
-        `timeout_s`: seconds from now after which each that has not ended does (FinishReason.TIMEOUT).
-        Raises InvalidRequestError naming the prompt; then none of them has been started and the engine goes on serving.
+        `params`: one SamplingParams for all prompts, or a list with one per prompt. A list of prompts shows a progress bar
+        unless `use_tqdm=False`. `timeout_s`: after so many seconds, unfinished requests end (FinishReason.TIMEOUT).
+        Raises InvalidRequestError naming the prompt. Then none of them was started, and the engine continues to serve.
         """
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
@@ -119,7 +119,7 @@ class LLM:
             raise ValueError(no_params(params, " or a list of them"))
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
-            raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one, or one each")
+            raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one for all, or one per prompt")
         groups = [
             self.engine.prepare(Request(prompt, params_or_default(chosen), timeout_s=timeout_s, name=f"prompt {i}"))
             for i, (prompt, chosen) in enumerate(zip(several, each, strict=True))
@@ -135,11 +135,11 @@ class LLM:
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """The assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or in a list of them.
+        """Generate the assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or a list of them.
 
-        Content is text or a list of text parts; `chat_template_kwargs` are given to the model's chat template (see
-        `render_chat`). One output a conversation, in order. Errors as `generate`; ValueError when the model has no
-        chat template.
+        Content is text or a list of text parts. `chat_template_kwargs` are passed to the model's chat template (see
+        `render_chat`). Returns one output per conversation, in order. Errors as in `generate`; ValueError when the model
+        has no chat template.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ValueError(f"messages: must be a list of messages or of conversations, got {type(messages).__name__}")
@@ -162,9 +162,9 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, timeout_s: float | None = None
     ) -> Iterator[StreamPiece]:
-        """Complete one prompt, yielding text as soon as it is certain. Closing the iterator aborts the request.
+        """Complete one prompt and yield text as soon as it is certain. Closing the iterator aborts the request.
 
-        The request is checked at once and queued at the first `next()`. Several streams may be read in turns.
+        The request is checked at once, and queued at the first `next()`. You may read several streams in turn.
         """
         return self._stream(self.engine.prepare(Request(prompt, params_or_default(params), timeout_s=timeout_s)))
 
@@ -180,14 +180,14 @@ class LLM:
         return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, timeout_s)
 
     def shutdown(self) -> list[RequestOutput]:
-        """End all requests and take no more (see `Engine.shutdown`). Streams that are being read end, and say `abort`."""
+        """End all requests and accept no more (see `Engine.shutdown`). Open streams end with the reason `abort`."""
         return self.engine.shutdown()
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
         call = self._calls.open([group], stream=True)
         try:
             while True:
-                was_done = call.done  # the last piece comes before
+                was_done = call.done  # looked up before reading, so that the last piece is not missed
                 yield from call.read()
                 if was_done:
                     return
@@ -196,7 +196,7 @@ class LLM:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        with uninterrupted():  # but for passes, and for waiting while another thread makes one
+        with uninterrupted():  # except during passes, and while waiting for another thread's pass
             call = self._calls.open(groups)
             try:
                 with Progress(len(groups), show_progress) as progress:
@@ -209,7 +209,7 @@ class LLM:
 
 
 def _is_prompt(prompts: Any) -> bool:
-    """One prompt (text, or a flat sequence of token ids) rather than a list of them."""
+    """True for one prompt (text, or a flat sequence of token ids), False for a list of prompts."""
     if isinstance(prompts, str | np.ndarray | torch.Tensor):
         return isinstance(prompts, str) or prompts.ndim < 2
     if not isinstance(prompts, Sequence):
@@ -218,20 +218,20 @@ def _is_prompt(prompts: Any) -> bool:
 
 
 def load_or_take(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
-    """An LLM or an Engine is returned as it is; a name or directory is loaded, with `options`. ValueError otherwise."""
+    """Return an LLM or an Engine as it is; load a model's name or directory with `options`. ValueError otherwise."""
     if isinstance(llm, str | Path):
         return LLM(llm, **options)
     if not isinstance(llm, LLM | Engine):
         raise ValueError(f"llm={llm!r}: must be an LLM, an Engine, or a model's name or directory")
     if options:
         raise ValueError(
-            f"{', '.join(options)}: options are for a model that is loaded here; this one is loaded already"
+            f"{', '.join(options)}: options are only for a model that is loaded here; this one is already loaded"
         )
     return llm
 
 
 def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Engine:
-    """Pools, runner and engine around a loaded model. Rows and slot numbers stay on the host, K/V goes to the device."""
+    """Build pools, runner and engine for a loaded model. Rows and slot numbers stay on the host; K/V is on the device."""
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )

@@ -1,7 +1,7 @@
 """Registries: the named alternatives that an option chooses among.
 
-One line adds an alternative, inside the package or outside it: `EVICTION_POLICIES["mru"] = newest_first`. The modules that
-implement the built-in ones register them when `nanoinfer` is imported.
+One line adds an alternative, inside or outside the package: `EVICTION_POLICIES["mru"] = newest_first`. The modules with
+the built-in ones register them when `nanoinfer` is imported.
 """
 
 from typing import Any, TypeVar
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Registry(dict[Any, T]):
-    """Alternatives by name; `option` is the setting that names one of them, for error messages.
+    """Alternatives by name. `option` is the setting that chooses one of them; error messages name it.
 
-    A registry may have an alternative under None: what is taken where the option is not set. `hint`: what an error says
-    after the alternatives.
+    A registry may have an alternative under None, which is used if the option is not set. `hint`: what an error message
+    adds after the list of alternatives.
     """
 
     def __init__(self, option: str, hint: str = ""):
@@ -21,7 +21,7 @@ class Registry(dict[Any, T]):
         self.option, self.hint = option, hint
 
     def check(self, name: object) -> None:
-        """ValueError that lists the alternatives unless `name` is one of them."""
+        """Raise a ValueError that lists the alternatives unless `name` is one of them."""
         if not any(isinstance(name, type(key)) and name == key for key in self):  # it may be unhashable, or an array
             raise ValueError(f"{self.option}={name!r}: must be one of {', '.join(map(str, self))}{self.hint}")
 

@@ -1,8 +1,8 @@
-"""The first engines of the series (seed 004): every session owns its K/V; decode goes one by one or as one padded batch.
+"""The first engines of the series: every session owns its K/V, and decodes alone or in one padded batch.
 
-No pools that outlive a pass, no tree: this is the baseline that those are compared with. Model and sampler are the
-engine's. A pass (of one session, too) builds a small pool for itself, a rectangle as wide as its longest session, copies
-what the sessions hold into it, runs, and cuts the result up again. `KVAccount` counts what that costs.
+They have no tree, and no pools that outlive a pass: they are the baseline for engines that do. The model and the sampler
+are the same. Every pass, even of a single session, builds a small pool of its own: a rectangle as wide as the longest
+session. It copies the sessions' K/V into it, runs, and cuts the result up again. `KVAccount` counts what that costs.
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.session_checks import check_kv_cache, check_last_logits, check_sessions
 
-KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [1, Hk, S, D]
+KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, each [1, Hk, S, D]
 
 
 @dataclass
 class KVAccount:
-    """What the passes of an InferenceEngine have cost since its start: sums that only grow. Bytes are of K/V in all layers.
+    """What the passes of an InferenceEngine have cost since its start. The totals only grow. Bytes are K/V in all layers.
 
-    - `forwards`, `tokens_computed`: passes of the model, and tokens that went through them.
-    - `bytes_copied`: between sessions and the passes' rectangles, both ways.
-    - `decode_bytes_used`, `decode_bytes_padding`: of the rectangles of decode passes: sessions' tokens, and padding.
+    - `forwards`, `tokens_computed`: how many passes the model made, and how many tokens went through them.
+    - `bytes_copied`: between the sessions and the passes' rectangles, in both directions.
+    - `decode_bytes_used`, `decode_bytes_padding`: bytes in decode passes' rectangles: sessions' tokens, and padding.
 
-    What one step cost is a difference: `before = dataclasses.replace(engine.account)`, step, `engine.account - before`.
-    `InferenceSession.kv_bytes` and `OfflineScheduler.kv_bytes` say what is held now.
+    The cost of one step is a difference: `before = dataclasses.replace(engine.account)`, step, `engine.account - before`.
+    `InferenceSession.kv_bytes` and `OfflineScheduler.kv_bytes` say how much is held now.
     """
 
     forwards: int = 0
@@ -53,8 +53,8 @@ class KVAccount:
 
 
 class InferenceEngine:
-    """A model, run over K/V that sessions hold. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`);
-    `attention_backend`: as `LLM` has it."""
+    """Runs a model over the K/V that sessions hold. `model`: as in `LLM`, or an `LLM`'s loaded model (`llm.model`).
+    `attention_backend`: as in `LLM`."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class InferenceEngine:
         return self.model.config.kv_bytes_per_token(self.model.dtype)
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 128, use_cache: bool = True, **settings: Any) -> list[int]:
-        """Serve one prompt to its end; returns the sampled tokens, an end token included.
+        """Serve one prompt to its end, and return the sampled tokens, including an end token.
 
-        With `use_cache=False` nothing is kept between tokens: each computes the whole sequence again. `settings`
-        and errors as InferenceSession and its `prefill`.
+        With `use_cache=False` nothing is kept between tokens: each token computes the whole sequence again. `settings`
+        and errors as in InferenceSession and its `prefill`.
         """
         session = InferenceSession(self, max_new_tokens, **settings)
         session.prefill(prompt, keep_kv=use_cache)
@@ -94,8 +94,8 @@ class InferenceEngine:
         return session.generated_ids
 
     def extend(self, token_ids: Sequence[int] | np.ndarray, keep: bool = True) -> tuple[torch.Tensor, KVCache]:
-        """Compute a sequence, `token_ids` int64 [S], from its first token: logits [1, V] of the last, and the K/V of all
-        (empty unless it is to be kept). ValueError when it is empty, outside the vocabulary or longer than the context."""
+        """Compute a whole sequence, `token_ids` int64 [S]. Returns the logits [1, V] of its last token, and its K/V (empty
+        unless `keep`). ValueError when it is empty, outside the vocabulary or longer than the context."""
         token_ids = self.builder.prompt_ids(token_ids, "token_ids")
         total = len(token_ids)
         runner = self._runner(1, total)
@@ -105,12 +105,12 @@ class InferenceEngine:
         return logits, self._cut(runner.token_to_kv_pool, [total], total)[0] if keep else []
 
     def decode_step_sessions(self, sessions: Sequence["InferenceSession"]) -> torch.Tensor:
-        """Compute the newest token of every session in one pass: logits [B, V], in order; its K/V joins each `kv_cache`.
+        """Compute the newest token of every session in one pass, add its K/V to each `kv_cache`, and return logits [B, V].
 
-        The caller then gives each session its row (`apply_batch_logits`); until then the same pass can be made again. The
-        sessions' K/V is padded to the longest, [B, longest + 1] tokens. No sessions, no pass: logits [0, V]. ValueError
-        when one is there twice, has finished, has no K/V or K/V that does not fit, or is of another model; nothing has
-        changed then.
+        Then the caller gives each session its row (`apply_batch_logits`). Until then, the same pass can be made again. The
+        sessions' K/V is padded to the longest, [B, longest + 1] tokens. Without sessions there is no pass: logits [0, V].
+        ValueError, with nothing changed, when a session is there twice, has finished, has no K/V or K/V that does not fit,
+        or belongs to another model.
         """
         check_sessions(sessions, self.model)
         if not sessions:
@@ -123,7 +123,7 @@ class InferenceEngine:
             torch.tensor([int(session.req.token_ids[n]) for session, n in zip(sessions, past, strict=True)]),
             range(len(sessions)),
             lens,
-            None,  # prefix_lens: in a decode pass all but one, always
+            None,  # prefix_lens: in a decode pass it is always all tokens but one
             [row * width + n for row, n in enumerate(past)],
         )
         for session, kv_cache in zip(sessions, self._cut(runner.token_to_kv_pool, lens, width), strict=True):
@@ -136,7 +136,7 @@ class InferenceEngine:
         return logits
 
     def _runner(self, rows: int, width: int) -> ModelRunner:
-        """A runner over pools of `rows` x `width` slots, row after row: as padded batches lie in memory."""
+        """A runner over pools of `rows` x `width` slots, row after row, which is how padded batches are in memory."""
         req_to_token_pool = ReqToTokenPool(rows, width)
         req_to_token_pool.req_to_token.copy_(torch.arange(rows * width).view(rows, width))
         token_to_kv_pool = self.model.new_kv_pool(rows * width)
@@ -150,7 +150,7 @@ class InferenceEngine:
         self.account.bytes_copied += sum(lens) * self.kv_bytes_per_token
 
     def _cut(self, pool: TokenToKVPool, lens: Sequence[int], width: int) -> list[KVCache]:
-        """Each row's K/V as a cache by itself: copies, so that the rectangle's padding is not kept alive."""
+        """Copy each row's K/V into a separate cache. Views would keep the whole rectangle in memory, with its padding."""
         caches: list[KVCache] = [[] for _ in lens]
         for layer in range(self.model.config.num_hidden_layers):
             for row, length in enumerate(lens):
@@ -162,12 +162,12 @@ class InferenceEngine:
 
 
 class InferenceSession:
-    """One request that owns its K/V: `kv_cache`, per layer K and V [1, Hk, S, D]; empty before `prefill` and at the end.
+    """One request that owns its K/V. `kv_cache`: K and V [1, Hk, S, D] per layer; empty before `prefill` and at the end.
 
-    Settings, here or assigned before `prefill`, which fixes them: `max_new_tokens` (0 or less: as many as the context has
-    room for), `temperature` (0 is greedy), `top_k` (-1: off), `top_p`, `seed` as SamplingParams has them; `stop_on_eos`:
-    one of the model's end tokens ends the session; `do_sample=False`: greedy, whatever the temperature. ValueError when
-    another name is assigned: it would have no effect.
+    You give settings here, or assign them until `prefill` fixes them. `max_new_tokens` (0 or less: as many as the context
+    has room for), `temperature` (0 is greedy), `top_k` (-1: off), `top_p` and `seed` are as in SamplingParams.
+    `stop_on_eos`: any of the model's end tokens ends the session. `do_sample=False`: greedy, whatever the temperature.
+    Assigning any other name is a ValueError, because it would have no effect.
     """
 
     SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "stop_on_eos", "seed", "do_sample")
@@ -189,18 +189,18 @@ class InferenceSession:
         self.kv_cache: KVCache = []
         self.max_new_tokens, self.temperature, self.top_k, self.top_p = max_new_tokens, temperature, top_k, top_p
         self.stop_on_eos, self.seed, self.do_sample = stop_on_eos, seed, do_sample
-        self.params()  # raises now, not at the prefill
+        self.params()  # so that wrong settings raise now, not in `prefill`
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.SETTINGS and self._req is not None:
-            raise ValueError(f"{name}={value!r}: settings are fixed by prefill; make a new session for others")
+            raise ValueError(f"{name}={value!r}: settings are fixed by prefill; make a new session to change them")
         known = name in (*self.SETTINGS, "engine", "kv_cache") or hasattr(type(self), name)
         if not known and not name.startswith("_"):
             raise ValueError(f"{name}={value!r}: a session has no {name}; its settings are {', '.join(self.SETTINGS)}")
         super().__setattr__(name, value)
 
     def params(self, prompt_len: int = 0) -> SamplingParams:
-        """The settings as the sampler takes them, after a prompt of so many tokens. ValueError naming one out of range."""
+        """The settings as SamplingParams, for a prompt of `prompt_len` tokens. ValueError naming one out of range."""
         for name in ("stop_on_eos", "do_sample"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
@@ -219,7 +219,7 @@ class InferenceSession:
 
     @property
     def req(self) -> Req:
-        """The state of the request. ValueError before `prefill`."""
+        """The state of this session's request. ValueError before `prefill`."""
         if self._req is None:
             raise ValueError("session: has not been prefilled")
         return self._req
@@ -230,12 +230,12 @@ class InferenceSession:
 
     @property
     def generated_ids(self) -> list[int]:
-        """Tokens sampled so far, a new list."""
+        """The tokens sampled so far, as a new list."""
         return self._req.output_ids if self._req is not None else []
 
     @property
     def step_count(self) -> int:
-        """How many tokens have been sampled, that of the prefill included."""
+        """How many tokens have been sampled, including the one from the prefill."""
         return self._req.num_output_tokens if self._req is not None else 0
 
     @property
@@ -244,20 +244,20 @@ class InferenceSession:
 
     @property
     def kv_len(self) -> int:
-        """Tokens whose K/V the session holds."""
+        """For how many tokens the session holds K/V."""
         return self.kv_cache[0][0].shape[2] if self.kv_cache else 0
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K/V that the session holds."""
+        """How many bytes of K/V the session holds."""
         return sum(tensor.nbytes for layer in self.kv_cache for tensor in layer)
 
     def prefill(self, prompt: Prompt, keep_kv: bool = True) -> int:
-        """Compute the prompt (text or token ids) and sample the first token, which is returned.
+        """Compute the prompt (text or token ids), then sample and return the first token.
 
-        `keep_kv=False` drops its K/V, for a caller that computes everything anew every time. InvalidRequestError when the
-        prompt is empty, no text or ids, outside the vocabulary, or too long for the model with `max_new_tokens`; ValueError
-        when the session has been prefilled before. When this raises, the session is as it was.
+        `keep_kv=False` drops its K/V, for a caller that recomputes everything every time. InvalidRequestError when the
+        prompt is empty, is neither text nor ids, is outside the vocabulary, or is too long for the model with
+        `max_new_tokens`; ValueError when the session was prefilled before. When it raises, the session is unchanged.
         """
         if self.prefilled:
             raise ValueError("session: has been prefilled before; make a new one for another prompt")
@@ -273,7 +273,7 @@ class InferenceSession:
         return int(req.token_ids[req.prompt_len])
 
     def step_once(self) -> int | None:
-        """Compute the newest token alone and sample the next, which is returned; None when the session has finished."""
+        """Compute the newest token alone, then sample and return the next one; None when the session has finished."""
         if self.finished:
             return None
         return self.apply_batch_logits(self.engine.decode_step_sessions([self]))
@@ -281,9 +281,9 @@ class InferenceSession:
     def apply_batch_logits(self, last_logits: torch.Tensor) -> int | None:
         """Sample the next token from this session's row of logits, [V] or [1, V]; None when the session has finished.
 
-        A session that ends lets its K/V go. ValueError when `last_logits` is anything but one row, and when the newest
-        token has not been through a pass: the row would be that of the token before. (Of a session that keeps no K/V only
-        the caller knows this.)
+        A session that ends drops its K/V. ValueError when `last_logits` is not exactly one row, or when the newest token
+        has not been through a pass, because the row would then be that of the token before. (If a session keeps no K/V,
+        only the caller can know this.)
         """
         if self.finished:
             return None
@@ -293,7 +293,7 @@ class InferenceSession:
         if self._keeps_kv and self.kv_len < req.num_tokens:
             raise ValueError(
                 f"last_logits: token {req.num_tokens - 1}, the newest, has no K/V yet; each decode_step_sessions gives a "
-                "session one row, to be taken once"
+                "session one row, which it can take only once"
             )
         token_id = int(self.engine.sampler.sample(last_logits.detach().view(1, -1), [req])[0])
         req.append(token_id)
@@ -302,20 +302,20 @@ class InferenceSession:
         return token_id
 
     def release(self) -> None:
-        """Let go of the K/V. A session that has not finished cannot go on then."""
+        """Drop the K/V. An unfinished session cannot continue after that."""
         self.kv_cache = []
 
     def decode_text(self) -> str:
-        """Prompt and output as text, special tokens left out. ValueError when the model has no tokenizer files."""
+        """Prompt and output as text, without special tokens. ValueError when the model has no tokenizer files."""
         if self.engine.tokenizer is None:
             raise ValueError("decode_text: this model has no tokenizer files; read generated_ids")
         return self.engine.tokenizer.decode(self.req.token_ids[: self.req.num_tokens])
 
 
 class OfflineScheduler:
-    """Sessions side by side: a step is one decode pass for all (`batched`) or one for each.
+    """Runs sessions side by side. A step is one decode pass for all of them (`batched`), or one pass for each.
 
-    That is continuous batching already: a request may join between any two steps. One that has ended takes no part in
+    This already is continuous batching: a request may join between any two steps. A request that has ended is in no more
     passes and holds no K/V; its tokens stay in `sessions`, where `run` finds them.
     """
 
@@ -326,8 +326,8 @@ class OfflineScheduler:
         self._ids = count()
 
     def add_request(self, prompt: Prompt, max_new_tokens: int = 128, **settings: Any) -> int:
-        """Prefill a prompt at once; returns the request's id. `settings` and errors as InferenceSession and its `prefill`;
-        when it raises, nothing has been added."""
+        """Prefill a prompt right away and return the request's id. `settings` and errors as in InferenceSession and its
+        `prefill`; when it raises, nothing was added."""
         session = InferenceSession(self.engine, max_new_tokens, **settings)
         session.prefill(prompt)
         request_id = next(self._ids)
@@ -338,7 +338,7 @@ class OfflineScheduler:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of K/V that its sessions hold now."""
+        """How many bytes of K/V its sessions hold now."""
         return sum(self.sessions[request_id].kv_bytes for request_id in self._active)
 
     def has_unfinished(self) -> bool:
@@ -347,7 +347,7 @@ class OfflineScheduler:
         return bool(self._active)
 
     def step(self) -> dict[int, int]:
-        """One more token of every unfinished request: {request id: token id}; empty when there is none."""
+        """Sample one more token for every unfinished request: {request id: token id}; empty when there is none."""
         if not self.has_unfinished():
             return {}
         sessions = [self.sessions[request_id] for request_id in self._active]
@@ -359,12 +359,12 @@ class OfflineScheduler:
         return {rid: token for rid, token in zip(self._active, tokens, strict=True) if token is not None}
 
     def run(self) -> dict[int, str]:
-        """Step until all have ended: {request id: prompt and output as text}, also of those that ended before.
+        """Step until all requests have ended. Returns {request id: prompt and output as text} for every request so far.
 
-        ValueError before the first step when the model has no tokenizer files.
+        ValueError, before the first step, when the model has no tokenizer files.
         """
         if self.sessions and self.engine.tokenizer is None:
-            raise ValueError("run: this model has no tokenizer files; step, and read each session's generated_ids")
+            raise ValueError("run: this model has no tokenizer files; call step, and read each session's generated_ids")
         while self.has_unfinished():
             self.step()
         return {request_id: session.decode_text() for request_id, session in self.sessions.items()}

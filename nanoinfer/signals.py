@@ -1,9 +1,9 @@
-"""Signals: bookkeeping that no Python signal handler cuts in two.
+"""Signals: keeps Python's signal handlers from interrupting bookkeeping.
 
-Python runs a signal's handler between any two bytecodes. A handler that raises (Ctrl-C's KeyboardInterrupt, the usual
-timeout by SIGALRM) between "the slot has left the request" and "the slot is in the tree" would lose that slot for good,
-and the user of a notebook who stops a cell goes on with the same engine. So handlers wait while bookkeeping runs, and
-get in where the time goes: in the model's pass and in sampling.
+Python may run a signal's handler between any two bytecodes. Suppose a handler raises (Ctrl-C's KeyboardInterrupt, or the
+usual timeout by SIGALRM) between "the slot has left the request" and "the slot is in the tree". Then that slot is lost for
+good, although someone who stops a notebook cell keeps using the same engine. So handlers wait while bookkeeping runs, and
+run where most of the time is spent: in the model's pass and in sampling.
 """
 
 import signal
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# The signals that programs put handlers on; a handler for anything else (a fault, a stopped child) has its own reasons.
+# The signals that programs usually have handlers for. Handlers for others (faults, stopped children) are left alone.
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF", "SIGBREAK")
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
@@ -21,22 +21,22 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Shield:
-    """Stands in for every Python handler. What arrives is noted, and passed on when the shield is taken down, or opened."""
+    """Replaces every Python handler for a while. It notes signals that arrive, and passes them on when down or open."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
-        self._replaced: list[int] = []  # signals whose handler this shield stands in for now
+        self._replaced: list[int] = []  # signals whose handler this shield replaces now
         self._held: dict[int, FrameType | None] = {}
-        self.is_open = False  # handlers run as their signals arrive
-        self._is_down = False  # for good
+        self.is_open = False  # True: handlers run as soon as their signals arrive
+        self._is_down = False  # True: it is down for good
 
     def up(self) -> None:
         """Replace the handlers."""
         for number in SIGNALS:
             handler = signal.getsignal(number)
             while isinstance(other := getattr(handler, "__self__", None), _Shield):
-                handler = other._handlers[number]  # that shield is down; handlers raised before this one was back
-            if callable(handler):  # else it is ignored, the system's, or not Python's business
+                handler = other._handlers[number]  # that shield is down; a handler raised before this one was restored
+            if callable(handler):  # otherwise the signal is ignored, or handled by the system or outside Python
                 self._handlers[number] = handler
                 self._replaced.append(number)
                 signal.signal(number, self._arrived)
@@ -44,7 +44,7 @@ class _Shield:
     def down(self) -> None:
         """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors.
 
-        A handler that is back may raise anywhere in here; to call this again completes what it has cut short.
+        A restored handler may raise anywhere in here. Calling this method again completes what was cut short.
         """
         try:
             self._restore()
@@ -53,16 +53,16 @@ class _Shield:
             self._run()
 
     def open(self) -> None:
-        """Run the handlers whose signal has arrived, and from now on the others at once."""
+        """Run the handlers whose signal has arrived. From now on, handlers run as soon as their signal arrives."""
         self._run()
         self.is_open = True
 
     def _restore(self) -> None:
-        """All of them: one that is back already may raise while the others are being restored."""
+        """Restore all of them, even if one that is restored already raises in the meantime."""
         try:
             while self._replaced:
                 number = self._replaced[-1]
-                if signal.getsignal(number) == self._arrived:  # else a new one was installed meanwhile
+                if signal.getsignal(number) == self._arrived:  # otherwise a new handler was installed meanwhile
                     signal.signal(number, self._handlers[number])
                 self._replaced.pop()
         finally:
@@ -80,26 +80,26 @@ class _Shield:
         self._handlers[number](number, frame)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._is_down:  # or nearly: a handler has raised before this one was back
+        if self._is_down:  # or nearly: a handler raised before this one was restored
             self._call(number, frame)
         elif self.is_open:
-            self.is_open = False  # what it raises goes through bookkeeping, and no other handler may cut that in two
+            self.is_open = False  # what it raises passes through bookkeeping, which no other handler may interrupt
             self._call(number, frame)
             self.open()
         else:
             self._held[number] = frame
 
 
-_active: _Shield | None = None  # the one that is up: handlers belong to the process, so there is one at most
+_active: _Shield | None = None  # the shield that is up; there is one at most, since handlers belong to the process
 
 
 def _concerned() -> bool:
-    return threading.current_thread() is threading.main_thread()  # Python runs handlers in this thread only
+    return threading.current_thread() is threading.main_thread()  # Python runs handlers only in this thread
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signal handlers wait until the block (or the decorated function) is done. May be nested; costs some microseconds."""
+    """Make signal handlers wait until the block (or the decorated function) ends. May be nested; costs microseconds."""
     global _active
     if not _concerned():
         yield
@@ -123,12 +123,12 @@ def uninterrupted() -> Iterator[None]:
         try:
             shield.down()
         finally:
-            shield.down()  # a handler may raise before the first call has begun
+            shield.down()  # again, because a handler may raise before the first call has begun
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside `uninterrupted`: handlers run in this block, and those whose signal has arrived before run first. When one
+    """Inside `uninterrupted`, let handlers run in this block; those whose signal has already arrived run first. When one
     raises, the others wait again.
     """
     shield = _active
@@ -143,8 +143,8 @@ def interruptible() -> Iterator[None]:
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Whether a signal handler that had to wait, or was let in, raised this exception: then it is for the main thread,
-    whatever was going on there.
+    """True when this exception was raised by a signal handler that had to wait or was let in. Then it is meant for the main
+    thread, whatever that thread was doing.
     """
     traceback = error.__traceback__ if _concerned() else None
     while traceback is not None and traceback.tb_frame.f_code is not _Shield._call.__code__:

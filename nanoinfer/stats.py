@@ -1,13 +1,13 @@
-"""EngineStats, the state of an engine in numbers, and the line that it logs for every step.
+"""EngineStats, the state of an engine in numbers, and the line that an engine logs for every step.
 
-The log: logger `nanoinfer.engine`, level INFO, one line per step, always these fields in this order:
+The logger `nanoinfer.engine` writes one line per step at level INFO, always with these fields in this order:
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
 
-`mode`, `reqs` and `tokens` describe the pass; `running` and `waiting` are requests after it, `free`, `evictable` and
-`protected` slots after it; `retracted` is the number of requests retracted to make room for it. Switch the log on with
-`logging.basicConfig(level=logging.INFO)`. Before an engine's first such line is another, once: what computes its passes,
-and why nothing faster does.
+`mode`, `reqs` and `tokens` describe the pass. `running` and `waiting` count requests after the pass; `free`, `evictable`
+and `protected` count slots after it. `retracted` is how many requests were retracted to make room for it. Switch the log
+on with `logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its
+passes, and why nothing faster does:
 
     kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (not cpp: ...)
 """
@@ -33,20 +33,20 @@ RECENT_STEPS = 256
 class EngineStats(Mapping[str, Any]):
     """An engine at one moment. `stats.free_slots` and `stats["free_slots"]` are the same; `dict(stats)` has all fields.
 
-    - Requests now (each of `n` completions counts): `waiting`, including retracted ones; `running`, including those whose
-      prompt is computed in chunks and not yet complete; `paused`.
+    - Requests now (each of `n` completions counts): `waiting`, including retracted ones; `running`, including one whose
+      prompt is only partly computed; `paused`.
     - Slots now: `total_slots` = `free_slots` + `evictable_slots` (in the tree, unused) + `protected_slots` (in the tree,
       used by running requests) + `request_slots` (held by running requests, not in the tree).
     - Passes since the start: `extend_steps`, `decode_steps`.
     - Requests since the start, by how they ended: `finished`, `aborted`, `timed_out`, `failed` (in a step that raised).
-    - Tokens since the start: `prompt_tokens` of admitted requests, `cached_tokens`, how many of those were in the tree,
-      `hit_rate`, cached over prompt tokens, and `output_tokens`.
-    - Shortage since the start: `retractions`; `evicted_tokens`, evicted from the tree to make room.
-    - `new_token_ratio` now: the share of the tokens to come that admission reserves slots for (see retraction.py).
-    - What computes: `kernels`, `attention_backend`, and why no faster ones do: `kernels_reason`, `attention_reason`, ""
-      where they are the fastest.
-    - Over the last 256 steps: `tokens_per_second`, output tokens per second spent in steps; `extend_step_seconds`,
-      `decode_step_seconds`, means; `longest_step_seconds`. Each is 0 before the first step of its kind.
+    - Tokens since the start: `prompt_tokens` (of admitted requests); `cached_tokens` (those of them found in the tree);
+      `hit_rate` (cached tokens divided by prompt tokens); `output_tokens`.
+    - Shortage since the start: `retractions`; `evicted_tokens` (evicted from the tree to make room).
+    - `new_token_ratio` now: for what share of future tokens admission reserves slots (see retraction.py).
+    - What computes the passes: `kernels` and `attention_backend`; and why nothing faster does: `kernels_reason` and
+      `attention_reason` ("" if they are the fastest).
+    - Over the last 256 steps: `tokens_per_second` (output tokens per second spent in steps); the means
+      `extend_step_seconds` and `decode_step_seconds`; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
 
     waiting: int
@@ -92,7 +92,7 @@ class EngineStats(Mapping[str, Any]):
 
 
 class RecentSteps(TypedDict):
-    """The timed fields of EngineStats."""
+    """The fields of EngineStats that are about time."""
 
     tokens_per_second: float
     extend_step_seconds: float
@@ -109,7 +109,7 @@ class StepMeter:
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
-        """Count one step: `extend`, or else decode; `seconds` it took."""
+        """Count one step, an extend or else a decode, that took `seconds`."""
         self.extend_steps += extend
         self.decode_steps += not extend
         self.output_tokens += output_tokens
@@ -129,14 +129,14 @@ class StepMeter:
 
 
 def selections(runner: ModelRunner) -> tuple[Selection, Selection]:
-    """What computes the passes of `runner`: kernels (the model's class, of a model that has none) and attention backend."""
+    """What computes the passes of `runner`: the kernels (or the model's class if it has none) and the attention backend."""
     return selection_of(getattr(runner.model, "kernels", runner.model)), selection_of(runner.attention_backend)
 
 
 def engine_stats(
     scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter, runner: ModelRunner
 ) -> EngineStats:
-    """The numbers of the engine that these belong to."""
+    """Collect the numbers of the engine that has these parts."""
     kernels, attention = selections(runner)
     cache = scheduler.cache
     pool, tree = cache.token_to_kv_pool, cache.radix_cache
@@ -170,7 +170,7 @@ def engine_stats(
 def log_step(
     batch: Batch, scheduler: Scheduler, meter: StepMeter, runner: ModelRunner, retracted: int, seconds: float
 ) -> None:
-    """Log the line that is described at the top of this file, the first time after the other one."""
+    """Log the line that is described at the top of this file; the first time, also the line that comes before it."""
     if logger.isEnabledFor(logging.INFO):
         if not meter.has_logged:
             meter.has_logged = True

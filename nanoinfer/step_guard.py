@@ -1,4 +1,4 @@
-"""StepGuard: what surrounds every pass of an engine, so that the pass itself reads as what it does."""
+"""StepGuard: everything that has to happen around a pass, so that the code of the pass itself stays simple."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,15 +15,15 @@ from nanoinfer.turns import Turns
 
 
 class StepGuard:
-    """Keeps what an engine promises about its steps, whatever a pass does:
+    """Keeps the promises that an engine makes about its steps, whatever happens in a pass:
 
     - Signal handlers wait, except where the pass lets them in (signals.py).
     - Requests whose time is up end before the pass.
-    - When a pass raises, its requests end and their slots are freed; the others are untouched, and the next step goes
-      on. When even that is cut short, its requests end at the start of the next step: no request ever goes on after a
-      pass that did not finish, because its K/V may not be there.
+    - When a pass raises, its requests end and their slots are freed. The others are untouched, and the next step
+      continues with them. If even that is cut short, the requests of the pass end at the start of the next step. No
+      request ever continues after a pass that did not finish, because its K/V may be missing.
     - Outputs that callers have not seen yet are kept until a step delivers them.
-    - One thread at a time is in the engine (turns.py); what would change the requests of a pass is refused inside it.
+    - One thread at a time is in the engine (turns.py). During a pass, nothing may change the requests of that pass.
     - The step is timed, counted and logged.
     """
 
@@ -33,27 +33,27 @@ class StepGuard:
         self.meter, self.turns = StepMeter(), Turns()
         self._runner = runner
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
-        self._in_pass = False  # until its requests have their tokens, or have ended
-        self._error: BaseException | None = None  # what the pass that did not finish raised, when it is known
+        self._in_pass = False  # True from the start of a pass until its requests have their tokens or have ended
+        self._error: BaseException | None = None  # what an unfinished pass raised, if it is known
 
     def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
-        """Make one pass; the outputs to deliver. Raises what the pass raises, or a signal handler that had to wait.
+        """Make one pass and return the outputs to deliver. Raises what the pass or a delayed signal handler raises.
 
-        A step by hand does not return the outputs of requests that calls of an LLM wait for: they are for those calls.
+        A step by hand does not return the outputs of requests that an LLM's calls wait for, because those calls get them.
         """
         theirs = {} if self.turns.is_mine else self.turns.callers
         return self.hand_out(lambda: [out for out in self._guarded(one_pass) if out.request_id not in theirs])
 
     def hand_out(self, outputs_of: Callable[[], list[RequestOutput]]) -> list[RequestOutput]:
-        """Call a function, uninterrupted, for outputs that go to the caller. When it raises, or a signal handler that had
-        to wait for its end does, the caller does not get them: the next step returns them. RuntimeError inside a pass.
+        """Call a function without interruptions, and return its outputs to the caller. If it raises, or a delayed signal
+        handler does, the caller does not get the outputs, and the next step returns them. RuntimeError inside a pass.
         """
         outputs: list[RequestOutput] = []
         try:
             with self.turns.visit():
                 self.turns.check_between_passes()
                 outputs = outputs_of()
-            return outputs  # noqa: RET504 - a handler may raise up to here, and then they are kept
+            return outputs  # noqa: RET504 - a handler may raise until here, and then the outputs are kept
         except BaseException:
             with self.turns.visit(let_handlers_in=False):
                 self._open.hold_again(outputs)
@@ -68,7 +68,7 @@ class StepGuard:
             batch = one_pass()
         except BaseException as error:
             self.turns.is_computing, self._error = False, error
-            with uninterrupted():  # also when it was raised while handlers were let in
+            with uninterrupted():  # even if it was raised while handlers were let in
                 self._end_unfinished_pass()
             raise
         self._in_pass = self.turns.is_computing = False
@@ -82,9 +82,9 @@ class StepGuard:
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None
     ) -> None:
-        """End those of the requests that are open, and hold their last outputs for the next delivery."""
+        """End those of the requests that are open, and keep their last outputs for the next delivery."""
         groups = [self._open.groups[request_id] for request_id in request_ids if request_id in self._open.groups]
-        finished = [group for group in groups if group.finished]  # whose output could not be collected
+        finished = [group for group in groups if group.finished]  # their outputs could not be collected
         self._scheduler.end([req for group in groups for req in group.reqs], reason, error)
         self._open.remove(finished, "finished")
         self._open.remove([group for group in groups if group not in finished], counted_as)

@@ -1,4 +1,4 @@
-"""Turns: one thread at a time in an engine, and which thread may step it by hand."""
+"""Turns: lets one thread at a time into an engine, and decides which thread may step it by hand."""
 
 import os
 import threading
@@ -9,52 +9,52 @@ from weakref import WeakSet
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.signals import interruptible, uninterrupted
 
-# While the main thread waits, signal handlers run so often. (A handler that raises inside `Condition.wait` could leave
-# its lock in two minds, so none runs there.)
+# While the main thread waits, it lets signal handlers run this often. (None runs inside `Condition.wait`, because a handler
+# that raises there could leave the lock in an undefined state.)
 SECONDS_BETWEEN_HANDLERS = 0.02
 
-USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or serve with an AsyncEngine"
-IN_PASS = "this engine is computing a pass: requests can be served, paused, aborted and shut down between passes only"
+USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or use an AsyncEngine"
+IN_PASS = "this engine is computing a pass: wait until it ends to serve, pause or abort requests, or to shut down"
 
 
 class Turns:
-    """The right to be in an engine. One thread has it at a time, and may take it again inside.
+    """The right to be in an engine. One thread at a time has the turn, and may take it again inside.
 
-    It is taken for a step, or for a visit between two steps: to add or abort requests, or to look. Neither keeps the other
-    waiting: those who wait for a visit when a step ends come before the next step, and those who come later after it.
-    Signal handlers run while a thread waits, and not while it has the turn (`uninterrupted`).
+    A thread takes a turn for a step, or for a visit between two steps: to add or abort requests, or to look. Neither kind
+    starves the other: threads that wait for a visit when a step ends come before the next step, and threads that come later
+    come after it. Signal handlers run while a thread waits, but not while it has the turn (`uninterrupted`).
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._holder: threading.Thread | None = None
-        self._steppers = self._visitors = 0  # threads that wait for a step, and for a visit
-        self._before_step = 0  # visits that come before the next step
-        # Functions to call as a turn begins or ends. A dict, because C code can add to it (Calls.open); it has no values.
+        self._steppers = self._visitors = 0  # how many threads wait for a step, and how many for a visit
+        self._before_step = 0  # how many visits come before the next step
+        # Functions to call when a turn begins or ends. A dict without values, because C code can add to it (Calls.open).
         self.later: dict[Callable[[], object], object] = {}
         self._by_hand: threading.Thread | None = None  # the last thread that drove the engine by hand
-        self.taken_by: str | None = None  # what serves with this engine alone, if anything does
-        self.callers: dict[int, threading.Thread] = {}  # threads that called an LLM, by the ids of their requests
-        self.pausers: dict[int, threading.Thread] = {}  # threads that paused a request, by its id
-        self.is_computing = False  # in the middle of a pass, whose requests must not be changed
-        self.after_fork: Callable[[], object] | None = None  # to be called in a new process
+        self.taken_by: str | None = None  # what has this engine to itself, if anything does
+        self.callers: dict[int, threading.Thread] = {}  # by request id: the thread whose call of an LLM made it
+        self.pausers: dict[int, threading.Thread] = {}  # by request id: the thread that paused it
+        self.is_computing = False  # True during a pass, when its requests must not be changed
+        self.after_fork: Callable[[], object] | None = None  # called in a forked process
         _all.add(self)
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread has the turn."""
+        """True when this thread has the turn."""
         return self._holder is threading.current_thread()
 
     def check_between_passes(self) -> None:
-        """RuntimeError in code that a pass calls (a logits processor, a signal handler). To be called during a visit."""
+        """RuntimeError in code that a pass calls (a logits processor, a signal handler). Call it during a visit."""
         if self.is_computing:
             raise RuntimeError(IN_PASS)
 
     @contextmanager
     def visit(self, let_handlers_in: bool = True) -> Iterator[None]:
-        """A turn between two passes. Inside a turn that this thread has, it is the same turn.
+        """Take a turn between two passes. If this thread already has the turn, this is part of it.
 
-        `let_handlers_in`: signal handlers run while this thread waits for its turn, and one that raises ends the wait.
+        `let_handlers_in`: signal handlers run while this thread waits for its turn; if one raises, the wait ends.
         """
         if self.is_mine:
             with uninterrupted():
@@ -70,9 +70,9 @@ class Turns:
 
     @contextmanager
     def step_unless(self, done: Callable[[], bool]) -> Iterator[bool]:
-        """Wait for a turn to step, or until `done()`; gives whether this thread has the turn.
+        """Wait for a turn to step, or until `done()`. Yields True if this thread has the turn.
 
-        `done` is called when other threads have finished a turn, or make one: it must not read what passes change.
+        `done` may be called while another thread has its turn, so it must not read anything that passes change.
         """
         if self.is_mine:
             raise RuntimeError(IN_PASS)  # a step inside a step
@@ -88,38 +88,38 @@ class Turns:
                     self._give_back()
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call a function between two passes: now if no thread has the turn, else when the turn ends that a thread has.
+        """Call a function between two passes: now if no thread has the turn, else when the current turn ends.
 
-        Never waits. Garbage collection may call this: it runs anywhere, also in the middle of a turn of the same thread.
+        Never waits. Garbage collection may call this, and it can run anywhere, even during a turn of the same thread.
         """
         self.later[function] = None
         self._do_now()
 
     def reserve(self, name: str, request_ids: Callable[[], Collection[int]]) -> None:
-        """From now on `name` serves with this engine alone, until `taken_by` is None again. ValueError when something does
-        already, or requests are unfinished."""
+        """Give `name` this engine to itself, until `taken_by` is None again. ValueError when something else already has it,
+        or when requests are unfinished."""
         with self.visit():
             if self.taken_by is not None:
-                raise ValueError(f"llm: {self.taken_by} serves with its engine already")
+                raise ValueError(f"llm: {self.taken_by} is already using its engine")
             if request_ids():
                 raise ValueError("llm: its engine has unfinished requests, whose outputs would be lost")
             self.taken_by = name
 
     def note_pause(self, request_id: int, open_ids: Container[int]) -> None:
-        """This thread has paused a request; those paused before that have ended are forgotten."""
+        """Note that this thread has paused a request, and forget paused requests that have ended."""
         self.pausers = {i: thread for i, thread in self.pausers.items() if i in open_ids}
         self.pausers[request_id] = threading.current_thread()
 
     def others_may_resume(self, open_ids: Container[int]) -> bool:
-        """Whether another thread has paused one of these requests: this one may wait for it to go on."""
+        """True when another thread has paused one of these requests, so this thread may wait for it to be resumed."""
         me = threading.current_thread()
         return any(i in open_ids and thread is not me for i, thread in self.pausers.items())
 
     def drive(self, request_ids: Callable[[], Collection[int]], step: bool) -> None:
-        """This thread drives the engine by hand: it adds a request, or with `step` makes a pass.
+        """Check that this thread may drive the engine by hand: add a request or, with `step`, make a pass.
 
-        RuntimeError when it may not: something else serves with the engine, other threads wait for calls of an LLM, or
-        another thread drives it, some of whose requests are among `request_ids()`, the unfinished ones.
+        RuntimeError when something else has the engine to itself, when other threads wait for an LLM's calls, or when
+        another thread drives the engine and has requests among `request_ids()`, the unfinished ones.
         """
         me = threading.current_thread()
         is_as_before = self._by_hand is me and not self.callers and self.taken_by is None
@@ -127,17 +127,17 @@ class Turns:
             self._check_driver(me, request_ids, step)
             self._by_hand = me
 
-    @uninterrupted()  # a handler that raises in `Thread.is_alive` would have Python believe that the thread has ended
+    @uninterrupted()  # if a handler raised in `Thread.is_alive`, Python would believe that the thread has ended
     def _check_driver(self, me: threading.Thread, request_ids: Callable[[], Collection[int]], step: bool) -> None:
         last = self._by_hand
         if self.taken_by is not None:
-            raise RuntimeError(f"{self.taken_by} serves with this engine: use its methods")
+            raise RuntimeError(f"{self.taken_by} is using this engine: call its methods instead")
         if step and any(thread is not me and thread.is_alive() for thread in list(self.callers.values())):
-            raise RuntimeError(f"other threads wait for calls of an LLM, which step this engine: {USE_INSTEAD}")
+            raise RuntimeError(f"other threads are waiting for an LLM's calls, which step this engine: {USE_INSTEAD}")
         if not (last is None or last is me) and last.is_alive() and any(i not in self.callers for i in request_ids()):
             raise RuntimeError(
-                f"thread {last.name!r} drives this engine by hand, and its requests have not ended: an engine "
-                f"is for one thread. To share it between threads, {USE_INSTEAD}"
+                f"thread {last.name!r} drives this engine by hand, and its requests have not ended: only one thread may "
+                f"do so. To share an engine between threads, {USE_INSTEAD}"
             )
 
     def _may_visit(self) -> bool:
@@ -166,7 +166,7 @@ class Turns:
             with self._changed:
                 self._holder = None
                 self._changed.notify_all()
-        self._do_now()  # what came after the last look
+        self._do_now()  # for functions that were added after `_do_later` looked
 
     def _do_later(self) -> None:
         while self.later:
@@ -178,14 +178,14 @@ class Turns:
             with uninterrupted(), exit_gate:
                 with self._changed:
                     if self.is_mine or not self._take():
-                        return  # it is done when that turn ends
+                        return  # it will be done when that turn ends
                 self._give_back()
 
     def _wait(self, ready: Callable[[], bool], count: Callable[[int], None], let_handlers_in: bool = True) -> None:
-        """Until `ready()`, which is called while no turn begins or ends.
+        """Wait until `ready()`, which is called while no turn can begin or end.
 
-        `count(1)` is called when this thread begins to wait, `count(-1)` when it stops, and also while it runs signal
-        handlers: one of them may need a turn itself.
+        `count(1)` is called when this thread begins to wait, and `count(-1)` when it stops. It does not count as waiting
+        while it runs signal handlers, because a handler may need a turn itself.
         """
         let_handlers_in &= threading.current_thread() is threading.main_thread()  # no other thread runs them
         is_ready = False
@@ -196,13 +196,13 @@ class Turns:
                     if not self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None):
                         break
                 count(-1)
-                if not self.is_mine:  # else they are notified when the turn is given back
+                if not self.is_mine:  # otherwise they are notified when the turn is given back
                     self._changed.notify_all()
             if let_handlers_in and not is_ready:
                 self.let_handlers_in()
 
     def let_handlers_in(self, seconds: float = 0.0) -> None:
-        """Run the signal handlers that have had to wait, after so many seconds without the turn."""
+        """Wait `seconds` without the turn, then run the signal handlers that have had to wait."""
         if seconds:
             with self._changed:
                 self._changed.wait(seconds)
@@ -210,7 +210,7 @@ class Turns:
             pass
 
 
-# A process is forked between two passes of every engine, so that the new one finds its bookkeeping complete.
+# A process is only forked between two passes of every engine, so that the new process finds complete bookkeeping.
 _all: WeakSet[Turns] = WeakSet()
 _at_fork: list[ExitStack] = []
 
@@ -227,7 +227,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """No other thread is left: none waits, and none will read what it has called for."""
+    """No other thread is left in the new process, so none waits, and none will read the results of its calls."""
     for turns in list(_all):
         turns._changed = threading.Condition()
         turns._steppers = turns._visitors = turns._before_step = 0

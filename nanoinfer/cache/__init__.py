@@ -1,4 +1,4 @@
-"""Slots and rows: who owns them, and which of them hold K/V that a later request can reuse."""
+"""Slots and rows: what owns each of them, and which slots hold K/V that a later request can reuse."""
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool

@@ -1,12 +1,12 @@
 """CacheManager: the one place where a slot changes owner.
 
-A slot belongs to exactly one of the free list, the radix tree, and one running request. So `free + tree + requests ==
-N` at any time. A slot moves between them like this:
+Every slot has exactly one owner: the free list, the radix tree, or one running request. So `free + tree + requests ==
+N` at all times. A slot moves between owners like this:
 
     free list ──alloc_slots──► request ──cache_computed──► tree ──evict──► free list
                                   └─────────release──────► tree (computed tokens) and free list (the rest)
 
-`release` serves requests that end and requests that are retracted or paused: to the tree it makes no difference.
+`release` is called when a request ends, and also when it is retracted or paused: the tree treats all three alike.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,39 +21,39 @@ from nanoinfer.requests.req import Req
 
 
 class CacheManager:
-    """Moves slots between the pools, the tree and the requests. It knows no model and no scheduling."""
+    """Moves slots between the pools, the tree and the requests. It knows nothing of models or of scheduling."""
 
     def __init__(self, req_to_token_pool: ReqToTokenPool, token_to_kv_pool: TokenToKVPool, radix_cache: RadixCache):
         if req_to_token_pool.req_to_token.device.type != "cpu":
             raise ValueError(f"req_to_token_pool: is on {req_to_token_pool.req_to_token.device}, must be on the host")
-        # A larger page in the tree would leave slots over that nothing owns.
+        # With larger pages in the tree, some slots would end up without an owner.
         if radix_cache.page_size != token_to_kv_pool.page_size:
             raise ValueError(
                 f"radix_cache: page_size={radix_cache.page_size}, must be the pool's {token_to_kv_pool.page_size}"
             )
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
-        self.evicted_tokens = 0  # since the start, to make room
-        self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory, for numpy bookkeeping on the host
+        self.evicted_tokens = 0  # evicted since the start, to make room
+        self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory as a numpy array, for bookkeeping
 
     def whole_pages(self, num_tokens: int) -> int:
-        """Slots that `num_tokens` tokens occupy, in whole pages."""
+        """How many slots `num_tokens` tokens take up: `num_tokens`, rounded up to whole pages."""
         return -(-num_tokens // self.page_size) * self.page_size
 
     def obtainable_size(self) -> int:
-        """Slots that can be had now: those that are free and those that eviction would free."""
+        """How many slots can be allocated now: those that are free, plus those that eviction would free."""
         return self.token_to_kv_pool.available_size() + self.radix_cache.evictable_size()
 
     def outstanding_size(self, req: Req, ratio: float = 1.0) -> int:
-        """Slots that `req` will still ask for if it produces the share `ratio` of the tokens that it may still produce.
+        """How many more slots `req` will need if it produces the share `ratio` of the tokens it may still produce.
 
-        Always enough for the tokens it has now. With a ratio of 1.0 it is the most it can ask for.
+        This always covers the tokens that it has now. With a ratio of 1.0 it is the most that `req` can need.
         """
         expected_len = req.num_tokens + ceil(ratio * (req.max_kv_len - req.num_tokens))
         return self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len)
 
     def decode_size(self, reqs: Sequence[Req]) -> int:
-        """Slots that a DECODE pass of `reqs` needs: one new page for each request whose last page is full."""
+        """How many slots a DECODE pass of `reqs` needs: one new page for each request whose last page is full."""
         return self.page_size * sum(req.allocated_len < req.num_tokens for req in reqs)
 
     def lock_prefix(self, req: Req) -> None:
@@ -64,7 +64,7 @@ class CacheManager:
         req.prefix_len = req.tree_len = len(match.indices)
 
     def count_hit(self, req: Req) -> None:
-        """`req` is admitted: its locked prefix counts as one hit, however often it was considered before."""
+        """Count one hit on the locked prefix of `req`, which is being admitted, however often it was considered before."""
         assert req.last_node is not None
         self.radix_cache.count_hit(req.last_node)
 
@@ -76,9 +76,9 @@ class CacheManager:
         req.prefix_len = req.tree_len = 0
 
     def alloc_slots(self, need_size: int) -> np.ndarray:
-        """`need_size` slots, int32; evicts cached tokens when the free list is short.
+        """Allocate `need_size` slots, int32; evict cached tokens when the free list is too short.
 
-        The scheduler has made sure that they can be had, so running short here is a bug.
+        The scheduler has made sure that there are enough, so running short here is a bug.
         """
         missing = need_size - self.token_to_kv_pool.available_size()
         if missing > 0:
@@ -88,9 +88,9 @@ class CacheManager:
         return slots.numpy()
 
     def cache_computed(self, req: Req) -> None:
-        """Give the tree the K/V that `req` has computed so far, in whole pages; `req` goes on reading it.
+        """Hand the tree the K/V that `req` has computed so far, in whole pages; `req` keeps reading it from there.
 
-        Where another request has put the same tokens there first, the slots of `req` are freed and it reads the tree's.
+        If another request was first to put the same tokens there, `req` frees its duplicates and reads the tree's slots.
         """
         if self.radix_cache.disable:
             return
@@ -107,11 +107,11 @@ class CacheManager:
         req.last_node, req.tree_len = match.last_node, len(tokens)
 
     def release(self, req: Req) -> None:
-        """Take everything back from a request that ends, or is retracted or paused: its row, its lock and its slots.
+        """Take back the row, the lock and the slots of a request that ends, or that is retracted or paused.
 
-        Slots with computed K/V go to the tree, in whole pages, so that later requests find them. Duplicates of what the
-        tree has already, an incomplete last page and slots never filled go to the free list. A request that was
-        admitted but has no row yet, because making its pass failed, gives back its lock.
+        Slots with computed K/V go to the tree, in whole pages, so that later requests find them. The free list gets the
+        rest: duplicates of what the tree already has, an incomplete last page, and slots that were never filled. A
+        request that was admitted but has no row yet, because building its pass failed, only gives back its lock.
         """
         if req.req_pool_idx is None:
             self.unlock_prefix(req)
@@ -131,9 +131,9 @@ class CacheManager:
         req.prefix_len = req.tree_len = req.allocated_len = req.kv_len = 0
 
     def check_integrity(self, running: Iterable[Req]) -> None:
-        """RuntimeError unless every slot and every row has exactly one owner and every lock has a holder.
+        """Raise RuntimeError unless every slot and every row has exactly one owner and every lock has a holder.
 
-        Costs the pool's size.
+        It looks at the whole pool.
         """
         for part in (self.req_to_token_pool, self.token_to_kv_pool, self.radix_cache):
             part.check_integrity()

@@ -1,4 +1,4 @@
-"""EvictionQueue: which leaf of the radix tree goes first."""
+"""EvictionQueue: decides which leaf of the radix tree is evicted first."""
 
 import heapq
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from nanoinfer.registry import EVICTION_POLICIES
 Priority = tuple[int, ...]
 Policy = Callable[[TreeNode], Priority]
 
-# The leaf with the smallest priority goes first. It depends on the node alone.
+# The leaf with the smallest priority is evicted first. A priority depends on the node alone.
 EVICTION_POLICIES.update(
     lru=lambda node: (node.last_access_time,),
     lfu=lambda node: (node.hit_count, node.last_access_time),
@@ -18,38 +18,38 @@ EVICTION_POLICIES.update(
 
 
 class EvictionQueue:
-    """A heap of unlocked leaves that is put in order lazily: using a node moves nothing here.
+    """A heap of unlocked leaves that is kept in order lazily: using a node does not touch the heap.
 
-    An entry remembers the priority its node had when it came in (`node.queued`). While priorities only rise, the entry
-    on top is a lower bound: if its node has been used since, it goes back with its new priority; if it was locked, got a
-    child or left the tree, it is dropped (and offered again when it is an unlocked leaf). A node has at most one entry.
-    Where a policy lets a priority fall, the heap is built again before the next leaf is taken.
+    An entry remembers the priority that its node had when it was pushed (`node.queued`). As long as priorities only
+    rise, the top entry is a lower bound. If its node has been used since, it is pushed again with its new priority. If
+    its node was locked, got a child or left the tree, the entry is dropped (the node is offered again once it is an
+    unlocked leaf). A node has at most one entry. If a policy lowers a priority, the heap is rebuilt before the next pop.
     """
 
     def __init__(self, policy: str):
         EVICTION_POLICIES.check(policy)
         self._priority: Policy = EVICTION_POLICIES[policy]
         self._heap: list[tuple[Priority, int, TreeNode]] = []
-        self._serial = 0  # breaks ties: first offered, first out
-        self._fallen = False  # some entry's priority is lower now than the one it remembers
+        self._serial = 0  # breaks ties: the node offered first comes out first
+        self._fallen = False  # True when some node's priority is now lower than the one its entry remembers
 
     def offer(self, node: TreeNode) -> None:
-        """Put `node` in, if it has become an unlocked leaf and is not in already."""
+        """Push `node` if it is an unlocked leaf and has no entry yet."""
         if node.queued is None and not node.children and not node.lock_ref:
             self._push(node)
 
     def note_change(self, node: TreeNode) -> None:
-        """`node` was used, split or lengthened; a rise of its priority needs no note."""
+        """Tell the queue that `node` was used, split or lengthened. Only a lower priority makes a difference."""
         if node.queued is not None and self._priority(node) < node.queued:
             self._fallen = True
 
     def pop(self) -> TreeNode | None:
-        """Take out the unlocked leaf that the policy gives up first; None when there is none."""
+        """Take out the unlocked leaf that the policy evicts first; None when there is none."""
         if self._fallen:
             entries, self._heap, self._fallen = self._heap, [], False
             for _, _, node in sorted(entries, key=lambda entry: entry[1]):  # ties stay in order
                 self._push(node)
-        again = set[TreeNode]()  # a policy whose value changes whenever it is asked must not go on for ever
+        again = set[TreeNode]()  # pushed again once: stops a policy that returns a new value on every call from looping
         while self._heap:
             priority, _, node = heapq.heappop(self._heap)
             node.queued = None

@@ -1,4 +1,4 @@
-"""Indices: slot and row numbers as callers bring them, as arrays and as runs; and how many of them are asked for."""
+"""Helpers for slot and row numbers: convert what callers pass to arrays, check sizes, and find consecutive runs."""
 
 import operator
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ Indices = torch.Tensor | np.ndarray | Sequence[int]
 
 
 def as_int_array(indices: Indices | None, name: str) -> np.ndarray:
-    """`indices` as a one-dimensional int64 array; ValueError for anything but integers (nothing is rounded)."""
+    """Convert `indices` to a one-dimensional int64 array. ValueError for anything but integers (nothing is rounded)."""
     if isinstance(indices, torch.Tensor) and indices.numel() and indices.is_floating_point():
-        raise ValueError(f"{name}: expected integers, got {indices.dtype}")  # numpy has no bfloat16 to tell
+        raise ValueError(f"{name}: expected integers, got {indices.dtype}")  # numpy has no bfloat16, so check here
     array = indices.detach().cpu().numpy() if isinstance(indices, torch.Tensor) else np.asarray(indices)
     if array.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got shape {list(array.shape)}")
@@ -22,9 +22,9 @@ def as_int_array(indices: Indices | None, name: str) -> np.ndarray:
 
 
 def checked_size(need_size: int, page_size: int) -> int:
-    """`need_size` as a plain int; an integer of numpy or torch will do, a float will not.
+    """Return `need_size` as a plain int. Integers from numpy or torch are accepted, floats are not.
 
-    ValueError when it is no integer, negative or no multiple of `page_size`.
+    ValueError when it is not an integer, is negative, or is not a multiple of `page_size`.
     """
     try:
         need_size = operator.index(need_size)
@@ -38,7 +38,7 @@ def checked_size(need_size: int, page_size: int) -> int:
 
 
 def consecutive_runs(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """An int array cut, wherever the next number is not one more, into runs: `[(start, end), ...]`, `end` exclusive."""
+    """Split an int array into runs of consecutive numbers: `[(start, end), ...]`, with `end` exclusive."""
     if not numbers.size:
         return []
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1

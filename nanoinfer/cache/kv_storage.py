@@ -1,4 +1,4 @@
-"""KVStorage: how K/V lies in memory behind a TokenToKVPool. As it is (`plain`), or as a registered kind keeps it."""
+"""KVStorage: how a TokenToKVPool keeps K/V in memory. `plain` keeps it as it is; other kinds can be registered."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,11 +13,11 @@ from nanoinfer.registry import KV_STORAGES
 class KVStorage(ABC):
     """K and V of `size` slots in each of `layer_num` layers: `head_num` heads (Hk) of `head_dim` numbers (D) per token.
 
-    A kind is a subclass under the name that `kv_cache_dtype` gives: `KV_STORAGES["mine"] = MyStorage`. It keeps K/V on
-    `device` in any form, but takes and gives them in `dtype`, the model's. The pool makes one by
-    `MyStorage(size, dtype, head_num, head_dim, layer_num, device)`. With `has_plain_buffers` there are `key_buffers` and
-    `value_buffers` as in PlainKVStorage, and kernels read them in place, without `read`: a kind that keeps K/V in another
-    form derives from KVStorage.
+    To add a kind, subclass this and register it under the name that `kv_cache_dtype` will use:
+    `KV_STORAGES["mine"] = MyStorage`. It may keep K/V on `device` in any form, but it takes and returns the model's
+    `dtype`. The pool creates it with `MyStorage(size, dtype, head_num, head_dim, layer_num, device)`.
+    `has_plain_buffers` promises `key_buffers` and `value_buffers` as in PlainKVStorage, which kernels read in place,
+    without `read`. So a kind that keeps K/V in another form derives from KVStorage, not from PlainKVStorage.
     """
 
     has_plain_buffers = False
@@ -25,19 +25,19 @@ class KVStorage(ABC):
     @staticmethod
     @abstractmethod
     def bytes_per_token(dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int) -> int:
-        """Bytes that one slot takes, K and V of all layers together."""
+        """How many bytes one slot takes: K and V of all layers together."""
 
     @abstractmethod
     def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep `keys` and `values` `[T, Hk, D]` of one layer in `slots`: an index `[T]`, or a slice of neighbours."""
+        """Store `keys` and `values` `[T, Hk, D]` of one layer in `slots`: an index `[T]`, or a slice of neighbours."""
 
     @abstractmethod
     def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer in `slots` (an index of any shape, or a slice): `[*slots.shape, Hk, D]` each."""
+        """Return keys and values of one layer in `slots` (an index of any shape, or a slice): `[*slots.shape, Hk, D]`."""
 
 
 class PlainKVStorage(KVStorage):
-    """`key_buffers` and `value_buffers`: per layer one tensor `[N, Hk, D]` of the model's dtype."""
+    """`key_buffers` and `value_buffers`: one tensor `[N, Hk, D]` per layer, in the model's dtype."""
 
     has_plain_buffers = True
 
@@ -50,16 +50,16 @@ class PlainKVStorage(KVStorage):
 
     @staticmethod
     def bytes_per_token(dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int) -> int:
-        """As many numbers as there are, each of `dtype`."""
+        """One number of `dtype` for each element of K and of V, in every layer and head."""
         return 2 * layer_num * head_num * head_dim * dtype.itemsize
 
     def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """A copy into the buffers."""
+        """Copy them into the buffers."""
         self.key_buffers[layer_id][slots] = keys
         self.value_buffers[layer_id][slots] = values
 
     def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy; of a slice, a view."""
+        """A view of the buffers for a slice; a copy for an index."""
         return self.key_buffers[layer_id][slots], self.value_buffers[layer_id][slots]
 
 
@@ -67,14 +67,14 @@ KV_STORAGES["plain"] = KV_STORAGES["auto"] = PlainKVStorage
 
 
 def kv_storage_kind(kv_cache_dtype: str | None) -> Any:
-    """The subclass of KVStorage that `kv_cache_dtype` names; None is `plain`. ValueError that lists the names if none."""
+    """The subclass of KVStorage that `kv_cache_dtype` names; None means `plain`. ValueError for an unknown name."""
     name = "plain" if kv_cache_dtype is None else kv_cache_dtype
     KV_STORAGES.check(name)
     return KV_STORAGES[name]
 
 
 def check_kv_storage(storage: KVStorage, size: int, dtype: torch.dtype, head_num: int, head_dim: int) -> None:
-    """ValueError unless `storage` gives K/V as KVStorage says: backends read memory by these shapes and dtypes."""
+    """ValueError unless `storage` returns K/V as KVStorage promises: backends rely on these shapes and dtypes."""
     given = [("read", tensor, 1) for tensor in storage.read(0, slice(0, 1))]
     if storage.has_plain_buffers:
         plain = cast(PlainKVStorage, storage)
@@ -88,9 +88,9 @@ def check_kv_storage(storage: KVStorage, size: int, dtype: torch.dtype, head_num
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.zeros`; on the host with memory that the system hands out page by page when it is first written to.
+    """Like `torch.zeros`, but on the host the operating system provides each page of memory only when it is first written.
 
-    So a pool that is never filled never takes its full size.
+    So a pool that is never filled never takes up its full size.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

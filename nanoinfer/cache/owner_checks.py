@@ -1,4 +1,4 @@
-"""Does every slot, row and lock have exactly the owners that it must have? Costs the pool's size: for tests."""
+"""Checks that every slot, row and lock has exactly the owners it must have. They look at the whole pool: for tests."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from nanoinfer.requests.req import Req
 
 def check_owners(rows: ReqToTokenPool, pool: TokenToKVPool, tree: RadixCache, running: Sequence[Req]) -> None:
     """RuntimeError unless `free + tree + requests == N`, slot by slot, `free + running` is the number of rows, and each
-    node is locked by the requests that hold it. Slots that lie outside the pool are seen, too."""
+    node is locked exactly by the requests that hold it. Slot numbers outside the pool are found, too."""
     of_requests = [rows.req_to_token[req.req_pool_idx, req.tree_len : req.allocated_len].numpy() for req in running]
     everyone = (pool.free_slots().numpy(), tree.slots().numpy(), *of_requests)
     slots, counts = np.unique(np.concatenate((np.arange(pool.size), *everyone)), return_counts=True)
     wanted = ((slots >= 0) & (slots < pool.size)).astype(int)
-    owners = counts - wanted  # each slot of the pool was counted once more, so that one without an owner shows
+    owners = counts - wanted  # `arange` counted each slot of the pool once more, so that slots without an owner show up
     wrong = np.flatnonzero(owners != wanted)
     for i in wrong[:1]:
         raise RuntimeError(f"slot {slots[i]} has {owners[i]} owners, must have {wanted[i]} ({wrong.size} such slots)")

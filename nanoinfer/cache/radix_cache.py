@@ -1,7 +1,7 @@
 """RadixCache: a prefix tree over token ids whose nodes own slots of the TokenToKVPool.
 
-An edge carries a run of tokens and the slots that hold their K/V. A request whose prompt walks down the tree finds the
-K/V of every token on the way already computed (SGLang's RadixAttention, Zheng et al., 2024, section 3).
+Each node has a run of tokens and the slots that hold their K/V. Follow a prompt's tokens down from the root: for every
+token on the way, K/V is already computed (SGLang's RadixAttention, Zheng et al., 2024, section 3).
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -20,14 +20,14 @@ TokenIds = Sequence[int] | np.ndarray | torch.Tensor
 
 
 class MatchResult(NamedTuple):
-    """`indices`: int32 `[k]`, the slots of the k matched tokens; `last_node`: where the walk ended (the root if k=0)."""
+    """`indices`: int32 `[k]`, the slots of the k matched tokens. `last_node`: where the match ends (the root if k=0)."""
 
     indices: torch.Tensor
     last_node: TreeNode
 
 
 def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
-    """Leading elements that are equal. Compares in growing chunks, so the cost follows the answer, not the lengths."""
+    """How many leading elements are equal. Compares growing chunks, so the cost depends on the answer, not the lengths."""
     done, chunk, limit = 0, 64, min(len(a), len(b))
     while done < limit:
         stop = min(done + chunk, limit)
@@ -39,12 +39,12 @@ def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class RadixCache:
-    """The tree. It owns the slots in its nodes; `req_to_token_pool` is kept for pictures that show both.
+    """The tree. It owns the slots in its nodes; it keeps `req_to_token_pool` only for pictures that show both.
 
-    - `page_size`: matches, splits and inserts happen in whole pages; a child is found by its first page in one look-up.
-    - `policy`: which unlocked leaf goes first: `lru` (least recently used), `lfu` (least often), `fifo` (oldest).
-    - `disable`: nothing ever matches or stays.
-    - `extra_key` (any hashable) on `match_prefix` and `insert` keeps namespaces apart: other key, other subtree.
+    - `page_size`: matches, splits and inserts are in whole pages; a child is found in one look-up, by its first page.
+    - `policy`: which unlocked leaf is evicted first: `lru` (least recently used), `lfu` (least often), `fifo` (oldest).
+    - `disable`: nothing ever matches, and nothing is kept.
+    - `extra_key` (any hashable) in `match_prefix` and `insert` keeps namespaces apart: each key has its own subtrees.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RadixCache:
             raise ValueError(f"page_size={page_size}: must be a multiple of the pool's {token_to_kv_pool.page_size}")
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.page_size, self.policy, self.disable = page_size, policy, disable
-        self.insertions = 0  # optimisation: while it stays the same, what did not match before does not match now
+        self.insertions = 0  # optimisation: until it grows, what did not match before cannot match now
         self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
 
@@ -68,8 +68,8 @@ class RadixCache:
     def match_prefix(self, token_ids: TokenIds, extra_key: Hashable = None, count_hit: bool = True) -> MatchResult:
         """The longest prefix of `token_ids`, in whole pages, whose K/V the tree holds.
 
-        Marks the path as used, and as hit unless `count_hit=False` (for a request that is not admitted yet; see
-        `count_hit`). May split a node in two; the sizes stay as they are. Lock `last_node` before anything can evict it.
+        Marks the path as used now, and counts a hit unless `count_hit=False` (for a request that is not admitted yet).
+        May split a node in two, which changes no sizes. Lock `last_node` before anything can evict it.
         Costs O(matched tokens).
         """
         tokens = self._whole_pages(token_ids)
@@ -82,15 +82,15 @@ class RadixCache:
         return MatchResult(torch.from_numpy(slots), path[-1] if path else self.root)
 
     def count_hit(self, node: TreeNode) -> None:
-        """Count a use of `node` and everything above it, for `lfu`."""
+        """Count one hit on `node` and on everything above it: `lfu` evicts the leaf with the fewest hits."""
         for ancestor in self._up_to_root(node):
             ancestor.hit_count += 1
         self._eviction_queue.note_change(node)
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
-        """Optimisation: `match_prefix` for scheduling policies, without splits, copies or marks. Changes nothing at all.
+        """Optimisation: a `match_prefix` for scheduling policies that splits, copies and marks nothing.
 
-        Returns `(k, node)`: how many leading tokens would match and the node in which the match ends.
+        Returns `(k, node)`: how many leading tokens would match, and the node in which the match ends.
         """
         length, last_node = 0, self.root
         if not self.disable:
@@ -101,22 +101,22 @@ class RadixCache:
     def insert(
         self, token_ids: TokenIds, indices: Indices, extra_key: Hashable = None, grow: TreeNode | None = None
     ) -> int:
-        """Put the tokens in whole pages of `token_ids`, with K/V in slots `indices` (same length), into the tree.
+        """Add `token_ids`, whose K/V is in the slots `indices` (of the same length), to the tree in whole pages.
 
-        Returns n, how many leading tokens were there already. The tree keeps the slots it has for those, so the caller
-        frees its duplicates among `indices[:n]`; from n on the slots are the tree's now. What is left of a last,
-        incomplete page stays the caller's. With `disable` nothing is taken and 0 is returned.
+        Returns n, how many leading tokens were in the tree already. For those the tree keeps its own slots, so the caller
+        frees its duplicates among `indices[:n]`. The tree owns the slots from n on. The tokens of an incomplete last page
+        are not added, and the caller keeps their slots. With `disable` nothing is added and n is 0.
 
-        `grow` (optimisation): an unlocked leaf to lengthen in place where the new tokens follow directly on it, so that a
+        `grow` (optimisation): an unlocked leaf to lengthen in place if the new tokens directly follow it, so that a
         sequence that is not shared stays one node.
 
-        Raises ValueError, with nothing changed, when the lengths differ, and naming index and slot when one that the tree
-        would take over is outside the pool, free, given twice (also where the caller keeps the other: among the first n,
-        or in an incomplete page), in a tree already, or not in its place in a whole page.
+        Raises ValueError, with nothing changed, when the lengths differ, or when a slot that the tree would take over is
+        outside the pool, free, given twice (even if the caller keeps the other one: among the first n, or in an
+        incomplete page), in a tree already, or not in its place in a whole page. The message names index and slot.
         """
         slots = as_int_array(indices, "indices")
         if len(slots) != len(token_ids):
-            raise ValueError(f"indices: {len(slots)} slots for {len(token_ids)} tokens; must be as many")
+            raise ValueError(f"indices: {len(slots)} slots for {len(token_ids)} tokens; the numbers must be equal")
         if self.disable:
             return 0
         tokens = self._whole_pages(token_ids)
@@ -131,10 +131,10 @@ class RadixCache:
         return known
 
     def evict(self, num_tokens: int) -> int:
-        """Free at least `num_tokens` slots to the pool, whole unlocked leaves at a time in the policy's order.
+        """Free at least `num_tokens` slots to the pool. Whole unlocked leaves go, one by one, in the policy's order.
 
-        Returns the tokens freed: fewer only when nothing evictable is left. A leaf's parent becomes a leaf in turn.
-        When `free` raises, the leaf whose slots it did not take stays in the tree.
+        Returns how many were freed: fewer only when nothing evictable is left. A parent whose last child is evicted
+        becomes a leaf itself. When `free` raises, the leaf whose slots it did not take stays in the tree.
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens}: must not be negative")
@@ -151,7 +151,7 @@ class RadixCache:
         return num_freed
 
     def inc_lock_ref(self, node: TreeNode) -> None:
-        """Lock `node` and everything above it: a request is about to rely on that path."""
+        """Lock `node` and everything above it, because a request is about to rely on that path."""
         for ancestor in self._up_to_root(node):
             if ancestor.lock_ref == 0:
                 self._evictable_size -= len(ancestor)
@@ -159,7 +159,7 @@ class RadixCache:
             ancestor.lock_ref += 1
 
     def dec_lock_ref(self, node: TreeNode) -> None:
-        """Undo one `inc_lock_ref(node)`. ValueError when there is none to undo (nothing is changed)."""
+        """Undo one `inc_lock_ref(node)`. ValueError, with nothing changed, when there is none to undo."""
         path = list(self._up_to_root(node))
         if any(ancestor.lock_ref == 0 for ancestor in path):
             raise ValueError("dec_lock_ref: this path is not locked")
@@ -171,15 +171,15 @@ class RadixCache:
                 self._eviction_queue.offer(ancestor)
 
     def evictable_size(self) -> int:
-        """Tokens that eviction could free now."""
+        """How many tokens eviction could free now."""
         return self._evictable_size
 
     def protected_size(self) -> int:
-        """Tokens on locked paths."""
+        """How many tokens are on locked paths."""
         return self._protected_size
 
     def total_size(self) -> int:
-        """Tokens in the tree."""
+        """How many tokens are in the tree."""
         return self._evictable_size + self._protected_size
 
     def reset(self) -> None:
@@ -188,13 +188,13 @@ class RadixCache:
             raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
         self.token_to_kv_pool.free(self.slots())
         for node in [node for _, node in self.nodes()]:
-            node.parent = None  # so that locking one from now on is an error
+            node.parent = None  # from now on, locking one of them is an error
         self._clear(EvictionQueue(self.policy))
 
     # --- looking at it -------------------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[tuple[int, TreeNode]]:
-        """Every node but the root as `(depth, node)`, depth from 1, parents before children, oldest child first."""
+        """Every node except the root, as `(depth, node)` with depth from 1: parents before children, oldest child first."""
         stack = [(1, child) for child in reversed(self.root.children.values())]
         while stack:
             depth, node = stack.pop()
@@ -202,7 +202,7 @@ class RadixCache:
             stack += [(depth + 1, child) for child in reversed(node.children.values())]
 
     def slots(self) -> torch.Tensor:
-        """Every slot the tree owns, int32 `[total_size()]`. Costs the tree's size: for checks and pictures."""
+        """Every slot the tree owns, int32 `[total_size()]`. It visits the whole tree: for checks and pictures."""
         values = [node.value for _, node in self.nodes()]
         return torch.from_numpy(np.concatenate(values) if values else np.empty(0, dtype=np.int32))
 
@@ -215,7 +215,7 @@ class RadixCache:
         print(self)
 
     def check_integrity(self) -> None:
-        """RuntimeError when sizes, links, page boundaries or the eviction queue do not add up. Costs the tree's size."""
+        """RuntimeError when sizes, links, page boundaries or the eviction queue are inconsistent. Visits the whole tree."""
         counted = check_nodes(self.nodes(), self.root, self.page_size)
         if counted != (self._protected_size, self._evictable_size):
             raise RuntimeError(
@@ -229,7 +229,7 @@ class RadixCache:
         self._evictable_size: int = 0
         self._protected_size: int = 0
         self._eviction_queue = eviction_queue
-        self.root.children.clear()  # the root itself stays: running requests that matched nothing refer to it
+        self.root.children.clear()  # the root object stays, because running requests that matched nothing refer to it
 
     def _whole_pages(self, token_ids: TokenIds) -> np.ndarray:
         tokens = as_int_array(token_ids, "token_ids")
@@ -239,9 +239,9 @@ class RadixCache:
         return extra_key, tokens[: self.page_size].tobytes()
 
     def _descend(self, tokens: np.ndarray, extra_key: Hashable) -> Iterator[tuple[TreeNode, int]]:
-        """The nodes below the root that `tokens` leads through, each with how many of its tokens match, in whole pages.
+        """The nodes below the root that match `tokens`, each with how many of its tokens match, in whole pages.
 
-        The last one may match in part.
+        Only the last one may match in part.
         """
         node = self.root
         while len(tokens):
@@ -257,7 +257,7 @@ class RadixCache:
             node, tokens = child, tokens[matched:]
 
     def _walk(self, tokens: np.ndarray, extra_key: Hashable) -> list[TreeNode]:
-        """The nodes below the root that spell the longest known prefix of `tokens`, splitting the last where it differs.
+        """The nodes below the root that make up the longest known prefix of `tokens`; splits the last one if need be.
 
         Marks all of them as used now.
         """
@@ -269,16 +269,16 @@ class RadixCache:
             node.last_access_time = self._clock
             path.append(node)
         if path:
-            self._eviction_queue.note_change(path[-1])  # all others have children
+            self._eviction_queue.note_change(path[-1])  # the others have children, so they are not in the queue
         return path
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Split `node` after `length` tokens; returns the new upper part.
+        """Split `node` after `length` tokens and return the new upper part.
 
-        `node` itself becomes the lower part, so that a request that locked it has locked the whole path, as before.
+        `node` itself becomes the lower part, so a request that locked `node` still holds the whole path.
         """
         assert node.parent is not None
-        key, value = node.key[:length].copy(), node.value[:length].copy()  # no view: it may outlive the rest by far
+        key, value = node.key[:length].copy(), node.value[:length].copy()  # views would keep the whole array alive
         upper = TreeNode(node.edge, key, value, node.parent, node.creation_time)
         upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count
         node.parent.children[upper.edge] = upper

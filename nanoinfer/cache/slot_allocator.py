@@ -1,23 +1,23 @@
-"""SlotAllocator: hands out numbered slots in whole pages, lowest first. The free list of both memory pools."""
+"""SlotAllocator: hands out numbered slots in whole pages, lowest first. Both memory pools use it as their free list."""
 
 import numpy as np
 
 from nanoinfer.cache.indices import Indices, as_int_array, checked_size
 from nanoinfer.cache.slot_checks import first_wrong
 
-TAKEN, FREE = b"\0", b"\1"  # a page's mark
-BLOCK = 4096  # pages that share one more mark: TAKEN when none of them is free
-WINDOW = 1024  # pages that a search looks at beyond those it expects to need
+TAKEN, FREE = b"\0", b"\1"  # how a page is marked
+BLOCK = 4096  # so many pages share a block mark, which is TAKEN when none of them is free
+WINDOW = 1024  # a search looks at so many pages beyond those it expects to need
 
 
 class SlotAllocator:
-    """Slots `0..size-1`, given out and taken back in aligned pages of `page_size`; costs follow the slots asked for.
+    """Slots `0..size-1`, allocated and freed in aligned pages of `page_size`, at a cost that doesn't grow with the pool.
 
-    One byte per page says whether it is free. `_marks` is a `bytearray`, because nothing finds a byte faster than its
-    `find`; `_is_free` is the same memory as a numpy mask, for many pages at a time. The marks of blocks let a search
-    begin at the lowest block with a free page, so that a large pool costs no more than a small one.
+    One byte per page says whether the page is free. `_marks` is a `bytearray`, because nothing finds a byte faster than
+    its `find`. `_is_free` is the same memory as a numpy mask, to change many pages at once. The block marks let a search
+    start at the lowest block with a free page, so a large pool costs no more than a small one.
 
-    Host memory only: it knows nothing of tensors, layers or requests. `name` appears in error messages.
+    It is in host memory and knows nothing of tensors, layers or requests. `name` appears in error messages.
     """
 
     def __init__(self, size: int, page_size: int = 1, name: str = "slot"):
@@ -28,19 +28,19 @@ class SlotAllocator:
         self.size, self.page_size, self.name = size, page_size, name
         self._marks = bytearray(FREE) * (size // page_size)
         self._is_free = np.frombuffer(self._marks, dtype=bool)
-        self._in_tree = np.zeros(size // page_size, dtype=bool)  # which of those taken a radix tree has
+        self._in_tree = np.zeros(size // page_size, dtype=bool)  # which of the taken pages a radix tree owns
         self._block_marks = bytearray(FREE) * -(-len(self._marks) // BLOCK)
         self._block_is_free = np.frombuffer(self._block_marks, dtype=bool)
         self._available = size
 
     def available_size(self) -> int:
-        """Free slots."""
+        """How many slots are free."""
         return self._available
 
     def alloc(self, need_size: int) -> np.ndarray | None:
-        """`need_size` slots, lowest free first, int32 `[need_size]`; None when there are not enough (all or nothing).
+        """Take `need_size` slots, lowest free first: int32 `[need_size]`, or None when there are not enough.
 
-        Raises ValueError when `need_size` is no integer, negative or no whole number of pages.
+        Raises ValueError when `need_size` is not an integer, is negative, or is not a whole number of pages.
         """
         need_size = checked_size(need_size, self.page_size)
         if need_size > self._available:
@@ -50,23 +50,23 @@ class SlotAllocator:
         start, count = self._lowest_free_page(), need_size // self.page_size
         if self._marks.find(TAKEN, start, start + count) < 0:
             return self._take_run(start, count)
-        spread = count * self.size // self._available  # as far on as the last page is if the free ones lie evenly
+        spread = count * self.size // self._available  # how many pages to search if the free ones are spread evenly
         pages = self._take_scattered(start, count, spread + WINDOW)
         self._available -= need_size
         return self._slots(pages).astype(np.int32)
 
     def alloc_contiguous(self, need_size: int) -> np.ndarray | None:
-        """`need_size` neighbouring slots, int32: the first run that fits, wherever it is; None when none does.
+        """Take `need_size` neighbouring slots, int32, from the first run that is long enough; None when there is none.
 
-        May look at the whole pool. Raises ValueError as `alloc` does.
+        May search the whole pool. Raises ValueError as `alloc` does.
         """
         count = checked_size(need_size, self.page_size) // self.page_size
         start = self._marks.find(FREE * count) if count <= len(self._marks) else -1
         return None if start < 0 else self._take_run(start, count)
 
     def free(self, slots: Indices) -> None:
-        """Take `slots` back, in any order. ValueError (naming the first offender, nothing freed) when one is out of
-        range, already free, given twice, or not accompanied by the rest of its page."""
+        """Take `slots` back, in any order. ValueError when one is out of range, already free, given twice, or given
+        without the rest of its page. It names the first such slot, and nothing is freed."""
         pages = self._freeable_pages(slots)
         if not pages.size:
             return
@@ -79,10 +79,10 @@ class SlotAllocator:
         self._available += pages.size * self.page_size
 
     def hand_to_tree(self, indices: np.ndarray, start: int, end: int) -> None:
-        """A radix tree has `indices[start:end]` from now on, until they are freed: int64 slots, each page's in order.
+        """Note that a radix tree owns `indices[start:end]` (int64, each page in order) from now on, until they are freed.
 
-        ValueError (naming the first offender and its index, nothing changed) for what `free` would refuse, when a tree has
-        one already, and when one is among the other `indices`, too, for its owner may free those.
+        ValueError when `free` would refuse a slot, when a tree owns one already, or when one is also among the other
+        `indices`, since their owner may free it. It names the first such slot and its index, and nothing is changed.
         """
         slots, others = indices[start:end], np.delete(indices, slice(start, end))
         pages = self._freeable_pages(slots, start)
@@ -92,18 +92,18 @@ class SlotAllocator:
         self._in_tree[pages] = True
 
     def free_slots(self) -> np.ndarray:
-        """Every free slot, ascending, int64. Costs the pool's size: for checks and pictures."""
+        """Every free slot, ascending, int64. It looks at the whole pool: for checks and pictures."""
         return self._slots(np.flatnonzero(self._is_free))
 
     def check_integrity(self) -> None:
-        """RuntimeError unless the count and the marks of pages and blocks agree. Costs the pool's size."""
+        """RuntimeError unless the count, the page marks and the block marks agree. It looks at the whole pool."""
         free = self.free_slots()
         skipped = free[~self._block_is_free[free // (self.page_size * BLOCK)]]
         if self._available != free.size or skipped.size:
             raise RuntimeError(f"{self.name} free list: counted {self._available}, marked {free.size}, lost {skipped}")
 
     def _lowest_free_page(self) -> int:
-        """There must be one. A block whose last page was taken is noticed here, once, and skipped from then on."""
+        """The lowest free page; there must be one. Marks blocks that it finds full, so that later searches skip them."""
         block = self._block_marks.find(FREE)
         while (page := self._marks.find(FREE, block * BLOCK, (block + 1) * BLOCK)) < 0:
             self._block_marks[block] = False
@@ -111,14 +111,14 @@ class SlotAllocator:
         return page
 
     def _take_run(self, start: int, count: int) -> np.ndarray:
-        """`count` free pages from `start` on, as slots."""
+        """Take `count` free pages from `start` on, and return their slots. Every one of them must be free."""
         self._is_free[start : start + count] = False
         self._available -= count * self.page_size
         return np.arange(start * self.page_size, (start + count) * self.page_size, dtype=np.int32)
 
     def _take_scattered(self, start: int, count: int, width: int) -> np.ndarray:
-        """The lowest `count` free pages: those before `start + width`, then, where these are too few, from further on."""
-        base = start - start % BLOCK  # in front of `start` nothing is free; where base is 0, nothing need be added
+        """Take the lowest `count` free pages: those before `start + width`, and if there are too few, pages after that."""
+        base = start - start % BLOCK  # nothing before `start` is free; a base of 0 saves an addition below
         pages = self._is_free[base : start + width].nonzero()[0][:count]
         if base:
             pages += base
@@ -132,12 +132,12 @@ class SlotAllocator:
         return pages if self.page_size == 1 else (pages[:, None] * self.page_size + np.arange(self.page_size)).ravel()
 
     def _freeable_pages(self, slots: Indices, start: int | None = None) -> np.ndarray:
-        """The pages that `slots` fill, ascending, int64; all that `free` refuses is refused here.
+        """The pages that `slots` fill, ascending, int64. Raises ValueError for everything that `free` refuses.
 
-        `start`: the place of the first in the list that `hand_to_tree` was given, to be named.
+        `start`: the index of the first slot in the list that `hand_to_tree` was given, for the message.
         """
         array = as_int_array(slots, f"{self.name}s")
-        ordered = array if (array[1:] > array[:-1]).all() else np.sort(array)  # to sort costs more than to look
+        ordered = array if (array[1:] > array[:-1]).all() else np.sort(array)  # sorting costs more than looking
         pages = ordered if self.page_size == 1 else ordered[:: self.page_size] // self.page_size
         outside = array.size and (ordered.item(0) < 0 or ordered.item(-1) >= self.size)
         whole = self.page_size == 1 or np.array_equal(self._slots(pages), ordered)
@@ -147,7 +147,7 @@ class SlotAllocator:
         return pages
 
     def _refuse(self, array: np.ndarray, start: int | None, others: Indices = ()) -> None:
-        """Name the first slot that is wrong, and why. Costs the pool's size."""
+        """Raise a ValueError that names the first wrong slot and says why it is wrong. It looks at the whole pool."""
         wrong = first_wrong(array, others, self._is_free, self._in_tree, self.page_size)
         assert wrong is not None
         index, slot, why = wrong

@@ -1,4 +1,4 @@
-"""Which of some slots may not be freed, or handed to a radix tree, and why: for error messages."""
+"""For error messages: finds the first slot that may not be freed or handed to a radix tree, and says why."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from nanoinfer.cache.indices import Indices
 def first_wrong(
     slots: np.ndarray, others: Indices, is_free: np.ndarray, in_tree: np.ndarray, page_size: int
 ) -> tuple[int, int, str] | None:
-    """The first offender among `slots` (int64): its index, the slot and what is wrong with it; None when nothing is.
+    """The first wrong slot among `slots` (int64): its index, the slot, and what is wrong with it. None when all are fine.
 
-    `others`: slots that were given with these, and that these must not be among.
-    `is_free`, `in_tree`: bool, one mark per page of the pool. Costs the pool's size.
+    `others`: further slots from the same call; no slot may be in both. `is_free`, `in_tree`: bool, one mark per page of
+    the pool. It looks at the whole pool.
     """
     size, ordered = is_free.size * page_size, np.sort(slots)
     starts, ends = ordered[np.diff(ordered, prepend=-2) != 1], ordered[np.diff(ordered, append=-2) != 1]

@@ -1,4 +1,4 @@
-"""What a radix tree looks like in print, and whether its nodes contradict each other: for people and for tests."""
+"""Prints a radix tree for people, and checks for tests that its nodes do not contradict each other."""
 
 from collections.abc import Iterable
 
@@ -17,9 +17,9 @@ def node_line(depth: int, node: TreeNode) -> str:
 
 
 def check_nodes(nodes: Iterable[tuple[int, TreeNode]], root: TreeNode, page_size: int) -> tuple[int, int]:
-    """RuntimeError when links, page boundaries, locks or the eviction queue do not add up; `nodes` as `RadixCache.nodes`.
+    """RuntimeError when links, page boundaries, locks or the eviction queue are inconsistent. `nodes`: see RadixCache.
 
-    Returns how many tokens locked nodes and unlocked nodes hold.
+    Returns how many tokens are in locked nodes and how many in unlocked ones.
     """
     sizes = {True: 0, False: 0}
     for _, node in nodes:

@@ -8,10 +8,10 @@ Edge = tuple[Hashable, bytes]
 
 
 class TreeNode:
-    """A run of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and its use by requests.
+    """A stretch of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and how requests use them.
 
-    `edge` is the name under which the parent finds it: the namespace and the first page of `key`. `lock_ref` counts the
-    running requests whose sequence passes through here; a locked node is never evicted.
+    `edge` is the key under which the parent finds this node: the namespace and the first page of `key`. `lock_ref` is
+    the number of running requests whose sequence includes this node. A locked node is never evicted.
     """
 
     __slots__ = (
@@ -31,10 +31,10 @@ class TreeNode:
         self.edge, self.key, self.value, self.parent = edge, key, value, parent
         self.children: dict[Edge, TreeNode] = {}
         self.lock_ref = 0
-        self.creation_time: int = time  # ticks of the tree's clock, not seconds
+        self.creation_time: int = time  # in ticks of the tree's clock: one per walk down the tree, not seconds
         self.last_access_time: int = time
         self.hit_count: int = 0
-        self.queued: tuple[int, ...] | None = None  # the priority of its entry in the eviction queue, if it has one
+        self.queued: tuple[int, ...] | None = None  # the priority in its eviction queue entry; None without one
 
     def __len__(self) -> int:
         return len(self.key)

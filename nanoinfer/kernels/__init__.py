@@ -1,6 +1,6 @@
-"""Kernels: the model's arithmetic apart from attention, in interchangeable implementations.
+"""Kernels: interchangeable implementations of the model's arithmetic, except attention.
 
-`select_kernels` imports the faster ones when a model asks for them: kernels/cpp.py and kernels/onednn.py.
+`select_kernels` imports the faster ones (kernels/cpp.py and kernels/onednn.py) only when a model asks for them.
 """
 
 from nanoinfer.kernels.base import Kernels

@@ -6,13 +6,13 @@ import torch
 
 
 class Kernels(Protocol):
-    """The operations of a decoder layer other than attention, each on `T` tokens at a time.
+    """The operations of a decoder layer except attention, each on `T` tokens at a time.
 
-    Every implementation gives the same numbers up to rounding; TorchKernels defines them.
+    TorchKernels defines the results; every other implementation gives the same numbers up to rounding.
     """
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """`weight` [out, in] in the layout that `linear` reads fastest; called once, after loading."""
+        """Return `weight` [out, in] in the layout that `linear` reads fastest. Called once, after loading."""
         ...
 
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
@@ -30,9 +30,9 @@ class Kernels(Protocol):
         ...
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`x` [T, heads, D], each pair (i, i + D/2) turned by its token's angle → the same shape.
+        """Turn each pair (i, i + D/2) of `x` [T, heads, D] by its token's angle → the same shape.
 
-        `cos`, `sin` [max_len, D/2], `positions` [T] int64. May change `x` in place.
+        `cos` and `sin` [max_len, D/2], `positions` [T] int64. May change `x` in place.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels on first use and keep the library for the next time."""
+"""Compiles the C++ kernels on first use, and keeps the library for the next time."""
 
 import ctypes
 import hashlib
@@ -21,12 +21,12 @@ COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library; compiles it first if there is none yet for this source, compiler and CPU (a few seconds, once).
+    """Load the library; compile it first if there is none yet for this source, compiler and CPU (a few seconds, once).
 
     It is kept in `$NANOINFER_CACHE`, or else in `nanoinfer` in the user's cache directory. `$CXX` may have arguments
-    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds compiler flags. Where the compiler is gone, a library that any compiler
-    made before is used. A damaged one is never loaded: it is compiled again.
-    KernelsUnavailableError with the reason when there is neither a library nor a compiler, or the compiler fails.
+    ("ccache g++"), and `$NANOINFER_CXXFLAGS` adds compiler flags. If there is no compiler any more, a library that any
+    compiler made earlier is used. A damaged library is never loaded, but compiled again.
+    KernelsUnavailableError with the reason when there is neither a library nor a compiler, or when the compiler fails.
     """
     loaded = library_or_reason()
     if isinstance(loaded, str):
@@ -36,9 +36,9 @@ def library() -> ctypes.CDLL:
 
 @cache
 def library_or_reason() -> ctypes.CDLL | str:
-    """What `library` returns, or why it raises; found out once per process, however often it is called.
+    """What `library` returns, or why it raises. It finds out only once per process, however often it is called.
 
-    A caller that asks in every pass would otherwise start, in every pass, a compiler that fails.
+    Otherwise a caller that asks in every pass would start a failing compiler in every pass.
     """
     try:
         return ctypes.CDLL(str(_found_or_compiled()))
@@ -47,9 +47,9 @@ def library_or_reason() -> ctypes.CDLL | str:
 
 
 def _found_or_compiled() -> Path:
-    """A whole library for this source, these flags and this CPU, from this compiler if there is one.
+    """An undamaged library for this source, these flags and this CPU, made by this compiler if there is one.
 
-    Its name says all of these and the checksum of its content: `kernels-<source, flags, CPU>-<compiler>-<content>.so`.
+    Its name has a checksum of each of these and of its content: `kernels-<source, flags, CPU>-<compiler>-<content>.so`.
     """
     flags, folder = [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")], _cache_directory()
     source = [file.read_bytes() for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
@@ -67,8 +67,8 @@ def _found_or_compiled() -> Path:
 
 
 def _whole(folder: Path, name: str) -> Path | None:
-    """A library in `folder` whose name begins with `name` and whose content is what its name says. To load a truncated one
-    would kill the process, not raise: its last pages are read, and are not there.
+    """A library in `folder` whose name begins with `name`, and whose content has the checksum in its name. Loading a
+    truncated library would not raise but kill the process, because it reads pages that are not there.
     """
     return next((file for file in sorted(folder.glob(f"{name}-*.so")) if _is_whole(file)), None)
 
@@ -85,7 +85,7 @@ def _digest(*contents: bytes) -> str:
 
 
 def _words(variable: str) -> list[str]:
-    """An environment variable split into words as a shell would."""
+    """An environment variable, split into words as a shell would split it."""
     try:
         return shlex.split(os.environ.get(variable, ""))
     except ValueError as error:
@@ -93,19 +93,19 @@ def _words(variable: str) -> list[str]:
 
 
 def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> Path:
-    """Compile and link inside `folder`, then move the file to its name, so that no process ever loads half a library:
-    not one that compiles the same at the same time either.
+    """Compile and link inside `folder`, then rename the file. So no process ever loads half a library, even if two
+    processes compile the same source at the same time.
 
-    No OpenMP library is linked: the symbols are found in torch's, whose threads are then used. A second pool of threads
-    would compete with the first for the cores.
+    No OpenMP library is linked: the symbols come from torch's, so torch's threads are used. A second pool of threads would
+    compete with them for the cores.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         workplace = tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise KernelsUnavailableError(
-            f"the folder for compiled kernels, {folder}, cannot be made or written ({error.strerror}); set "
-            "NANOINFER_CACHE to another"
+            f"the folder for compiled kernels, {folder}, cannot be created or written to ({error.strerror}); set "
+            "NANOINFER_CACHE to another folder"
         ) from error
     with workplace as temporary:
         object_file, library_file = f"{temporary}/kernels.o", f"{temporary}/kernels.so"
@@ -115,7 +115,7 @@ def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> 
         os.replace(library_file, built)
     for damaged in folder.glob(f"{name}-*.so"):
         if not _is_whole(damaged):
-            with suppress(OSError):  # it does no harm there
+            with suppress(OSError):  # it does no harm if it stays
                 damaged.unlink()
     return built
 
@@ -130,17 +130,17 @@ def _run(command: list[str]) -> None:
 
 def _cache_directory() -> Path:
     if folder := os.environ.get("NANOINFER_CACHE"):
-        return Path(folder).absolute()  # the loader looks up a name without a folder elsewhere
+        return Path(folder).absolute()  # the loader searches elsewhere for a name without a folder
     if cache_home := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache_home) / "nanoinfer"
     try:
         return Path.home() / ".cache" / "nanoinfer"
-    except RuntimeError as error:  # a user id without a name, as in some containers
-        raise KernelsUnavailableError(f"no folder to keep the library in, set $NANOINFER_CACHE: {error}") from error
+    except RuntimeError as error:  # the user id has no name, as in some containers
+        raise KernelsUnavailableError(f"no folder for compiled kernels; set NANOINFER_CACHE to one: {error}") from error
 
 
 def _cpu() -> str:
-    """What `-march=native` depends on."""
+    """The CPU's features, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

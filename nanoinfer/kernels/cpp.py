@@ -1,4 +1,4 @@
-"""CppKernels: one loop over the data where torch takes several, and products that do not depend on the batch."""
+"""CppKernels: kernels in C++. They loop over the data once, not several times, and results don't depend on the batch."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from nanoinfer.kernels.build import library
 Function = Callable[..., None]
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-# Arguments of every function in kernels.cpp, up to the element type in its name.
+# The arguments of every function in kernels.cpp, by its name without the element type.
 _ARGUMENTS = {
     "linear": [_POINTER] * 4 + [_LONG] * 3,
     "add_rms_norm": [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT],
@@ -35,9 +35,9 @@ def kernel(name: str, dtype: torch.dtype) -> Function:
 
 
 class CppKernels:
-    """For one `dtype` on the CPU. A token's results are the same bits whichever tokens are computed with it.
+    """For one `dtype` on the CPU. A token's results are the same to the last bit, whichever tokens are computed with it.
 
-    The C functions do not check pointers and sizes: what they rely on, and torch would check, is asserted here.
+    The C functions do not check pointers and sizes. What they rely on, and torch would check, is asserted here.
     KernelsUnavailableError with the reason when they cannot be built or do not support `dtype`.
     """
 
@@ -50,7 +50,7 @@ class CppKernels:
 
     @staticmethod
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
-        """Why these kernels cannot be used, or None when they can. Compiles them if that has not been done."""
+        """Why these kernels cannot be used, or None if they can. Compiles them if they are not compiled yet."""
         if device.type != "cpu":
             return f"device {device}: the C++ kernels are for the CPU"
         try:
@@ -60,9 +60,9 @@ class CppKernels:
         return None
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """[out, in] → [out / columns, in / step, columns, step]: a tile's columns side by side, in reading order.
+        """[out, in] → [out / columns, in / step, columns, step]: a tile's columns are side by side, in reading order.
 
-        `step` elements make a 4-byte word. Missing columns of the last tile and a missing element of the last word are 0.
+        `step` elements make a 4-byte word. Missing columns in the last tile, and a missing element in the last word, are 0.
         """
         out_features, in_features = weight.shape
         groups, steps = -(-out_features // self._columns), -(-in_features // self._step)
@@ -71,7 +71,7 @@ class CppKernels:
         return whole.view(groups, self._columns, steps, self._step).transpose(1, 2).contiguous()
 
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
-        """Tiles of 6 tokens by `columns` outputs; each sum runs over the inputs in order, whatever T is."""
+        """In tiles of 6 tokens by `columns` outputs. Each sum adds the inputs in the same order, whatever T is."""
         rows, in_features = x.shape
         assert x.dtype is packed.dtype
         assert -(-in_features // self._step) == packed.shape[1]
@@ -84,7 +84,7 @@ class CppKernels:
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """The norm of `add_rms_norm`, without the addition."""
+        """Like `add_rms_norm`, without the addition."""
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
         self._add_rms_norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps)
@@ -93,7 +93,7 @@ class CppKernels:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`residual` is changed in place."""
+        """Changes `residual` in place."""
         assert x.shape == residual.shape
         assert x.is_contiguous()
         assert residual.is_contiguous()
@@ -104,7 +104,7 @@ class CppKernels:
         return out, residual
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """In place, also where `x` is part of wider rows."""
+        """Changes `x` in place, even if it is part of wider rows."""
         rows, heads, dim = x.shape
         assert x.stride()[1:] == (dim, 1)
         assert positions.dtype is torch.int64

@@ -1,4 +1,4 @@
-"""OneDNNKernels: torch, with weights packed for oneDNN's matrix products once instead of at every call."""
+"""OneDNNKernels: like TorchKernels, but weights are packed for oneDNN's matrix products once, not at every call."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import torch
 
 from nanoinfer.kernels.torch_native import TorchKernels
 
-PACKED_FOR = 16  # the number of rows that oneDNN chooses its layout for: a decode batch
+PACKED_FOR = 16  # oneDNN chooses the layout for this number of rows: a decode batch
 
 
 class OneDNNKernels(TorchKernels):
-    """What Inductor uses for linear layers on a CPU: weights are reordered into oneDNN's blocked layout at load time."""
+    """Reorders weights into oneDNN's blocked layout at load time, as Inductor does for linear layers on a CPU."""
 
     @staticmethod
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
-        """Why these kernels cannot be used, or None when they can."""
+        """Why these kernels cannot be used, or None if they can."""
         if device.type != "cpu":
             return f"device {device}: oneDNN's packed weights are for the CPU"
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):

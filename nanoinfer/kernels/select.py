@@ -1,4 +1,4 @@
-"""Which kernels a model runs on: the requested ones, or the fastest available."""
+"""Selects the kernels that a model runs on: the requested ones, or the fastest available."""
 
 import torch
 
@@ -11,15 +11,15 @@ KERNELS = ("auto", "cpp", "onednn", "torch")
 
 
 def check_name(name: str) -> None:
-    """ValueError unless `name` is one of KERNELS; for a check before a model is loaded."""
+    """ValueError unless `name` is one of KERNELS. This can be checked before a model is loaded."""
     if name not in KERNELS:
         raise ValueError(f"kernels={name!r}: must be one of {', '.join(KERNELS)}")
 
 
 def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """`cpp`, `onednn` or `torch` as named; `auto`: the first of these that can be used for `dtype` on `device`.
+    """`cpp`, `onednn` or `torch` by name. `auto` takes the first of these that can be used for `dtype` on `device`.
 
-    What it chose and why not a faster one, `selection_of` tells (see selection.py).
+    `selection_of` tells which ones were chosen, and why no faster ones (see selection.py).
     ValueError for any other name, KernelsUnavailableError with the reason when the named kernels cannot be used.
     """
     check_name(name)
@@ -36,7 +36,7 @@ def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kerne
     return selected(TorchKernels(), "torch", "; ".join(why_not) or AS_ASKED)
 
 
-# Each is imported when it is asked for, not with nanoinfer.
+# Each module is imported when it is needed, not with nanoinfer.
 def _cpp(dtype: torch.dtype, device: torch.device) -> Kernels:
     from nanoinfer.kernels.cpp import CppKernels
 

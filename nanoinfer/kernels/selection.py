@@ -1,4 +1,4 @@
-"""Selection: which of several implementations runs, and why it is not the fastest; kept on the object that was chosen."""
+"""Selection: which of several implementations was chosen, and why no faster one. The chosen object carries it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +8,9 @@ AS_ASKED = "as asked for"
 
 @dataclass(frozen=True)
 class Selection:
-    """`name` as in the option that chooses (`cpp`, `torch_native`); `reason`: why no faster one runs, "" for the fastest.
+    """`name`: as in the option that chooses (`cpp`, `torch_native`). `reason`: why no faster one runs; "" for the fastest.
 
-    As text both in one: "torch (not cpp: no C++ compiler: ...)".
+    `str()` gives both: "torch (not cpp: no C++ compiler: ...)".
     """
 
     name: str
@@ -21,12 +21,12 @@ class Selection:
 
 
 def selected(chosen: Any, name: str, reason: str = "") -> Any:
-    """`chosen`, kernels or an attention backend, which now says so in its attribute `selection`."""
+    """Set the attribute `selection` of `chosen`, which is kernels or an attention backend, and return it."""
     chosen.selection = Selection(name, reason)
     return chosen
 
 
 def selection_of(chosen: object) -> Selection:
-    """What was said when `chosen` was selected; of an object that was made by hand, the name of its class."""
+    """The Selection that `selected` gave to `chosen`; for an object that was made by hand, the name of its class."""
     selection = getattr(chosen, "selection", None)
     return selection if isinstance(selection, Selection) else Selection(type(chosen).__name__)

@@ -1,4 +1,4 @@
-"""TorchKernels: plain torch, on any device. The reference that the other kernels are tested against."""
+"""TorchKernels: plain torch, on any device. All other kernels are tested against it."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch.nn.functional import gelu, linear, silu
 
 
 class TorchKernels:
-    """One torch operation after another, as the formulas are written."""
+    """One torch operation after another, just like the formulas."""
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """The weight itself."""
+        """Return the weight itself."""
         return weight
 
     def linear(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int) -> torch.Tensor:
@@ -18,7 +18,7 @@ class TorchKernels:
         return linear(x, packed, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """The mean square in float32, the result rounded before it is multiplied by the weight, as in Hugging Face."""
+        """The mean square is in float32; the result is rounded before it is multiplied by the weight (as Hugging Face)."""
         x32 = x.float()
         x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
         return weight * x32.to(x.dtype)
@@ -26,22 +26,22 @@ class TorchKernels:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum, then its norm."""
+        """First the sum, then its norm."""
         residual = residual + x
         return self.rms_norm(residual, weight, eps), residual
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The two halves of every head as the two coordinates of a plane."""
+        """Element i of each half of a head: together the two coordinates of a point, which is rotated."""
         c, s = cos[positions, None], sin[positions, None]  # [T, 1, D/2], the same for every head
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * c - second * s, second * c + first * s), dim=-1)
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """Two operations on the two halves."""
+        """SiLU of the first half, times the second half."""
         gate, up = x.chunk(2, dim=-1)
         return silu(gate) * up
 
     def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """Two operations on the two halves."""
+        """GELU of the first half, times the second half."""
         gate, up = x.chunk(2, dim=-1)
         return gelu(gate, approximate="tanh") * up

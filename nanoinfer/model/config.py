@@ -1,4 +1,4 @@
-"""ModelConfig: what a checkpoint is, validated and frozen."""
+"""ModelConfig: the description of a checkpoint, validated and frozen."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,13 @@ from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 
-# What transformers calls an activation → the operation of Kernels that applies it between the MLP's products.
+# transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One dense decoder. Families differ in these fields, some also in how their layers are put together. Sizes in
+    """One dense decoder. Families differ in these fields; some also put their layers together differently. Sizes are in
     elements."""
 
     architecture: str
@@ -29,26 +29,26 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     rms_norm_eps: float
-    max_position_embeddings: int  # with yarn: at least what that stretches the original context to
+    max_position_embeddings: int  # with yarn: at least the length to which yarn stretches the original context
     rope_theta: float
     rope_scaling: RopeScaling
     tie_word_embeddings: bool
-    sliding_windows: tuple[int | None, ...]  # per layer: how far back a token sees, itself included; None = everything
+    sliding_windows: tuple[int | None, ...]  # per layer: how many tokens a token sees, itself included; None = all
     eos_token_ids: tuple[int, ...]
-    dtype: torch.dtype | None  # of the weights; None where the config does not say
-    # What not every family has.
+    dtype: torch.dtype | None  # of the weights; None if the config does not say
+    # The rest is for some families only.
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     activation: str = "silu_and_mul"  # an operation of Kernels
-    local_rope_theta: float | None = None  # of the layers with a sliding window, where those have other tables
-    embedding_scale: float = 1.0  # embeddings are multiplied by it
-    attention_scale: float | None = None  # scores are multiplied by it; None: head_dim ** -0.5
+    local_rope_theta: float | None = None  # for layers with a sliding window, if they have their own rotary tables
+    embedding_scale: float = 1.0  # multiplies the embeddings
+    attention_scale: float | None = None  # multiplies the scores; None: head_dim ** -0.5
     attention_softcap: float | None = None  # c: scores become c * tanh(score / c)
     logit_softcap: float | None = None  # the same for logits
     logit_scale: float = 1.0  # multiplies the logits, before their softcap
-    norm_offset: float = 0.0  # added to the norms' weights: 1.0 where a checkpoint stores weight - 1
+    norm_offset: float = 0.0  # added to the norms' weights: 1.0 if the checkpoint stores weight - 1
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
@@ -72,7 +72,7 @@ class ModelConfig:
         try:
             hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StrictDataclassError) as error:
-            # How transformers says what it cannot read.
+            # These are what transformers raises for a config that it cannot read.
             raise UnsupportedModelError(f"{path / 'config.json'}: {type(error).__name__}: {error}") from error
         eos = hf_config.eos_token_id
         if (path / "generation_config.json").is_file():
@@ -81,18 +81,18 @@ class ModelConfig:
 
     @classmethod
     def from_hf_config(cls, hf: Any, eos_token_id: int | list[int] | None = None) -> "ModelConfig":
-        """From a `transformers` configuration object, read by its family; UnsupportedModelError naming what is not
+        """Read a `transformers` configuration object, as its family does. UnsupportedModelError naming what is not
         supported."""
         config: ModelConfig = find_family(_architecture(hf.to_dict())).read_config(hf)
         return config if eos_token_id is None else replace(config, eos_token_ids=_end_tokens(eos_token_id))
 
     @classmethod
     def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> "ModelConfig":
-        """For a family's `read_config`: what all families read alike, and `fields` as this one says.
+        """For a family's `read_config`: read what all families have in common, and add this family's `fields`.
 
-        A key that the family's code in transformers does not read has no effect there and must have none here. So what not
-        all of them read is left to the families. `rope_parameters`: where they are not `hf.rope_parameters`; `activation`
-        is read from `hf.hidden_act` unless `fields` has it.
+        A key that the family's code in transformers does not read has no effect there, so it must have none here. That is
+        why each family itself reads what not all of them have. `rope_parameters`: given if they are not
+        `hf.rope_parameters`. `activation` is read from `hf.hidden_act` unless `fields` has it.
         """
         if getattr(hf, "quantization_config", None):
             raise UnsupportedModelError(
@@ -104,7 +104,7 @@ class ModelConfig:
         if heads % kv_heads:
             raise UnsupportedModelError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
         rope = dict(rope_parameters or hf.rope_parameters or {})
-        # Also where each type of layer has its rope, transformers reads this one beside the types.
+        # Even if each type of layer has its own rope parameters, transformers reads this one beside the types.
         rope["truncate"] = (getattr(hf, "rope_parameters", None) or {}).get("truncate", True)
         scaling = read_rope_scaling(rope, hf.max_position_embeddings)
         common = {
@@ -134,7 +134,7 @@ class ModelConfig:
         return config
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of K and V, over all layers, that one token holds."""
+        """How many bytes the K and V of one token take up, over all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * dtype.itemsize
 
 
@@ -147,7 +147,7 @@ def read_activation(hf: Any, field: str = "hidden_act") -> str:
 
 
 def read_sliding_windows(hf: Any) -> tuple[int | None, ...]:
-    """ModelConfig's `sliding_windows` of a family that has them: in the layers that `layer_types` says, or else in all."""
+    """ModelConfig's `sliding_windows`, for families that have them: in the layers that `layer_types` names, else in all."""
     types = getattr(hf, "layer_types", None) or ["sliding_attention"] * hf.num_hidden_layers
     unknown = set(types) - {"sliding_attention", "full_attention"}
     if unknown:

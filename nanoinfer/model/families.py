@@ -1,7 +1,7 @@
-"""Model families: which network serves an architecture.
+"""Model families: which network class serves an architecture.
 
-A family is a network's class that also says which checkpoints it takes (see LlamaForCausalLM): `model_type` and
-`read_config`. A new one is a file and one line below; from outside the package the class itself can be registered:
+A family is a network class that also says which checkpoints it takes, with `model_type` and `read_config` (see
+LlamaForCausalLM). To add one, write a file and add one line below. Outside the package, register the class itself:
 
     class MyForCausalLM(LlamaForCausalLM):
         model_type = "my"
@@ -12,8 +12,8 @@ A family is a network's class that also says which checkpoints it takes (see Lla
 
     MODEL_FAMILIES["MyForCausalLM"] = MyForCausalLM
 
-ModelConfig's fields say what can differ. What a family does to its logits beyond that belongs in `lm_head`: so prompt
-log-probabilities see it, too.
+ModelConfig's fields show what can differ. Anything else that a family does to its logits belongs in `lm_head`, so that
+prompt log-probabilities see it, too.
 """
 
 from importlib import import_module
@@ -22,8 +22,8 @@ from typing import Any
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.registry import MODEL_FAMILIES
 
-# An architecture, as `architectures` in config.json names it, and the module that has a class of this name: it is imported
-# when a checkpoint needs it.
+# An architecture, as `architectures` in config.json names it, and the module with the class of that name. The module is
+# imported when a checkpoint needs it.
 MODEL_FAMILIES.update(
     LlamaForCausalLM="nanoinfer.model.llama",
     MistralForCausalLM="nanoinfer.model.mistral",
@@ -35,7 +35,7 @@ MODEL_FAMILIES.update(
 
 
 def find_family(architecture: str) -> Any:
-    """The class for `architecture`. UnsupportedModelError that lists the supported ones."""
+    """The class for `architecture`. If there is none, UnsupportedModelError lists the supported ones."""
     try:
         MODEL_FAMILIES.check(architecture)
     except ValueError:
@@ -51,8 +51,8 @@ def find_family(architecture: str) -> Any:
 
 
 def infer_architecture(model_type: Any) -> str:
-    """For a config without `architectures`: that of the one family with this `model_type`. UnsupportedModelError, which
-    lists the families, where there is none or more than one."""
+    """The architecture for a config without `architectures`: that of the only family with this `model_type`. If there is
+    no such family, or more than one, UnsupportedModelError lists the families."""
     types = {architecture: find_family(architecture).model_type for architecture in MODEL_FAMILIES}
     matching = [architecture for architecture in types if types[architecture] == model_type]
     if len(matching) == 1:

@@ -1,4 +1,5 @@
-"""Gemma 3, text only: norms also behind attention and MLP, rotary tables for near and for far, scaled embeddings."""
+"""Gemma 3, text only: also norms after attention and MLP, rotary tables of their own for local layers, and scaled
+embeddings."""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ from nanoinfer.model.rope import RopeScaling
 
 
 class Gemma3DecoderLayer(DecoderLayer):
-    """Four norms: attention and MLP each have one before and one behind, where the result joins the residual stream."""
+    """Four norms: attention and MLP each have one before and one after, where the result joins the residual stream."""
 
     def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
         super().__init__(config, layer_id, dtype, device)
@@ -30,7 +31,7 @@ class Gemma3DecoderLayer(DecoderLayer):
         metadata: InputMetadata,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in DecoderLayer; `rotation`: what Gemma3ForCausalLM's hook returns."""
+        """As in DecoderLayer, but `rotation` is the pair that `Gemma3ForCausalLM.rotation` returns."""
         if residual is None:
             x, residual = self.input_layernorm(x), x
         else:
@@ -57,7 +58,7 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.Gemma3TextConfig`. Its `attn_logit_softcapping` has no effect in transformers."""
+        """Read a `transformers.Gemma3TextConfig`. Its `attn_logit_softcapping` has no effect in transformers."""
         if hf.use_bidirectional_attention:
             raise UnsupportedModelError(
                 "use_bidirectional_attention=True: must be False, the engine's masks are causal"
@@ -66,7 +67,9 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
         if local["rope_type"] != "default":
             raise UnsupportedModelError(f"rope_type={local['rope_type']!r} of sliding_attention: must be default")
         if "sliding_attention" in hf.layer_types and hf.sliding_window is None:
-            raise UnsupportedModelError("sliding_window=None: must be a number where layer_types has sliding_attention")
+            raise UnsupportedModelError(
+                "sliding_window=None: must be a number, because layer_types has sliding_attention"
+            )
         return ModelConfig.of_decoder(
             hf,
             rope_parameters=hf.rope_parameters["full_attention"],
@@ -83,5 +86,5 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
         )
 
     def rotation(self, positions: torch.Tensor) -> tuple[Rotation, Rotation]:
-        """Of layers that see everything, and of those with a window."""
+        """One rotation for layers that see everything, and one for layers with a sliding window."""
         return super().rotation(positions), (self.local_rotary.cos, self.local_rotary.sin, positions)

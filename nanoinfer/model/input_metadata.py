@@ -1,4 +1,4 @@
-"""InputMetadata: the one description of a batch that a forward pass needs. Made once per pass, read by every layer."""
+"""InputMetadata: everything that a pass needs to know about its batch. It is made once per pass and read by every layer."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -14,18 +14,18 @@ from nanoinfer.model.paged_csr import paged_csr
 
 
 class ForwardMode(Enum):
-    """EXTEND computes the new tokens of sequences whose prefix may have K/V already; DECODE exactly one token of each."""
+    """EXTEND computes the new tokens of sequences, whose prefix may have K/V already. DECODE computes one token of each."""
 
     EXTEND = auto()
     DECODE = auto()
 
 
-UNSET: Any = None  # a field that `create` fills in before it returns
+UNSET: Any = None  # the value of a field until `create` fills it in
 
 
 @dataclass
 class InputMetadata:
-    """`B` requests, `T` new tokens, `Σ` tokens in all. Index tensors lie on the pool's device.
+    """`B` requests with `T` new tokens, and `Σ` tokens in all. Index tensors are on the pool's device.
 
     The network reads:
 
@@ -33,10 +33,10 @@ class InputMetadata:
     |---|---|---|
     | `forward_mode` | ForwardMode | |
     | `positions` | [T] int64 | EXTEND: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
-    | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; read as `out_cache_index` |
-    | `out_cache_cont_start`, `_end` | int or None | the same as a range, where the slots are neighbours |
+    | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; layers read `out_cache_index` instead |
+    | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
-    | `return_normalized_logprob` | bool | EXTEND: each new token's log-probability under the one before it is wanted, too |
+    | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
 
     Attention backends read, besides `forward_mode`:
@@ -47,23 +47,24 @@ class InputMetadata:
     | `seq_lens` | [B] int32 | tokens in each sequence after this pass |
     | `start_loc` | [B] int32 | exclusive prefix sum of `seq_lens` |
     | `qo_indptr`, `kv_indptr` | [B+1] int32 | CSR row pointers of new tokens and of all tokens |
-    | `kv_indices` | [Σ] int32 | slots of every token of every request, in order; −1 where K/V is not stored |
-    | `token_to_kv_pool` | TokenToKVPool | where these slots are |
+    | `kv_indices` | [Σ] int32 | slots of every token of every request, in order; −1 if the token's K/V is not stored |
+    | `token_to_kv_pool` | TokenToKVPool | the pool that these slots are in |
     | `attention_mask` | [T, W] or None | forward_tensor only: added to each new token's scores, by index in its sequence |
-    | `attention_plan` | | what `attention_backend` derives once per pass and uses in every layer |
+    | `attention_plan` | | what `attention_backend` computes once per pass and uses in every layer |
 
-    No network or backend here reads the others: they are the seed's, for kernels made for its interface or FlashInfer's.
+    No network or backend here reads the other fields. They are part of the original interface (SGLang's and FlashInfer's),
+    for kernels that are written for it.
 
     | field | shape, dtype | meaning |
     |---|---|---|
     | `total_num_tokens` | int | Σ, the sum of `seq_lens` |
-    | `req_to_token_pool` | ReqToTokenPool | the table position → slot |
-    | `req_pool_indices` | [B] int32 | the requests' rows in it |
-    | `prefix_lens` | [B] int32 | tokens whose K/V is there already; None in DECODE: all but one |
-    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`, its exclusive prefix sum |
+    | `req_to_token_pool` | ReqToTokenPool | the table from positions to slots |
+    | `req_pool_indices` | [B] int32 | the requests' rows in that table |
+    | `prefix_lens` | [B] int32 | tokens that have K/V already; None in DECODE, where all but one have |
+    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`; its exclusive prefix sum |
     | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens`; 0 in DECODE |
-    | `other_kv_index` | int | DECODE only: the newest slot of the first request, a gather index that is always valid |
-    | `kv_last_page_len` | [B] int32 | 1: the `kv_` fields describe pages of one token (`paged_csr`: of the pool's pages) |
+    | `other_kv_index` | int | DECODE only: the first request's newest slot, an index that is always safe to read from |
+    | `kv_last_page_len` | [B] int32 | always 1: the `kv_` fields describe pages of one token (see also `paged_csr`) |
     """
 
     forward_mode: ForwardMode
@@ -115,16 +116,16 @@ class InputMetadata:
         *,
         check: bool = True,
     ) -> "InputMetadata":
-        """Derive everything from what the scheduler knows. Shapes and dtypes as in the class's tables; changes nothing.
+        """Derive all fields from what the scheduler knows. Shapes and dtypes: see the class's tables. Changes nothing.
 
-        `model_runner` lends `req_to_token_pool` and `token_to_kv_pool`. Rows are looked up for the tokens that are there
-        already; where the new ones go, `out_cache_loc` says. `prefix_lens` does not matter in DECODE. The arithmetic is
-        done on the host in numpy; what the layers need is moved to the pool's device.
+        `model_runner` provides `req_to_token_pool` and `token_to_kv_pool`. The slots of tokens that have K/V already come
+        from the requests' rows; those of new tokens come from `out_cache_loc`. `prefix_lens` is ignored in DECODE. The
+        arithmetic is done in numpy on the host; what the layers need is moved to the pool's device.
 
-        Raises ValueError naming the field when shapes or values do not fit together: also when two requests share a row, or
-        when a new slot is given twice or is a prefix in this pass, of whichever request. `check=False` is for arguments
-        that trusted code has made or checked, as the engine's Batch: their values are not looked at again.
-        Source: seed 002 (nano-sglang's `InputMetadata`); the CSR fields are FlashInfer's.
+        Raises ValueError naming the field when shapes or values do not fit together, when two requests share a row, or
+        when a new slot is given twice or is in any request's prefix. Use `check=False` only for arguments that trusted code
+        has made or checked, such as the engine's Batch: their values are then not checked again.
+        Source: nano-sglang's `InputMetadata`; the CSR fields are FlashInfer's.
         """
         check_mode(forward_mode, ForwardMode, prefix_lens)
         rows = as_int_array(req_pool_indices, "req_pool_indices")
@@ -170,7 +171,7 @@ class InputMetadata:
     def init_extend_args(self) -> None:
         """Fill in `extend_seq_lens`, `extend_start_loc` and `max_extend_len` from `seq_lens` and `prefix_lens`.
 
-        A part of `create`, of its name in seed 002. ValueError in DECODE, where `prefix_lens` is None.
+        `create` calls it; the name is nano-sglang's. ValueError in DECODE, because `prefix_lens` is None there.
         """
         if self.prefix_lens is None:
             raise ValueError("prefix_lens=None: only an EXTEND pass has extend arguments")
@@ -181,13 +182,13 @@ class InputMetadata:
     def init_flashinfer_args(self, tp_size: int = 1) -> None:
         """Fill in the CSR fields `qo_indptr`, `kv_indptr`, `kv_indices` and `kv_last_page_len` from the others.
 
-        A part of `create`, of its name in seed 002: FlashInfer's description for page size 1, whatever the pool's pages.
-        ValueError unless `tp_size` is 1; the seed has it, for models split over devices.
+        `create` calls it; the name is nano-sglang's. This is FlashInfer's description for page size 1, whatever the
+        pool's page size. ValueError unless `tp_size` is 1; nano-sglang has it for models that are split over devices.
         """
         check_tp_size(tp_size)
         rows, seqs, slots = (t.cpu().numpy() for t in (self.req_pool_indices, self.seq_lens, self.out_cache_loc))
         prefixes = seqs - 1 if self.prefix_lens is None else self.prefix_lens.cpu().numpy()
-        table = self.req_to_token_pool.req_to_token.cpu().numpy()  # no copy where the pool is on the host
+        table = self.req_to_token_pool.req_to_token.cpu().numpy()  # no copy if the pool is on the host
         kv_indptr, qo_indptr = (np.concatenate(([0], lens.cumsum())) for lens in (seqs, seqs - prefixes))
         position = np.arange(kv_indptr[-1]) - kv_indptr[:-1].repeat(seqs)
         kv_indices = table[rows.repeat(seqs), position]
@@ -197,16 +198,16 @@ class InputMetadata:
         self.kv_last_page_len = torch.ones_like(self.seq_lens)
 
     def paged_csr(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """FlashInfer's description in pages of the pool: `kv_indptr` [B+1], `kv_indices`, `kv_last_page_len` [B], int32.
+        """FlashInfer's description in the pool's pages: `kv_indptr` [B+1], `kv_indices`, `kv_last_page_len` [B], int32.
 
-        `kv_indptr` counts pages, `kv_indices` are page numbers: indices into `key_buffer.view(N // P, P, Hk, D)`.
-        `kv_last_page_len` is in 1..P. ValueError when the slots of a sequence do not lie in whole, aligned pages.
+        `kv_indptr` counts pages, and `kv_indices` are page numbers: indices into `key_buffer.view(N // P, P, Hk, D)`.
+        `kv_last_page_len` is in 1..P. ValueError when a sequence's slots are not in whole, aligned pages.
         """
         return paged_csr(self.kv_indptr, self.kv_indices, self.token_to_kv_pool.page_size)
 
     @property
     def out_cache_index(self) -> torch.Tensor | slice:
-        """Where new K/V goes: a slice where the slots are neighbours (a plain copy), else `out_cache_loc`."""
+        """Where new K/V goes: a slice if the slots are neighbours (so it is a plain copy), else `out_cache_loc`."""
         if self.out_cache_cont_start is not None:
             return slice(self.out_cache_cont_start, self.out_cache_cont_end)
         return self.out_cache_loc

@@ -1,4 +1,4 @@
-"""Llama, and the dense decoder that the other families are made of: most differ from it by ModelConfig's fields alone."""
+"""Llama, and the dense decoder that all families use: most of them differ from Llama only in the fields of ModelConfig."""
 
 from typing import Any, ClassVar
 
@@ -38,19 +38,19 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """`x` [T, hidden] → [T, hidden], or [len(rows), hidden] where only some rows are wanted."""
+        """`x` [T, hidden] → [T, hidden], or [len(rows), hidden] if only those `rows` are wanted."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
         qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])), dim=1)
-        qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn alike: one call for both
+        qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn the same way: one call for both
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         attended = self.attn.forward(q, k, v, metadata).reshape(len(x), -1)
         return self.o_proj(attended if rows is None else attended[rows])
 
 
 class MLP(nn.Module):
-    """`down(activation(gate(x)) * up(x))`, gate and up in one product: SwiGLU where that is silu (Shazeer, 2020)."""
+    """`down(activation(gate(x)) * up(x))`, with gate and up in one product. With silu this is SwiGLU (Shazeer, 2020)."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -67,7 +67,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each on a normed copy of the residual stream; each norm first adds what came before it."""
+    """Attention and MLP. Each reads a normed copy of the residual stream; the norm first adds the previous output to it."""
 
     def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -84,10 +84,10 @@ class DecoderLayer(nn.Module):
         metadata: InputMetadata,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x` [T, hidden], the layer before's output, and the residual stream that it is still to be added to
-        (None: `x` is the stream) → the same of this layer.
+        """Take the previous layer's output `x` [T, hidden], and the residual stream to which `x` has not been added yet
+        (None: `x` is the stream itself). Return the same pair for this layer.
 
-        `rows` [k]: after the K/V of all tokens is stored, go on with these only.
+        `rows` [k]: once the K/V of all tokens is stored, continue with these rows only.
         """
         if residual is None:
             x, residual = self.input_layernorm(x), x
@@ -101,21 +101,21 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm: token ids to hidden states. Its parameter names are the checkpoints'."""
+    """Embedding, layers and final norm: from token ids to hidden states. Its parameter names are those of checkpoints."""
 
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer], dtype: torch.dtype, device: torch.device):
         super().__init__()
         table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=True)
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()  # rounded as the table is
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()  # rounded like the table
         self.layers = nn.ModuleList(layer_class(config, i, dtype, device) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
 
     def forward(
         self, input_ids: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """`input_ids` [T] → [T, hidden]; with `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
-        what follows attention only for these."""
+        """`input_ids` [T] → [T, hidden]. With `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
+        what comes after attention for these rows only."""
         x, residual = self.embed_tokens(input_ids), None
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -127,10 +127,10 @@ class Decoder(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """The decoder with its language-model head (tied to the embedding where the config says so).
+    """The decoder with its language-model head (tied to the embedding if the config says so).
 
-    Also what a family is (see families.py): `model_type` is that of its configs, `read_config` reads them, `layer_class` is
-    what its decoder is made of. `max_len`: positions to make rotary tables for. Parameters are uninitialised until
+    It also defines what a family has (see families.py): the `model_type` of its configs, `read_config` to read them, and
+    the `layer_class` of its decoder. `max_len`: how many positions get rotary tables. Parameters are uninitialised until
     `load_weights` fills them.
     """
 
@@ -146,18 +146,18 @@ class LlamaForCausalLM(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.rotary = RotaryEmbedding(config.head_dim, max_len, config.rope_theta, config.rope_scaling, dtype, device)
-        # Counted while they are all parameters: those that `use_kernels` packs no longer are.
+        # Counted now, because `use_kernels` packs some of them, and they are no longer parameters then.
         self.num_parameters = sum(parameter.numel() for parameter in self.parameters())
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.LlamaConfig`. UnsupportedModelError naming what the family does not support."""
+        """Read a `transformers.LlamaConfig`. UnsupportedModelError naming what the family does not support."""
         bias = bool(hf.attention_bias)
         return ModelConfig.of_decoder(hf, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf.mlp_bias))
 
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
-        """Compute with `kernels` from now on, linear weights of the kind `quantization` (see linear_weights.py) made for
-        them. Once, after the weights are loaded."""
+        """Compute with `kernels` from now on, and pack the linear weights for them, as the kind `quantization` (see
+        linear_weights.py). Call it once, after the weights are loaded."""
         self.kernels = kernels
         for name, module in self.named_modules():
             if isinstance(module, Linear):
@@ -168,16 +168,16 @@ class LlamaForCausalLM(nn.Module):
                 module.kernels = kernels
 
     def rotation(self, positions: torch.Tensor) -> Any:
-        """What the layers take as `rotation`: a family with several tables overrides it."""
+        """What the layers take as `rotation`. A family with several tables overrides this method."""
         return self.rotary.cos, self.rotary.sin, positions
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        """`input_ids`, `positions` [T] int64 → logits of the `logit_rows`. Writes K/V into the pool.
+        """`input_ids` and `positions` [T] int64 → logits of the `logit_rows`. Writes K/V into the pool.
 
         ValueError, before anything is written, when a position is outside the rotary tables.
         """
         limit = len(self.rotary.cos)
-        if input_metadata.max_seq_len > limit and int(positions.max()) >= limit:  # under a mask, positions are free
+        if input_metadata.max_seq_len > limit and int(positions.max()) >= limit:  # with a mask, positions are free
             raise ValueError(f"seq_lens: the longest is {input_metadata.max_seq_len}, must not exceed max_len={limit}")
         rotation = self.rotation(positions)
         hidden = self.model(input_ids, rotation, input_metadata, hidden_rows(input_metadata))

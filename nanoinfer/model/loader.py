@@ -21,14 +21,14 @@ from nanoinfer.requests.tokenizer import Tokenizer
 BUNDLED_MODELS = ("story",)
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
-# Beside the package in a checkout; inside it in an installed wheel.
+# In a checkout, `data` is beside the package; in an installed wheel, `_bundled` is inside it.
 _PACKAGE = Path(__file__).parent.parent
 _BUNDLED_ROOTS = (_PACKAGE.parent / "data", _PACKAGE / "_bundled")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights, ready to be served; `tokenizer` is None for a checkpoint without tokenizer files."""
+    """A model with its weights, ready to serve. `tokenizer` is None if the checkpoint has no tokenizer files."""
 
     name: str
     path: Path
@@ -37,21 +37,21 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     dtype: torch.dtype
     device: torch.device
-    max_context_len: int  # positions that it has rotary tables for
+    max_context_len: int  # how many positions have rotary tables
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, as the checkpoint's configs say, or, where they do not, its tokenizer."""
+        """The tokens that end a text: those named in the checkpoint's configs, or else in its tokenizer."""
         if self.config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
             return self.config.eos_token_ids
         return (self.tokenizer.eos_token_id,)
 
     def new_kv_pool(self, size: int, page_size: int = 1, kv_cache_dtype: str | None = None) -> TokenToKVPool:
-        """A TokenToKVPool of `size` slots for this model's K/V: its layers, heads and dtype, on its device."""
+        """A TokenToKVPool of `size` slots for this model's K/V: with its layers, heads and dtype, on its device."""
         return TokenToKVPool(size, *self._kv_shape, self.device, page_size, kv_cache_dtype)
 
     def kv_bytes_per_token(self, kv_cache_dtype: str | None = None) -> int:
-        """Bytes of one slot in such a pool, over all layers."""
+        """How many bytes one slot in such a pool takes up, over all layers."""
         num_bytes: int = kv_storage_kind(kv_cache_dtype).bytes_per_token(*self._kv_shape)
         return num_bytes
 
@@ -64,10 +64,13 @@ class LoadedModel:
 def as_loaded_model(
     model: LoadedModel | str | Path, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
 ) -> LoadedModel:
-    """`model` as it is where it is loaded, else loaded. ValueError for anything but these, or naming what cannot be had."""
+    """Return `model` itself if it is loaded, else load it; errors as `load_model`. ValueError for any other type, and when
+    a loaded model is given a dtype or a device."""
     if isinstance(model, LoadedModel):
         if dtype is not None or device is not None:
-            raise ValueError(f"dtype={dtype}, device={device}: a loaded model has its own; load it with these")
+            raise ValueError(
+                f"dtype={dtype}, device={device}: a loaded model has both already; set them when you load it"
+            )
         return model
     if not isinstance(model, str | Path):
         raise ValueError(
@@ -77,17 +80,17 @@ def as_loaded_model(
 
 
 def resolve_model_path(model: str | Path) -> Path:
-    """The local directory of a bundled model's name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
+    """The local directory of `model`: a bundled name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
 
-    A Hub model is downloaded once, by `huggingface_hub`, into its cache; `~` is the home directory. FileNotFoundError when
-    it is none of these, or in a format that cannot be read.
+    `huggingface_hub` downloads a Hub model once, into its cache. `~` is the home directory. FileNotFoundError when `model`
+    is none of these, or is in a format that cannot be read.
     """
     name = str(model)
     if name in BUNDLED_MODELS:
         for root in _BUNDLED_ROOTS:
             if (root / name / "config.json").is_file():
                 return root / name
-        raise FileNotFoundError(f"model {name!r}: bundled, but not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
+        raise FileNotFoundError(f"model {name!r}: is bundled, but is not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
         check_folder(path)
@@ -102,9 +105,9 @@ def resolve_model_path(model: str | Path) -> Path:
 
     try:
         path = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_DUPLICATES))
-    except Exception as error:  # the hub, its client and the network have many; one that names the model replaces them
+    except Exception as error:  # there are many kinds; replace them all by one that names the model
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FileNotFoundError(f"model {name!r}: no such directory, and the Hub did not give it: {reason}") from error
+        raise FileNotFoundError(f"model {name!r}: no such directory, and the download failed: {reason}") from error
     check_folder(path)
     return path
 
@@ -118,8 +121,8 @@ def load_model(
     quantization: str | None = None,
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
-    model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights (see linear_weights.py), whatever
-    the checkpoint; None keeps its numbers.
+    model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
+    None keeps the checkpoint's numbers.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -135,7 +138,7 @@ def load_model(
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
-    tokenizer = Tokenizer.from_pretrained(path)  # before the weights, which take longer, should it fail
+    tokenizer = Tokenizer.from_pretrained(path)  # before the weights: if it fails, it fails soon
     network = find_family(config.architecture)(config, context, resolved_dtype, resolved_device)
     load_weights(network, path)
     network.use_kernels(chosen, quantization)

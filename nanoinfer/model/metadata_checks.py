@@ -1,6 +1,6 @@
-"""What InputMetadata.create and ModelRunner refuse: a ValueError that names the argument, before anything is written.
+"""The checks of InputMetadata.create and ModelRunner: a ValueError names the wrong argument before anything is written.
 
-The engine's passes do not come through here, but for `check_mode`: what its Batch has made needs no checks.
+The engine's passes skip them, except `check_mode`: the arguments come from its own Batch and need no checks.
 """
 
 from enum import Enum
@@ -13,21 +13,21 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 
 
 def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
-    """One of `modes`; EXTEND has prefix lengths."""
+    """`forward_mode` must be one of `modes`, and EXTEND needs prefix lengths."""
     if not isinstance(forward_mode, modes):
         raise ValueError(f"forward_mode={forward_mode!r}: must be a {modes.__name__}")
     if forward_mode.name == "EXTEND" and prefix_lens is None:
-        raise ValueError("prefix_lens=None: EXTEND needs one for each request")
+        raise ValueError("prefix_lens=None: EXTEND needs one per request")
 
 
 def check_tp_size(tp_size: int) -> None:
-    """1, the only size there is."""
+    """`tp_size` must be 1, the only size there is."""
     if tp_size != 1:
         raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
 
 
 def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
-    """An integer tensor `[num_new]` of tokens of the vocabulary of `model`, where that says how large it is."""
+    """`input_ids` must be an integer tensor `[num_new]` of tokens in the vocabulary, if `model` says how large that is."""
     if not isinstance(input_ids, torch.Tensor):
         raise ValueError(f"input_ids: must be a tensor, got {type(input_ids).__name__}")
     if input_ids.dtype not in (torch.int32, torch.int64):
@@ -43,13 +43,13 @@ def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
 def check_requests(
     tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
 ) -> None:
-    """Rows and lengths: one of each per request, within the pool's limits."""
+    """There must be one row, one sequence length and one prefix length per request, within the pool's limits."""
     check_tp_size(tp_size)
     if not len(rows):
         raise ValueError("req_pool_indices: a pass needs at least one request")
     for name, array in (("seq_lens", seqs), ("prefix_lens", prefixes)):
         if len(array) != len(rows):
-            raise ValueError(f"{name}: {len(array)} values for {len(rows)} requests; must be as many")
+            raise ValueError(f"{name}: {len(array)} values for {len(rows)} requests; the numbers must be equal")
     for name, array, low, high in (
         ("req_pool_indices", rows, 0, np.full(len(rows), pool.size - 1)),
         ("seq_lens", seqs, 1, np.full(len(rows), pool.max_context_len)),
@@ -58,13 +58,13 @@ def check_requests(
         for i in np.flatnonzero((array < low) | (array > high))[:1]:
             raise ValueError(f"{name}[{i}]={array[i]}: must be in {low}..{high[i]}")
     for row in _repeated(rows):
-        raise ValueError(f"req_pool_indices: row {row} is given twice; no two requests share one")
+        raise ValueError(f"req_pool_indices: row {row} is given twice; each request must have its own")
 
 
 def check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, end: int | None) -> None:
-    """Where new K/V goes: a slot of the pool for each new token; `start` and `end` the same as a range, or None."""
+    """There must be one slot of the pool per new token. `start` and `end` must be the same slots as a range, or None."""
     if len(slots) != num_new:
-        raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; must be as many")
+        raise ValueError(f"out_cache_loc: {len(slots)} slots for {num_new} new tokens; the numbers must be equal")
     for slot in slots[(slots < 0) | (slots >= size)][:1]:
         raise ValueError(f"out_cache_loc: slot {slot} is outside 0..{size - 1}")
     for slot in _repeated(slots):
@@ -75,13 +75,13 @@ def check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, e
     if (start is None) != (end is None):
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: give both or neither")
     if start is not None and not np.array_equal(slots, np.arange(start, end)):
-        raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: not the range of out_cache_loc")
+        raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: must be the range of out_cache_loc")
 
 
 def check_indices(
     kv_indices: np.ndarray, slots: np.ndarray, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, size: int
 ) -> None:
-    """The slots of the tokens before this pass: backends read memory wherever these say, and nothing may write there."""
+    """Slots of tokens before this pass must be in the pool, since backends read there, and must not be written to."""
     row, position = rows.repeat(seqs), np.arange(len(kv_indices)) - (seqs.cumsum() - seqs).repeat(seqs)
     is_prefix = position < prefixes.repeat(seqs)
     for i in np.flatnonzero(is_prefix & ((kv_indices < 0) | (kv_indices >= size)))[:1]:

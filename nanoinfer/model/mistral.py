@@ -1,4 +1,4 @@
-"""Mistral: Llama's decoder with a sliding window, in all layers or (Ministral) in those that `layer_types` says."""
+"""Mistral: Llama's decoder with a sliding window in all layers or, for Ministral, in those that `layer_types` names."""
 
 from typing import Any
 
@@ -13,5 +13,5 @@ class MistralForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.MistralConfig`."""
+        """Read a `transformers.MistralConfig`."""
         return ModelConfig.of_decoder(hf, sliding_windows=read_sliding_windows(hf))

@@ -1,4 +1,4 @@
-"""ModelRunner: passes of one model over one pair of pools."""
+"""ModelRunner: runs passes of one model over one pair of pools."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,12 +12,12 @@ from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
 
-# What the runner needs of a model: input_ids [T], positions [T] and the pass's description → logits.
+# What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
 class ForwardBatch(Protocol):
-    """What the runner reads of a Batch, and the one thing it leaves in it."""
+    """The fields of a Batch that the runner reads, and `prompt_logprobs`, the only one that it sets."""
 
     input_ids: torch.Tensor
     req_pool_indices: torch.Tensor
@@ -30,14 +30,14 @@ class ForwardBatch(Protocol):
 
 
 class ModelRunner:
-    """Runs `model` over the tokens in the pools. Keeps no state between passes: all of it is in the pools.
+    """Runs `model` over the tokens in the pools. It keeps no state between passes: all state is in the pools.
 
-    For every pass: `input_ids` [T] token ids, `req_pool_indices` and `seq_lens` [B], `out_cache_loc` [T], as InputMetadata
-    describes; rows of `req_to_token` name the slots of the tokens before. K/V of the new tokens is written to
-    `out_cache_loc`, which the caller writes into the rows too, for later passes.
+    Every pass takes `input_ids` [T], `req_pool_indices` and `seq_lens` [B], and `out_cache_loc` [T], as InputMetadata
+    describes them. Rows of `req_to_token` name the slots of the tokens before. K/V of the new tokens is written to the
+    slots `out_cache_loc`; the caller also has to write these into the rows, for later passes.
 
-    `forward_extend` and `forward_decode` are for arguments made by hand: ValueError that names one before anything is
-    written. `forward` takes the engine's Batch, which needs no such checks.
+    `forward_extend` and `forward_decode` take arguments made by hand, and raise a ValueError that names a wrong one
+    before anything is written. `forward` takes the engine's Batch, which needs no such checks.
     """
 
     tp_size = 1
@@ -61,11 +61,11 @@ class ModelRunner:
         out_cache_loc: Indices,
         return_normalized_logprob: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute the tokens after each request's prefix: logits `[B, V]` of each request's last token.
+        """Compute the tokens after each request's prefix. Returns the logits `[B, V]` of each request's last token.
 
-        The second value is None, or with `return_normalized_logprob` float32 `[B]`: the mean log-probability of the tokens
-        computed in this pass, each under the token before it (so all but the first; NaN where only one is computed).
-        Source: seed 002.
+        The second value is None or, with `return_normalized_logprob`, float32 `[B]`: the mean log-probability of the
+        tokens computed in this pass, each given the tokens before it. The first token has none; NaN if it is the only one.
+        Source: nano-sglang.
         """
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
         metadata = self._checked_metadata(
@@ -84,7 +84,7 @@ class ModelRunner:
         out_cache_cont_start: int | None = None,
         out_cache_cont_end: int | None = None,
     ) -> torch.Tensor:
-        """Compute the newest token of each request (T = B): logits `[B, V]`. `prefix_lens` is not looked at."""
+        """Compute the newest token of each request (T = B). Returns logits `[B, V]`. `prefix_lens` is ignored."""
         of_each = (req_pool_indices, seq_lens, prefix_lens, out_cache_loc)
         metadata = self._checked_metadata(
             input_ids, ForwardMode.DECODE, *of_each, out_cache_cont_start, out_cache_cont_end
@@ -94,8 +94,8 @@ class ModelRunner:
     def forward(
         self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The pass of a Batch, as `forward_mode` says: logits `[B, V]` and, of an EXTEND with `return_normalized_logprob`,
-        what `forward_extend` returns beside them; `batch.prompt_logprobs` [T] then holds the single log-probabilities.
+        """Run the pass of a Batch. Returns logits `[B, V]` and, for an EXTEND with `return_normalized_logprob`, the same
+        second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability.
         """
         of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
@@ -106,13 +106,13 @@ class ModelRunner:
         return output.logits, mean_logprobs(output, metadata)
 
     def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
-        """The door for arguments made by hand: those of `InputMetadata.create`, checked there, and `input_ids` here."""
+        """Check arguments made by hand: `input_ids` here, and the others in `InputMetadata.create`."""
         metadata = InputMetadata.create(self, self.tp_size, *arguments)
         check_input_ids(input_ids, len(metadata.positions), self.model)
         return metadata
 
     @torch.no_grad()
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
-        """The one way into the model, for every pass of the engine, of sessions and of forward_tensor. `input_ids` [T]."""
+        """Run the model on `input_ids` [T]. Every pass comes through here: the engine's, a session's, forward_tensor's."""
         self.attention_backend.init_forward(metadata)
         return self.model(input_ids.to(metadata.positions.device), metadata.positions, metadata)

@@ -1,4 +1,4 @@
-"""What looks like a checkpoint and is none that can be read: other formats, adapters, pointers, and the way out of each."""
+"""Refuses checkpoints that cannot be read (other formats, adapters, git-LFS pointers), and says what to do about each."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ ONLY = "only safetensors checkpoints are supported, folders with config.json and
 
 
 def refuse_file(path: Path) -> None:
-    """FileNotFoundError that says what to do with the file `path`, which stands where a folder should."""
+    """Raise a FileNotFoundError for the file `path`, given instead of a folder; it says what to do."""
     if path.suffix == ".gguf":
         raise FileNotFoundError(_convert(path.parent, path.name))
     if path.suffix in PICKLED:
@@ -19,8 +19,8 @@ def refuse_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """FileNotFoundError when the folder `path` holds git-LFS pointers, an adapter or weights in another format, and how
-    to get a checkpoint from it. Reads names, and the beginnings of small files."""
+    """FileNotFoundError when the folder `path` holds git-LFS pointers, an adapter, or weights in another format. It says
+    how to get a checkpoint from them. Only reads file names and the start of small files."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     pointers = [file.name for file in files if _is_pointer(file)]
     if pointers:
@@ -47,7 +47,7 @@ def _is_pointer(file: Path) -> bool:
 
 
 def _is_of_weights(file: Path) -> bool:
-    """Not what a trainer leaves beside a checkpoint: its arguments and the states of its optimizer."""
+    """False for files that a trainer leaves beside a checkpoint, such as its arguments and its optimizer's state."""
     return not file.name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
 
 

@@ -1,4 +1,4 @@
-"""FlashInfer's description of paged K/V, in pages of the pool, for kernels from outside that read whole pages."""
+"""FlashInfer's description of paged K/V, in the pool's pages, for external kernels that read whole pages."""
 
 import torch
 
@@ -6,14 +6,14 @@ import torch
 def paged_csr(
     kv_indptr: torch.Tensor, kv_indices: torch.Tensor, page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same tokens as `kv_indptr` [B+1] and `kv_indices` [Σ] (slots), in pages of `page_size` slots.
+    """Describe the tokens of `kv_indptr` [B+1] and `kv_indices` [Σ], which are slots, in pages of `page_size` slots.
 
-    Returns int32 `kv_indptr` [B+1], which counts pages, `kv_indices`, page numbers, and `kv_last_page_len` [B], tokens in
-    each sequence's last page, 1..P. So sequence i is `pages[kv_indices[kv_indptr[i] : kv_indptr[i + 1]]]` of
-    `pages = key_buffer.view(N // P, P, Hk, D)`, laid end to end, without the rows after the last page's tokens.
+    Returns int32 `kv_indptr` [B+1], which counts pages; `kv_indices`, which are page numbers; and `kv_last_page_len` [B],
+    how many tokens are in each sequence's last page, 1..P. With `pages = key_buffer.view(N // P, P, Hk, D)`, sequence i is
+    `pages[kv_indices[kv_indptr[i] : kv_indptr[i + 1]]]`, end to end, without the unused end of the last page.
 
-    Raises ValueError that names the token when a sequence's slots are not page after page, each from its beginning and in
-    order (also where K/V is not stored: −1). Source: FlashInfer, "KV-Cache Layout in FlashInfer", page table layout.
+    Raises ValueError naming the token when a sequence's slots do not fill one page after another from its start and in
+    order, or when K/V is not stored (−1). Source: FlashInfer, "KV-Cache Layout in FlashInfer", page table layout.
     """
     seq_lens = kv_indptr.diff().long()
     num_pages = (seq_lens + page_size - 1) // page_size

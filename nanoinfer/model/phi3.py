@@ -1,5 +1,5 @@
 """Phi-3: Llama's decoder with a sliding window. Its checkpoints store query, key and value as one tensor, and gate and up
-as one. Refused: what the long-context variants have (longrope, partial rotary)."""
+as one. The long-context variants (longrope, partial rotary) are refused."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM
 
 
 class Phi3DecoderLayer(DecoderLayer):
-    """Fused in the checkpoint as in the layer: each of the two matrices has a single part."""
+    """The two fused matrices are stored fused in the checkpoint, too, so each has a single part."""
 
     def __init__(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device):
         super().__init__(config, layer_id, dtype, device)
@@ -26,5 +26,5 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.Phi3Config`."""
+        """Read a `transformers.Phi3Config`."""
         return ModelConfig.of_decoder(hf, sliding_windows=(hf.sliding_window,) * hf.num_hidden_layers)

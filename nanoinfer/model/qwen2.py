@@ -1,4 +1,4 @@
-"""Qwen2: Llama's decoder with a bias in query, key and value, and windows in the layers that `layer_types` says."""
+"""Qwen2: Llama's decoder with a bias in query, key and value, and windows in the layers that `layer_types` names."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from nanoinfer.model.llama import LlamaForCausalLM
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
-    """Also Qwen2.5."""
+    """For Qwen2 and Qwen2.5."""
 
     model_type = "qwen2"
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.Qwen2Config`."""
+        """Read a `transformers.Qwen2Config`."""
         return ModelConfig.of_decoder(hf, sliding_windows=read_sliding_windows(hf), qkv_bias=True)

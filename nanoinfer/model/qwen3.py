@@ -1,4 +1,4 @@
-"""Qwen3: Llama's decoder with norms of query and key heads, and windows in the layers that `layer_types` says."""
+"""Qwen3: Llama's decoder with norms on query and key heads, and windows in the layers that `layer_types` names."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from nanoinfer.model.llama import LlamaForCausalLM
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    """The dense ones."""
+    """For the dense Qwen3 models."""
 
     model_type = "qwen3"
 
     @classmethod
     def read_config(cls, hf: Any) -> ModelConfig:
-        """From a `transformers.Qwen3Config`."""
+        """Read a `transformers.Qwen3Config`."""
         return ModelConfig.of_decoder(
             hf,
             sliding_windows=read_sliding_windows(hf),

@@ -1,4 +1,4 @@
-"""RopeScaling: rotary frequencies stretched for contexts longer than those of the training, by linear, llama3 or yarn."""
+"""RopeScaling: stretches rotary frequencies (linear, llama3 or yarn) for contexts longer than those seen in training."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer.errors import UnsupportedModelError
 
-# The kinds, and what a config must say of each. Optional for yarn: OPTIONAL_NUMBERS, and `truncate`.
+# The kinds of scaling, and what a config must say for each. Optional for yarn: OPTIONAL_NUMBERS, and `truncate`.
 REQUIRED_NUMBERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -20,7 +20,7 @@ OPTIONAL_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "msc
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched; `rope_type` is a key of REQUIRED_NUMBERS, and the others are what it uses."""
+    """How rotary frequencies are stretched. `rope_type` is a key of REQUIRED_NUMBERS; it determines which fields matter."""
 
     rope_type: str = "default"
     factor: float = 1.0
@@ -30,15 +30,15 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_factor: float = 1.0  # cosines and sines are multiplied by it, so scores by its square
+    attention_factor: float = 1.0  # multiplies cosines and sines, so it multiplies scores by its square
 
     def stretch(self, inv_freq: torch.Tensor, theta: float) -> torch.Tensor:
-        """`inv_freq` float32 `[D/2]`, radians per token for each pair as trained with base `theta` → as served.
+        """Stretch `inv_freq` float32 `[D/2]`: the radians per token of each pair, as trained with base `theta`.
 
-        `linear` slows all pairs down by `factor`. `llama3` slows down by `factor` the pairs that turn less than
-        `low_freq_factor` times within the original context, leaves those that turn more than `high_freq_factor` times, and
-        blends in between (Llama 3.1). `yarn` does so between `beta_slow` and `beta_fast` turns, but blends evenly from pair
-        to pair (Peng et al., 2023).
+        `linear` slows all pairs down by `factor`. `llama3` slows down the pairs that turn less than `low_freq_factor` times
+        within the original context, keeps those that turn more than `high_freq_factor` times, and blends in between
+        (Llama 3.1). `yarn` does the same with `beta_slow` and `beta_fast` turns, but blends evenly from pair to pair (Peng
+        et al., 2023).
         """
         if self.rope_type == "linear":
             return inv_freq / self.factor
@@ -48,7 +48,7 @@ class RopeScaling:
             keep = ((turns - low) / (high - low)).clamp(0, 1)
             return (1 - keep) * inv_freq / self.factor + keep * inv_freq
         if self.rope_type == "yarn":
-            # Rounded step by step as in transformers: far into a context, a last bit more or less turns visibly further.
+            # Rounded step by step as in transformers: far into a context, one last bit makes a visible difference.
             head_dim = 2 * len(inv_freq)
             slowed = 1.0 / (self.factor * theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
             first, last = self._blended_pairs(head_dim, theta)
@@ -57,8 +57,8 @@ class RopeScaling:
         return inv_freq
 
     def _blended_pairs(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """Of yarn: the pair that turns `beta_fast` times within the original context, and the one that turns `beta_slow`
-        times; whole numbers with `truncate`. Pairs before the first are kept, pairs behind the last are slowed down."""
+        """For yarn: the pair that turns `beta_fast` times within the original context, and the one that turns `beta_slow`
+        times; whole numbers with `truncate`. Pairs before the first are kept, pairs after the last are slowed down."""
 
         def pair(turns: float) -> float:
             tokens_per_turn = self.original_max_position_embeddings / turns
@@ -71,16 +71,15 @@ class RopeScaling:
         return first, last + 0.001 if first == last else last
 
     def context_len(self, max_position_embeddings: int) -> int:
-        """Positions that a model serves. Configs that ask for yarn often go on saying what it was before (Qwen's advice is
-        to add `rope_scaling` and nothing else): there it is what yarn makes of the original context."""
+        """How many positions the model serves. A config with yarn often still has the old `max_position_embeddings` (Qwen
+        advises adding `rope_scaling` and nothing else), so this is at least what yarn stretches the original context to."""
         if self.rope_type != "yarn":
             return max_position_embeddings
         return max(max_position_embeddings, int(self.factor * self.original_max_position_embeddings))
 
 
 def read_rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> RopeScaling:
-    """From `rope_parameters` as transformers has them. UnsupportedModelError naming what is missing, wrong or not
-    supported."""
+    """Read transformers' `rope_parameters`. UnsupportedModelError naming what is missing, wrong or not supported."""
     kind = rope.get("rope_type", "default")
     if kind not in REQUIRED_NUMBERS:
         raise UnsupportedModelError(f"rope_type={kind!r}: must be one of {', '.join(REQUIRED_NUMBERS)}")
@@ -113,7 +112,7 @@ def read_rope_scaling(rope: dict[str, Any], max_position_embeddings: int) -> Rop
 
 
 def _yarn_options(rope: dict[str, Any]) -> dict[str, Any]:
-    """What a config need not say. Zero is like nothing said for all but `attention_factor`, as in transformers."""
+    """The optional values. As in transformers, zero means the same as absent, except for `attention_factor`."""
     said = {name: _number(rope, name) for name in OPTIONAL_NUMBERS if rope.get(name) is not None}
     attention_factor = said.pop("attention_factor", None)
     mscale, mscale_all_dim = said.pop("mscale", 0), said.pop("mscale_all_dim", 0)
@@ -129,7 +128,7 @@ def _yarn_options(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mscale(factor: float, weight: float) -> float:
-    """Longer contexts spread attention thinner; this sharpens it again (YaRN, section 3.4)."""
+    """Longer contexts spread attention more thinly; this factor sharpens it again (YaRN, section 3.4)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

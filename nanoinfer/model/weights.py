@@ -1,4 +1,4 @@
-"""From safetensors files to parameters, strictly: every tensor is used, every parameter is filled, or nothing is."""
+"""Loads parameters from safetensors files, strictly: every tensor must be used and every parameter filled."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from nanoinfer.model.layers.linear import FusedLinear
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint's tensor goes: rows `start..end` of a parameter, `shape` expected."""
+    """Where a checkpoint's tensor goes: to rows `start..end` of a parameter. It must have this `shape`."""
 
     parameter: torch.Tensor
     start: int
@@ -26,10 +26,10 @@ class Target:
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Fill `model`'s parameters in place from the safetensors files in directory `path`.
+    """Fill `model`'s parameters in place from the safetensors files in the directory `path`.
 
-    Raises FileNotFoundError without such files, WeightMismatchError naming every tensor that is missing, surplus or of
-    another shape, or the file that is damaged. Names and shapes are compared before the first parameter is written.
+    Raises FileNotFoundError if there are no such files, and WeightMismatchError naming every tensor that is missing,
+    surplus or has another shape, or a damaged file. All names and shapes are checked before the first parameter is written.
     """
     files = _checkpoint_files(Path(path))
     targets = checkpoint_targets(model)
@@ -38,7 +38,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     surplus: list[str] = []
     for file in files:
         with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is no mapping)
+            for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
                 shape, dtype = tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()
                 if name in targets and dtype not in ("F64", "F32", "F16", "BF16"):
                     problems.append(f"{name}: {dtype} numbers, must be floating-point")
@@ -65,9 +65,9 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
-    """Every name that a checkpoint of `model` must have. A fused parameter has one for each of its parts."""
+    """Every tensor name that a checkpoint of `model` must have. A fused parameter has one name for each of its parts."""
     targets = {}
-    names = {name for name, _ in model.named_parameters()}  # a tied head is not named again
+    names = {name for name, _ in model.named_parameters()}  # a tied head is not listed a second time
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=module_name, recurse=False):
             if name not in names:
@@ -92,7 +92,7 @@ def _checkpoint_files(path: Path) -> list[Path]:
             raise WeightMismatchError(f"{index}: has no weight_map from tensors to files") from error
     elsewhere = [name for name in names if Path(name).name != name]
     if elsewhere:
-        raise WeightMismatchError(f"{index}: file {elsewhere[0]!r} must lie beside it")
+        raise WeightMismatchError(f"{index}: file {elsewhere[0]!r} must be in the same folder")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{path}: no {', '.join(missing)} there; only safetensors checkpoints are supported")
@@ -100,7 +100,7 @@ def _checkpoint_files(path: Path) -> list[Path]:
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of the first tensor of the checkpoint in directory `path`, for configs that do not say."""
+    """The dtype of the first tensor of the checkpoint in the directory `path`, for configs that do not name one."""
     with _open(_checkpoint_files(Path(path))[0]) as tensors:
         return tensors.get_tensor(next(iter(tensors.keys()))).dtype
 
@@ -109,11 +109,11 @@ def _open(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
-        raise WeightMismatchError(f"{file}: no safetensors file, or not all of it: {error}") from error
+        raise WeightMismatchError(f"{file}: is not a complete safetensors file: {error}") from error
 
 
 def _is_redundant(name: str, where: dict[str, Path]) -> bool:
-    """Some checkpoints repeat what follows from the rest: rotary frequencies, and a tied head equal to the embedding."""
+    """True for what some checkpoints store needlessly: rotary frequencies, and a tied head equal to the embedding."""
     if name.endswith(".rotary_emb.inv_freq"):
         return True
     embedding = "model.embed_tokens.weight"

@@ -1,9 +1,9 @@
 """aclnnAdvanceStep and aclnnAdvanceStepV2, the two-phase C interface of CANN (seed 003), in Python.
 
-Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide; phase two computes. A
-serving loop runs phase one once and phase two at every step. Errors are status numbers, as in C, and nothing raises; here
-a status also carries a message. V2 is the speculative form. Results are those of `npu_advance_step_flashattn`, whose slots
-are by row.
+Phase one checks and plans, and says how much scratch memory ("workspace") the caller must provide. Phase two computes. A
+serving loop runs phase one once, and phase two at every step. As in C, errors are status numbers and nothing raises; here a
+status also has a message. V2 is the speculative form. The results are those of `npu_advance_step_flashattn` with its
+default formula, "by_row".
 Source: seed 003; CANN's pages of both interfaces, and the checks of its ops-nn, `advance_step` tiling.
 """
 
@@ -21,8 +21,8 @@ from nanoinfer.ops.advance_step_call import WRITTEN, AdvanceStepCall, as_int64
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001
 ACLNN_ERR_PARAM_INVALID = 161002
-ACLNN_ERR_RUNTIME_ERROR = 361001  # the device failed, for want of memory for instance
-ACLNN_ERR_INNER_TILING_ERROR = 561002  # what CANN answers when shapes and sizes do not fit together
+ACLNN_ERR_RUNTIME_ERROR = 361001  # the device failed, for example because it ran out of memory
+ACLNN_ERR_INNER_TILING_ERROR = 561002  # CANN's answer when shapes and sizes do not fit together
 
 
 class AclnnStatus(int):
@@ -41,7 +41,7 @@ class AclnnStatus(int):
 
 @dataclass(frozen=True, eq=False)
 class AclOpExecutor:
-    """A planned call. It holds the tensors themselves and reads their values at each run, so it may run many times."""
+    """A planned call. It holds the tensors themselves and reads their values at each run, so it can run many times."""
 
     call: AdvanceStepCall
     workspace_size: int
@@ -58,18 +58,18 @@ def aclnn_advance_step_get_workspace_size(
     num_queries: int,
     block_size: int,
 ) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
-    """Phase one: check everything, change nothing → `(status, workspace_size in bytes, executor)`.
+    """Phase one: check everything and change nothing → `(status, workspace_size in bytes, executor)`.
 
-    The arguments are those of `npu_advance_step_flashattn` without speculation; the four tensors that change may be
-    [num_seqs, 1] as well, as in CANN's example. `workspace_size` is 0: the operator needs no scratch memory from the
-    caller. Never raises; with a status other than 0 the executor is None:
+    The arguments are those of `npu_advance_step_flashattn` without speculation. The four tensors that change may also be
+    [num_seqs, 1], as in CANN's example. `workspace_size` is 0: the operator needs no scratch memory from the caller. Never
+    raises; if the status is not 0, the executor is None:
 
     - 161001, a null pointer: a tensor is None.
-    - 161002, an invalid parameter: an argument that is not a tensor, another dtype, device or layout, sizes that are not
-      integers or beyond int64, negative lengths or block numbers, a slot beyond int64, shared memory.
+    - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype, device or layout; sizes are not
+      integers or are beyond int64; lengths or block numbers are negative; a slot is beyond int64; tensors share memory.
     - 561002, what CANN's tiling refuses: sizes below 1, an empty tensor, shapes that do not fit together,
       `num_seqs <= num_queries` (CANN requires padding rows, the operator here does not), and a `block_tables` that is too
-      narrow. CANN's example has such a table: its kernel reads on in the next row, and so does not notice.
+      narrow. CANN's example has such a table; its kernel reads on in the next row and does not notice.
     - 361001: torch or the device failed.
     """
     tensors = _tensors(input_tokens, sampled_token_ids, input_positions, seq_lens, slot_mapping, block_tables)
@@ -89,11 +89,11 @@ def aclnn_advance_step_v2_get_workspace_size(
     num_queries: int,
     block_size: int,
 ) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
-    """Phase one of aclnnAdvanceStepV2, the speculative form; arguments in CANN's order, which differs from torch_npu's.
+    """Phase one of aclnnAdvanceStepV2, the speculative form. Arguments are in CANN's order, which differs from torch_npu's.
 
-    As `aclnn_advance_step_get_workspace_size`, but for: `spec_token` and `accepted_num` must be there too (161001);
-    `num_seqs` must equal `num_queries` (561002); the tensors that change are flat, [num_seqs * (1 + K)], as CANN's code and
-    example have them, or [num_seqs, 1 + K], as its page says. `accepted_num` may exceed K, as in CANN's example.
+    It is like `aclnn_advance_step_get_workspace_size`, except: `spec_token` and `accepted_num` must be given, too (161001);
+    `num_seqs` must equal `num_queries` (561002); the tensors that change are flat, [num_seqs * (1 + K)], as in CANN's code
+    and example, or [num_seqs, 1 + K], as on its page. `accepted_num` may exceed K, as in CANN's example.
     """
     tensors = _tensors(input_tokens, sampled_token_ids, input_positions, seq_lens, slot_mapping, block_tables)
     speculation = {"spec_token": spec_token, "accepted_num": accepted_num}
@@ -103,14 +103,14 @@ def aclnn_advance_step_v2_get_workspace_size(
 def aclnn_advance_step(
     workspace: torch.Tensor | None, workspace_size: int, executor: AclOpExecutor | None, stream: Any = None
 ) -> AclnnStatus:
-    """Phase two: run what phase one planned; the executor's tensors change in place. May be called again and again.
+    """Phase two: run what phase one planned. The executor's tensors change in place. May be called again and again.
 
-    `workspace`: memory of at least `workspace_size` bytes, or None where that is 0. `stream`: the device's stream to run
-    on, None for the current one; ignored on a CPU.
+    `workspace`: memory of at least `workspace_size` bytes, or None if that is 0. `stream`: the device's stream to run on,
+    None for the current one; ignored on a CPU.
 
-    Never raises. Returns status 161001 without an executor, or without a workspace where one is needed; 161002 for a
-    workspace that is too small or not a tensor, an executor of the other interface, or tensors with invalid values; 561002
-    when the sequences have outgrown `block_tables`; 361001 when torch or the device failed. With any of these but the last,
+    Never raises. Returns status 161001 without an executor, or without a workspace if one is needed; 161002 for a workspace
+    that is too small or not a tensor, an executor of the other interface, or tensors with invalid values; 561002 when the
+    sequences have outgrown `block_tables`; 361001 when torch or the device failed. With any of these except the last,
     nothing has changed.
     """
     return _phase_two(workspace, workspace_size, executor, stream, speculative=False)
@@ -119,12 +119,12 @@ def aclnn_advance_step(
 def aclnn_advance_step_v2(
     workspace: torch.Tensor | None, workspace_size: int, executor: AclOpExecutor | None, stream: Any = None
 ) -> AclnnStatus:
-    """Phase two of aclnnAdvanceStepV2. As `aclnn_advance_step`."""
+    """Phase two of aclnnAdvanceStepV2. It is like `aclnn_advance_step`."""
     return _phase_two(workspace, workspace_size, executor, stream, speculative=True)
 
 
 class _RefusedError(ValueError):
-    """An argument that is answered with `code`."""
+    """An argument is refused with the status `code`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -132,7 +132,7 @@ class _RefusedError(ValueError):
 
 
 def _tensors(*tensors: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-    """The tensors that both interfaces have, by name, in their order."""
+    """The tensors that both interfaces have, by name and in order."""
     return dict(zip(list(AdvanceStepCall.__annotations__)[: len(tensors)], tensors, strict=True))
 
 
@@ -153,13 +153,13 @@ def _phase_one(
         arguments: dict[str, Any] = {**_flattened(tensors, sizes["num_seqs"]), **sizes}
         call = AdvanceStepCall(**arguments)
         call.plan()
-    except Exception as error:  # whatever the arguments are: this interface answers with a status
+    except Exception as error:  # this interface answers with a status, whatever the arguments are
         return _status(error), 0, None
     return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call, workspace_size=0)
 
 
 def _check_tiling(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
-    """561002 for what CANN's tiling, which divides the work among cores, refuses; AdvanceStepCall looks at the shapes."""
+    """Refuse with 561002 what CANN's tiling (it divides work among cores) refuses. AdvanceStepCall checks the shapes."""
     seqs, queries = sizes["num_seqs"], sizes["num_queries"]
     problems = [f"{name}={size}: must be at least 1" for name, size in sizes.items() if size < 1]
     empty = {name: list(tensor.shape) for name, tensor in tensors.items() if not tensor.numel()}
@@ -173,7 +173,7 @@ def _check_tiling(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> No
 
 
 def _flattened(tensors: dict[str, torch.Tensor], num_seqs: int) -> dict[str, torch.Tensor]:
-    """`tensors` with views of one dimension where CANN takes two: [n, 1], and with speculation [num_seqs, 1 + K]."""
+    """`tensors`, flattened where CANN allows two dimensions: [n, 1] and, with speculation, [num_seqs, 1 + K]."""
     flat = dict(tensors)
     spec_token = tensors.get("spec_token")
     rows = None if spec_token is None or not spec_token.ndim else (num_seqs, 1 + spec_token.shape[-1])
@@ -213,7 +213,7 @@ def _phase_two(workspace: Any, workspace_size: Any, executor: Any, stream: Any, 
 
 
 def _status(error: Exception) -> AclnnStatus:
-    """The status that says what an exception says."""
+    """The status for an exception, with its message."""
     code = ACLNN_ERR_PARAM_INVALID
     if isinstance(error, _RefusedError):
         code = error.code

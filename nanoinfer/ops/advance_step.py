@@ -1,8 +1,8 @@
-"""npu_advance_step_flashattn: advance a whole batch by one token, in place, without the scheduler.
+"""npu_advance_step_flashattn: advances a whole batch by one token, in place, without the scheduler.
 
-Between two decode passes of the same requests nothing is left to decide: the sampled token is the next input, its
+Between two decode passes of the same requests there is nothing to decide: the sampled token is the next input, its
 position is the old length, and the block table gives its slot. So one small operator on the device prepares the next
-pass, and several decode steps run without the scheduler in between (multi-step decoding).
+pass, and several decode passes run without the scheduler in between (multi-step decoding).
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def npu_advance_step_flashattn(
 
     All tensors are int64 on one device; `P = block_size`, `W` blocks per row. Without speculation:
 
-    | argument | shape | afterwards, in row `i < num_queries`, `pos` being the old `seq_lens[i]` | in padding rows |
+    | argument | shape | afterwards, in row `i < num_queries` (`pos` is the old `seq_lens[i]`) | in padding rows |
     |---|---|---|---|
     | `input_tokens` | [num_seqs] | `sampled_token_ids[i, 0]` | 0 |
     | `sampled_token_ids` | [num_queries, 1] | | |
@@ -50,31 +50,32 @@ def npu_advance_step_flashattn(
     Speculative form, with both `spec_token` [num_seqs, K], the next drafts, and `accepted_num` [num_seqs], how many of the
     last drafts were accepted: `num_queries == num_seqs`, and the four tensors are flat, `[num_seqs * (1 + K)]`.
     `sampled_token_ids` [num_seqs, 1 + K] is padded with −1. Each sequence advances by its `accepted_num + 1`:
-    `input_positions` grows by that number, `seq_lens = input_positions + 1`, `input_tokens` is the last sampled token
-    before the first −1, then the drafts; slots as above, from the sequence's row of `block_tables`.
+    `input_positions` grows by that number, `seq_lens = input_positions + 1`, and `input_tokens` becomes the last sampled
+    token before the first −1, followed by the drafts. Slots are as above, from the sequence's row of `block_tables`.
 
-    `formula`: "by_row", the default, is the slot as above: each query reads its row of `block_tables`. "kernel" is what
+    `formula`: "by_row", the default, gives the slot above: each query reads its row of `block_tables`. "kernel" is what
     CANN's kernel for the form without speculation computes,
-    `(block_tables.flatten()[pos // P] + block_tables.stride(0) * i) * P + pos % P`: the pointer arithmetic of vLLM's
-    kernel (row i begins stride·i elements further on) written as if it were arithmetic on block numbers, so it reads row 0
-    only. It is here for comparison.
+    `(block_tables.flatten()[pos // P] + block_tables.stride(0) * i) * P + pos % P`. That is the pointer arithmetic of
+    vLLM's kernel (row i begins stride·i elements further on), applied to block numbers, so it reads only row 0. It is
+    here for comparison.
 
-    `accepted_num` is added as it is: it may exceed K, and is not compared with the tokens in `sampled_token_ids`. Drafts of
-    this step number K, but nothing says that those of the last one did; torch_npu's page and CANN's state no upper limit,
-    their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
+    `accepted_num` is added without a check: it may exceed K, and is not compared with the tokens in `sampled_token_ids`.
+    There are K drafts in this step, but the last step may have had another number. The pages of torch_npu and CANN state no
+    upper limit, their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
 
-    Raises ValueError naming the argument, before anything has changed: another dtype, device or layout, not a tensor, an
-    empty tensor, sizes that are not integers in 1..2**63 − 1, a `num_queries` that does not fit, only one of `spec_token`
-    and `accepted_num`, a negative `accepted_num`, length or position, a sampled token below −1 or none in a row (with
-    speculation), a negative block number where a slot is needed, a length, position or slot beyond int64; a tensor that is
-    written to and shares an element with another argument or, expanded, with itself (views of one buffer that do not
-    overlap are fine), or that was made in `torch.inference_mode()` and is not used there; ShapeMismatchError (a ValueError)
-    for shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no blocks.
+    Raises ValueError naming the argument, before anything has changed: for a wrong dtype, device or layout, anything but a
+    tensor, an empty tensor, sizes that are not integers in 1..2**63 − 1, a `num_queries` that does not fit, only one of
+    `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled token below −1 or none in a
+    row (with speculation), a negative block number where a slot is needed, a length, position or slot beyond int64; for a
+    tensor that is written to and shares an element with another argument or, if expanded, with itself (views of one buffer
+    that do not overlap are fine), or that was made in `torch.inference_mode()` and is used outside it. ShapeMismatchError
+    (a ValueError) for shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no
+    blocks.
 
-    A PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. In a graph of torch.compile it works on copies
-    that torch makes and writes back, and sees shared memory only if it was there when the graph was compiled.
-    On an NPU the speculative form is torch_npu's, where its int32 arithmetic suffices and all tensors are contiguous;
-    everything else is this code, there too.
+    It is a PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. In a graph of torch.compile it works on
+    copies that torch makes and writes back, and notices shared memory only if it was there when the graph was compiled.
+    On an NPU, the speculative form is torch_npu's operator if its int32 arithmetic suffices and all tensors are contiguous.
+    Everything else is this code, even on an NPU.
     Source: seeds 001 and 003; vLLM's `advance_step_flashattn`; torch_npu's and CANN's pages, and CANN's ops-nn.
     """
     sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
@@ -105,16 +106,16 @@ def _advance(*args: Any, **kwargs: Any) -> None:
 
 
 def _advance_npu(*args: Any, **kwargs: Any) -> None:
-    """torch_npu's operator for the speculative form, where it computes the same; plain torch otherwise.
+    """torch_npu's operator for the speculative form, if it computes the same; plain torch otherwise.
 
-    CANN's kernel for the other form reads row 0 only (see `formula`). The speculative one computes in int32 and walks
-    through its tensors as if they were contiguous.
+    CANN's kernel for the other form reads only row 0 (see `formula`). The speculative kernel computes in int32, and treats
+    its tensors as contiguous.
     """
     call = AdvanceStepCall(*args, **kwargs)
     if call.formula != "by_row" or not call.speculative:
         call.run()
         return
-    new = call.plan()  # raises errors that name the argument; the device's errors do not
+    new = call.plan()  # its errors name the argument; the device's errors do not
     tensors = [value for value in vars(call).values() if isinstance(value, torch.Tensor)]
     largest = max(int(new[name].max()) for name in ("seq_lens", "slot_mapping"))
     if largest > MAX_INT32 or not all(tensor.is_contiguous() for tensor in tensors):
@@ -125,7 +126,7 @@ def _advance_npu(*args: Any, **kwargs: Any) -> None:
 
 
 def _fake(*args: Any, **kwargs: Any) -> None:
-    """For tracing: the operator returns nothing, and the tensors it changes keep their shapes."""
+    """For tracing: the operator returns nothing, and the tensors that it changes keep their shapes."""
 
 
 # torch_npu's schema plus `formula`. Written out, because an inferred schema has no keyword-only tensors.

@@ -1,4 +1,4 @@
-"""AdvanceStepCall: one call of npu_advance_step_flashattn as an object: arguments, their checks, the arithmetic."""
+"""AdvanceStepCall: one call of npu_advance_step_flashattn as an object, with its arguments, checks and arithmetic."""
 
 import operator
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.shared_memory import refuse_shared_memory
 
 FORMULAS = ("by_row", "kernel")
-WRITTEN = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")  # what changes in place
+WRITTEN = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")  # the tensors that change in place
 MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
 class AdvanceStepCall:
-    """The arguments of `npu_advance_step_flashattn`, which explains them. Holds the tensors themselves, not copies."""
+    """The arguments of `npu_advance_step_flashattn`, which explains them. It holds the tensors themselves, not copies."""
 
     input_tokens: torch.Tensor
     sampled_token_ids: torch.Tensor
@@ -36,15 +36,15 @@ class AdvanceStepCall:
         return self.spec_token is not None
 
     def run(self) -> None:
-        """Check, then write. May be run again: every run reads the tensors' current values."""
+        """Check, then write. May be called again: every run reads the tensors' current values."""
         new = self.plan()
-        # One call, so that no signal handler can raise between the first tensor and the last (no public name for it).
+        # A single call, so that no signal handler can raise between the first tensor and the last. (It has no public name.)
         torch._foreach_copy_([getattr(self, name) for name in new], list(new.values()))
 
     def plan(self) -> dict[str, torch.Tensor]:
-        """Check everything; returns what each of the four tensors that change will hold, by name, int64, same shape.
+        """Check everything, and return the new values of the four tensors that change, by name: int64, of the same shape.
 
-        Changes nothing. Errors as `npu_advance_step_flashattn`.
+        Changes nothing. Errors as in `npu_advance_step_flashattn`.
         """
         self._check_kinds()
         self._check_shapes()
@@ -74,26 +74,26 @@ class AdvanceStepCall:
         accepted, sampled, before = self.accepted_num, self.sampled_token_ids, self.input_positions
         _check_values("accepted_num", accepted, accepted < 0, "must not be negative")
         _check_values("sampled_token_ids", sampled[:, 0], sampled[:, 0] == -1, "each row has at least one token")
-        lowest = sampled.amin(1)  # the device takes the lowest value for the padding
+        lowest = sampled.amin(1)  # the device takes the lowest value as padding
         _check_values("sampled_token_ids", lowest, lowest < -1, "must be a token, or −1 for padding")
         before_padding = (sampled == -1).int().cumsum(1).eq(0).sum(1)  # tokens before the first −1
         tokens = torch.cat((sampled.gather(1, before_padding[:, None] - 1), self.spec_token), dim=1).flatten()
         rows = rows.repeat_interleave(1 + self.spec_token.shape[1])
-        positions = before + accepted[rows] + 1  # wraps around where the sum is beyond int64
+        positions = before + accepted[rows] + 1  # wraps around if the sum is beyond int64
         too_large = (positions < before) | (positions == MAX_INT64)
         _check_values("input_positions", before, too_large, "with accepted_num added it is beyond int64")
         _check_values("input_positions", before, positions < 0, "must not be negative with accepted_num + 1 added")
         return tokens, positions, rows
 
     def _slots(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The slot of each position, read from that token's row of the block table; `positions`, `rows`: [tokens]."""
+        """The slot of each position, read from its token's row of the block table. `positions`, `rows`: [tokens]."""
         pages, offsets, width = positions // self.block_size, positions % self.block_size, self.block_tables.shape[1]
         if (page := int(pages.max())) >= width:
             raise ShapeMismatchError(
                 f"block_tables: {width} blocks per row; position {int(positions.max())} with block_size={self.block_size} "
                 f"needs at least {page + 1}"
             )
-        # The kernel's formula reads flatten()[page], which is row 0, and adds the distance of the rows to what it read.
+        # The kernel's formula reads flatten()[page], which is in row 0, and adds the distance of the rows to what it read.
         read_rows, more = rows, 0 * rows
         if self.formula == "kernel":
             read_rows, more = more, self.block_tables.stride(0) * rows
@@ -146,12 +146,12 @@ class AdvanceStepCall:
             _check_shape(name, tensors[name], (seqs * width,))
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that are given, by name."""
+        """The given tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
 
 def as_int64(name: str, value: Any) -> int:
-    """`value`, a Python or NumPy integer, as an int; ValueError for anything else, and for what int64 cannot hold."""
+    """Return a Python or NumPy integer as an int. ValueError for anything else, and for what int64 cannot hold."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -176,7 +176,7 @@ def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...])
 def _check_values(
     name: str, values: torch.Tensor, wrong: torch.Tensor, why: str, rows: torch.Tensor | None = None
 ) -> None:
-    """`values`, `wrong`: [n], and `rows` where a value's row is not its index. ValueError naming the first wrong one."""
+    """ValueError naming the first of `values` [n] that is `wrong` [n]. `rows`: given if a value's row is not its index."""
     if bool(wrong.any()):
         first = int(wrong.nonzero()[0, 0])
         row = first if rows is None else int(rows[first])

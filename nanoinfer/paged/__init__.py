@@ -1,4 +1,4 @@
-"""forward_tensor: the model over blocks that the caller owns (Ascend's view of the same pools)."""
+"""forward_tensor: runs the model over blocks that the caller owns (Ascend's view of the same pools)."""
 
 from nanoinfer.paged.generator import GeneratorTorch
 

@@ -16,9 +16,9 @@ Window = int | None
 
 
 class BlockKV:
-    """The caller's blocks as the layers see a TokenToKVPool: a slot is an offset in a block.
+    """Makes the caller's blocks look like a TokenToKVPool to the layers: a slot is an offset in a block.
 
-    It also keeps the K/V of the pass at hand: what is not to be stored (slot −1) is attended all the same.
+    It also keeps the K/V of the current pass, because new tokens are attended to even if they are not stored (slot −1).
     """
 
     def __init__(self, kv_cache: KVCache, slots: np.ndarray):
@@ -26,26 +26,26 @@ class BlockKV:
         num_blocks, self.page_size = keys.shape[:2]
         self.size, self.dtype, self.device = num_blocks * self.page_size, keys.dtype, keys.device
         self.kv_cache = kv_cache
-        self.tokens = torch.from_numpy(np.flatnonzero(slots >= 0)).to(self.device)  # those that are stored
+        self.tokens = torch.from_numpy(np.flatnonzero(slots >= 0)).to(self.device)  # the tokens that are stored
         self.places = self.place(slots[slots >= 0])
-        self.new: tuple[torch.Tensor, torch.Tensor] | None = None  # K, V [T, Hk, D] of the layer that is being computed
+        self.new: tuple[torch.Tensor, torch.Tensor] | None = None  # K, V [T, Hk, D] of the current layer
 
     def place(self, slots: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots → blocks and offsets in them, as an index into K or V. Works on views of any strides."""
+        """Slots → blocks and offsets in them, as an index into K or V. Works for views with any strides."""
         blocks, offsets = np.divmod(slots, self.page_size)
         return torch.from_numpy(blocks).to(self.device), torch.from_numpy(offsets).to(self.device)
 
     def set_kv_buffer(
         self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store K and V [T, Hk, D] of the new tokens; `slots` are those of the pass, known since it began."""
+        """Store K and V [T, Hk, D] of the new tokens. `slots` is ignored: they are known since the pass began."""
         for cache, new in zip(self.kv_cache[layer_id], (keys, values), strict=True):
             cache[self.places] = new[self.tokens]
         self.new = (keys, values)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether `get_key_buffer` and `get_value_buffer` can show the blocks of every layer as slots."""
+        """True when `get_key_buffer` and `get_value_buffer` can show the blocks of every layer as slots."""
         return all(cache.is_contiguous() for layer in self.kv_cache for cache in layer)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
@@ -57,13 +57,13 @@ class BlockKV:
         return self.kv_cache[layer_id][1].flatten(0, 1)
 
     def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer in `slots`, `[*slots.shape, Hk, D]` each."""
+        """Return keys and values of one layer in `slots`, `[*slots.shape, Hk, D]` each."""
         return self.get_key_buffer(layer_id)[slots], self.get_value_buffer(layer_id)[slots]
 
 
 @dataclass
 class Part:
-    """One request of a pass with several new tokens."""
+    """One request of a pass in which requests may have several new tokens."""
 
     start: int  # its new tokens in the batch: start..end
     end: int
@@ -72,10 +72,10 @@ class Part:
 
 
 class PagedAttention:
-    """K/V of a request: its prefix from its blocks, then the new tokens as the pass has just computed them.
+    """Takes the K/V of a request's prefix from its blocks, and that of its new tokens as the pass has just computed it.
 
-    A token sees the tokens of its request up to itself, by index; of those, in a layer with a sliding window, the ones
-    that are near enough by position; the masks hide more. A token that sees nothing attends to nothing: zeros.
+    A token sees the tokens of its request up to itself, by index. In a layer with a sliding window, it sees only those that
+    are near enough, by position. Masks hide more tokens. The result for a token that sees nothing is zeros.
     """
 
     features = frozenset({SOFTCAP, MASK, UNSTORED})
@@ -83,15 +83,15 @@ class PagedAttention:
     def __init__(self, inputs: PagedInputs, kv: BlockKV):
         self.inputs, self.kv = inputs, kv
         self.positions = torch.from_numpy(inputs.position_ids).to(kv.device)
-        self.masks: dict[Window, list[torch.Tensor | None]] = {}  # one per request; of a decode pass one for all
+        self.masks: dict[Window, list[torch.Tensor | None]] = {}  # one per request; in a decode pass one for all
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """Where the prefixes lie, once for all layers."""
+        """Look up where the prefixes are, once for all layers."""
         inputs = self.inputs
         if inputs.one_token_each:
             before = np.arange(inputs.prefix_lens.max(), dtype=np.int64)
             is_prefix = before < inputs.prefix_lens[:, None]  # [B, W]
-            # What fills a row up is masked, but must be numbers (0 · NaN is NaN): a slot that holds K/V.
+            # Shorter rows are filled up. The filling is masked, but must not be NaN (0 · NaN is NaN): use a slot with K/V.
             filled = inputs.rows[inputs.prefix_lens.argmax(), :1]
             slots = np.where(is_prefix, inputs.rows[:, : len(before)], filled)
             metadata.attention_plan = self.kv.place(slots)
@@ -123,9 +123,9 @@ class PagedAttention:
         return out
 
     def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """`q` [B, H, D] → [B, H, D]: a rectangle, as wide as the longest prefix, and each request's new token behind it.
+        """`q` [B, H, D] → [B, H, D]: K/V is a rectangle as wide as the longest prefix, then each request's new token.
 
-        The H / Hk query heads that share a key head stand in for query positions, so K and V are never repeated.
+        The H / Hk query heads that share a key head are passed as query positions, so K and V are never repeated.
         """
         prefix = metadata.attention_plan
         window = layer.sliding_window
@@ -149,7 +149,7 @@ class PagedAttention:
         return keys, values
 
     def _mask(self, part: Part, window: Window, given: torch.Tensor | None) -> torch.Tensor | None:
-        """[new, S], boolean or, with a mask that is `given`, additive; None: causal, which torch computes faster."""
+        """[new, S], boolean, or additive if a mask is `given`. None means causal, which torch computes faster."""
         total = part.prefix_len + part.end - part.start
         if given is None and part.prefix_len == 0 and (window is None or total <= window):
             return None

@@ -1,4 +1,4 @@
-"""Checks of single arguments of forward_tensor: the K/V cache, index tensors, numbers."""
+"""Checks single arguments of forward_tensor: the K/V cache, index tensors and numbers."""
 
 import operator
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ import torch
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.paged.memory import check_memory
 
-KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # per layer K and V, each [num_blocks, P, Hk, D]
+KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, each [num_blocks, P, Hk, D]
 
 
 def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
-    """(num_blocks, block size) of a K/V cache that fits the model and has a place for each element; else ValueError naming
-    layer and tensor."""
+    """Check that a K/V cache fits the model and has separate memory for each element; returns (num_blocks, block size).
+    ValueError naming layer and tensor."""
     config = model.config
     if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
         size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
-        raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one for each layer")
+        raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one per layer")
     first: tuple[int, ...] | None = None
     tensors: list[torch.Tensor] = []
     for layer, pair in enumerate(kv_cache):
@@ -48,7 +48,7 @@ def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
 
 
 def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:
-    """An int32 or int64 tensor of `ndim` dimensions as int64 on the host; ValueError for anything else."""
+    """Convert an int32 or int64 tensor with `ndim` dimensions to int64 on the host. ValueError for anything else."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name}: must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in (torch.int32, torch.int64):
@@ -59,7 +59,7 @@ def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:
 
 
 def as_integer(name: str, value: int, least: int = 1) -> int:
-    """`value` as a plain int; ValueError when it is no integer, or less than `least`."""
+    """Return `value` as a plain int. ValueError when it is not an integer, or less than `least`."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,11 +1,11 @@
-"""forward_tensor (seed 000): the model over blocks that the caller owns. Pools, rows and slots, seen from Ascend's side.
+"""forward_tensor (seed 000): runs the model over blocks that the caller owns. It is Ascend's view of pools, rows and slots.
 
     rows of the ReqToTokenPool      position → slot       block tables      index // P → block, slot = block · P + index % P
     out_cache_loc                   slot of a new token   slots             the same
     key_buffer [N, Hk, D]                                 kv_cache          key_buffer.view(N // P, P, Hk, D)
 
-The network, its weights and the way into it are the engine's. What differs is the bookkeeping: the engine has a scheduler
-for it; here it is the caller's.
+The network, its weights and the way into it are the same as in the engine. Only the bookkeeping is different: in the
+engine a scheduler does it, here the caller does.
 """
 
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ BASE_ADAPTERS = (None, "base")
 
 
 class GeneratorTorch:
-    """A model to be driven with block tables. `model`: what `LLM` takes, or an `LLM`'s loaded model (`llm.model`).
+    """A model that you drive with block tables. `model`: as in `LLM`, or an `LLM`'s loaded model (`llm.model`).
 
-    Keeps nothing between calls: all K/V is the caller's. `dtype` and `device` as in `LLM`; a loaded model has them already.
+    It keeps nothing between calls: the caller owns all K/V. `dtype` and `device` as in `LLM`; a loaded model has them.
 
-    `attention_backend`: as in `LLM`; None: `cpp` where it can be used. What it cannot do (masks, K/V that is not stored,
-    blocks with gaps between them), PagedAttention does, and every pass where there is no such backend.
+    `attention_backend`: as in `LLM`; None: `cpp` if it can be used. PagedAttention computes the passes that this backend
+    does not support (masks, K/V that is not stored, blocks with gaps between them), and all passes if there is no backend.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class GeneratorTorch:
                 raise
 
     def new_kv_cache(self, num_blocks: int, block_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], of the model's dtype on its device.
+        """Zeroed K and V of every layer, each [num_blocks, block_size, Hk, D], in the model's dtype and on its device.
 
-        They belong to the caller, which decides what each block is for. ValueError when a size is below 1.
+        They belong to the caller, who decides what each block is for. ValueError when a size is below 1.
         """
         sizes = (as_integer("num_blocks", num_blocks), as_integer("block_size", block_size))
         config = self.model.config
@@ -78,10 +78,10 @@ class GeneratorTorch:
         return [(zeros(), zeros()) for _ in range(config.num_hidden_layers)]
 
     def pool_as_blocks(self, pool: TokenToKVPool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The buffers of `pool` as a `kv_cache` of blocks of its `page_size`: the same memory, no copy.
+        """The buffers of `pool` as a `kv_cache`, with blocks of its `page_size`. It is the same memory, not a copy.
 
-        Slots and blocks are then numbered as in the pool, whose owner says which ones are to be used. ValueError when the
-        pool is not one for this model.
+        Slots and blocks have the same numbers as in the pool, whose owner decides which ones to use. ValueError when the
+        pool does not fit this model.
         """
         blocks = (pool.size // pool.page_size, pool.page_size)
         num_layers = self.model.config.num_hidden_layers
@@ -108,59 +108,60 @@ class GeneratorTorch:
         lm_head_indices: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """One pass over `T` new tokens of `B` requests → logits [T, V] of the model's dtype, or [k, V].
+        """Run one pass over `T` new tokens of `B` requests → logits [T, V] of the model's dtype, or [k, V].
 
-        Index tensors may be int64 or int32, on any device. `P` slots a block, `N = num_blocks · P` slots in all.
+        Index tensors may be int64 or int32, on any device. There are `P` slots per block, `N = num_blocks · P` in all.
 
         | argument | shape | |
         |---|---|---|
         | `input_ids` | [T] | new tokens, request by request. In decode one each (T = B), unless `q_lens` says otherwise |
         | `position_ids` | [T] | for rotary embeddings. Without a mask: each token's index in its sequence |
-        | `is_prefill` | bool | whether these are prompts |
-        | `kv_cache` | | a list over layers of (K, V), each [num_blocks, P, Hk, D], any strides; written in place |
+        | `is_prefill` | bool | True if these are prompts |
+        | `kv_cache` | | a list with (K, V) per layer, each [num_blocks, P, Hk, D], any strides; written in place |
         | `block_tables` | [B, max_blocks] | row i: the blocks of request i in order, unused entries −1 |
-        | `slots` | [T] | where each token's K/V goes, `block · P + index % P` by its row; −1: nowhere |
-        | `input_lengths` | [B] | tokens of each request, the new ones included |
+        | `slots` | [T] | where each token's K/V goes: `block · P + index % P` by its row; −1: nowhere |
+        | `input_lengths` | [B] | tokens of each request, including the new ones |
         | `max_seq_len` | int | at least the longest of these |
         | `lm_head_indices` | [k] | which rows of T get logits, in this order; None: all |
 
-        A prefill whose first tokens have K/V already (a prefix that another request has computed, or a prompt's earlier
-        chunk) brings only the others: `position_ids` then begin at the prefix's length, and the block table names the
-        blocks of all. Requests may share blocks, also within a pass: one that is written only up to where all their tokens
-        are the same. In a prefill one may bring the prefix that another reads; in a decode pass no request may write what
-        another one reads.
+        If the first tokens of a prefill have K/V already (a prefix that another request has computed, or an earlier chunk
+        of the prompt), pass only the other tokens: `position_ids` then begin at the prefix's length, and the block table
+        names the blocks of all tokens. Requests may share blocks, even within a pass, but a shared block may be written
+        only as far as all their tokens are the same. In a prefill, one request may compute the prefix that another one
+        reads; in a decode pass, no request may write what another one reads.
 
-        The new tokens of a request always see each other, stored or not: with all slots −1 a prefill is a plain forward.
+        The new tokens of a request always see each other, stored or not: with all slots −1, a prefill just runs the model.
         A decode row with slot −1 at position 0 is padding, as `npu_advance_step_flashattn` leaves it: its length and its
-        blocks are not looked at, its logits mean nothing, and other rows do not change by it.
+        blocks are ignored, its logits mean nothing, and it does not affect other rows.
 
         Keyword arguments:
 
-        - `q_lens`, B ints: how many new tokens each request has (their sum is T). In decode these are parallel decoding: a
-          sampled token and drafts after it. None or []: one each in decode; in prefill as `position_ids` tell.
+        - `q_lens`, B ints: how many new tokens each request has (their sum is T). In decode this is parallel decoding: a
+          sampled token, with drafts after it. None or []: one each in decode; in prefill it follows from `position_ids`.
         - `spec_mask` [T, max(input_lengths)], floating point, in decode: row t says what token t sees of its sequence,
-          by index; 0 = see, a large negative number = hide. For drafts that are a tree: siblings hide each other and have
-          equal `position_ids`. Without it drafts are a line, each one after the other.
+          by index; 0 = see, a large negative number = hide. It is for drafts that form a tree: siblings hide each other
+          and have equal `position_ids`. Without it, drafts are in a line, one after the other.
         - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's
-          scaled_dot_product_attention). Shapes: [T, max(input_lengths)], a row per new token; or as ATB has them, a row
-          per index, [M, M] for every request or [B, M, M], M ≥ max(input_lengths).
-        - `atten_mask_rows`: "tokens" or "indices" where an `atten_mask` of shape [M, M] could be either, T = M =
-          max(input_lengths), and the two would hide different things; None (else): the shape tells. Not in the seed.
-        - `adapter_ids`: LoRA adapters' names, up to B; None or "base" is the base model, and so are the requests after.
-        - `max_out_len`, default 256: how many tokens the caller will generate at most. Checked (an integer of at least 1);
-          one pass needs nothing of it, because the blocks are the caller's to reserve.
+          scaled_dot_product_attention). Shapes: [T, max(input_lengths)], one row per new token; or as in ATB, one row per
+          index, [M, M] for every request or [B, M, M], M ≥ max(input_lengths).
+        - `atten_mask_rows`: "tokens" or "indices". You need it only if an `atten_mask` of shape [M, M] could be either,
+          because T = M = max(input_lengths), and the two would hide different things. None: the shape decides. Not in the
+          seed.
+        - `adapter_ids`: names of LoRA adapters, up to B. None or "base" is the base model, also used for further requests.
+        - `max_out_len`, default 256: how many tokens the caller will generate at most. It is checked (an integer of at
+          least 1), but a single pass does not need it, because the caller reserves the blocks.
 
-        Masks only hide: a token never sees what stands after it in its sequence, nor what lies outside a layer's sliding
-        window, whatever they say. With one, `position_ids` are free within the model's context. A token before this pass
-        counts as being at the position of its index.
+        Masks only hide: whatever they say, a token never sees what comes after it in its sequence, or what is outside a
+        layer's sliding window. With a mask, `position_ids` may be anything within the model's context. The position of a
+        token before this pass is taken to be its index.
 
         Raises, before anything is written, ValueError naming the argument, its value and the limit: wrong types, dtypes,
         shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
         −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
         the block table puts the token; a slot that is written for one token and used by a different one, or by another
-        request's prefix; K and V, or layers, that share memory; K or V that were made
-        in `torch.inference_mode()` and are not used there; an `atten_mask` that could be read in two ways; an unknown
-        adapter; UnknownArgumentError for an unknown keyword. Source: seed 000 (MindIE's `forward_tensor`).
+        request's prefix; K and V, or layers, that share memory; K or V that were made in `torch.inference_mode()` and are
+        used outside it; an ambiguous `atten_mask`; an unknown adapter. UnknownArgumentError for an unknown keyword.
+        Source: seed 000 (MindIE's `forward_tensor`).
         """
         unknown = kwargs.keys() - OPTIONS.keys()
         if unknown:
@@ -187,10 +188,10 @@ class GeneratorTorch:
         return runner.run(torch.from_numpy(inputs.input_ids), make_metadata(inputs, runner)).logits
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
-        """A runner over the caller's memory: its block tables are the rows of a ReqToTokenPool, its slots are slots.
+        """A runner over the caller's memory: block tables become rows of a ReqToTokenPool, and slots are slots.
 
-        `attention_backend` computes what it can, as a rule what the engine's passes ask for: so tokens equal the engine's
-        to the last bit wherever the two can be compared. PagedAttention computes the rest.
+        `attention_backend` computes every pass that it supports, which usually includes all passes that an engine could
+        make. So tokens equal the engine's to the last bit where the two can be compared. PagedAttention computes the rest.
         """
         batch_size, row_len = inputs.rows.shape
         req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, int(inputs.seq_lens.max())))
@@ -204,9 +205,9 @@ class GeneratorTorch:
 
 
 def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
-    """The description of the pass, as the engine's, but with the caller's positions, mask and rows of logits.
+    """The description of the pass, as in the engine, but with the caller's positions, mask and rows of logits.
 
-    Where slots are −1, `out_cache_loc` and, but for padding, `kv_indices` are, too.
+    If a slot is −1, so are `out_cache_loc` and, except for padding, `kv_indices`.
     """
     mode = ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND
     rows, seq_lens, prefix_lens = np.arange(len(inputs.rows)), inputs.seq_lens, inputs.prefix_lens
@@ -217,12 +218,12 @@ def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
     metadata.positions = torch.from_numpy(inputs.position_ids).to(device)
     metadata.logit_rows = None if head is None else torch.from_numpy(head).to(device)
     metadata.attention_mask = inputs.bias
-    metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # it attends to something, unread
+    metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # padding attends to any slot
     return metadata
 
 
 def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:
-    """ValueError unless None or a list, no longer than the batch, of adapters that are there."""
+    """ValueError unless this is None or a list of existing adapters, no longer than the batch."""
     if adapter_ids is None:
         return
     if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):

@@ -1,7 +1,7 @@
 """PagedInputs: the arguments of one forward_tensor call, checked against each other and against the model.
 
-Everything is checked, here and in sharing.py, on the host, before the pass writes anything: wrong slots do not crash, they
-overwrite the K/V of another request.
+Here and in sharing.py, everything is checked on the host before the pass writes anything, because wrong slots would not
+crash: they would overwrite the K/V of another request.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from nanoinfer.paged.masks import read_masks
 
 @dataclass
 class PagedInputs:
-    """One pass over `B` requests and `T` new tokens. Arrays are int64 on the host.
+    """One pass over `B` requests with `T` new tokens. Arrays are int64 on the host.
 
-    The *index* of a token is its place in its sequence, and says where its K/V lies: in block `index // P` of the
-    request's row of the block tables. Its *position* is what rotary embeddings see. They differ for drafts in a tree.
+    The *index* of a token is its place in its sequence. It says where the token's K/V is: in block `index // P` of the
+    request's row in the block tables. Its *position* is what rotary embeddings see. They differ for drafts in a tree.
     """
 
     is_prefill: bool
@@ -33,9 +33,9 @@ class PagedInputs:
     new_lens: np.ndarray  # [B]
     prefix_lens: np.ndarray  # [B]: tokens before this pass; 0 for padding
     padding: np.ndarray  # [B] bool: rows whose logits mean nothing
-    rows: np.ndarray  # [B, W * P]: index → slot, −1 where there is no block: the block tables, written out
+    rows: np.ndarray  # [B, W * P]: the block tables, expanded: index → slot, −1 where there is no block
     lm_head_indices: np.ndarray | None  # [k]
-    bias: torch.Tensor | None  # [T, max(input_lengths)] on the device, added to attention scores: the masks
+    bias: torch.Tensor | None  # [T, max(input_lengths)] on the device: the masks, added to attention scores
 
     @property
     def seq_lens(self) -> np.ndarray:
@@ -60,7 +60,7 @@ def read_inputs(
     atten_mask_rows: str | None,
     max_out_len: int,
 ) -> PagedInputs:
-    """Check and translate. Arguments and errors as `GeneratorTorch.forward_tensor`; changes nothing."""
+    """Check and convert the arguments. Arguments and errors as in `GeneratorTorch.forward_tensor`. Changes nothing."""
     if not isinstance(is_prefill, bool):
         raise ValueError(f"is_prefill={is_prefill!r}: must be True or False")
     num_blocks, block_size = check_kv_cache(kv_cache, model)
@@ -75,7 +75,7 @@ def read_inputs(
         ("block_tables", tables, len(lengths), "requests of input_lengths"),
     ):
         if len(array) != wanted:
-            raise ValueError(f"{name}: {len(array)} for {wanted} {what}; must be as many")
+            raise ValueError(f"{name}: {len(array)} for {wanted} {what}; the numbers must be equal")
     check_range("input_ids", ids, 0, model.config.vocab_size - 1)
     check_range("position_ids", positions, 0, model.max_context_len - 1)
     check_range("slots", slot_ids, -1, num_blocks * block_size - 1)
@@ -87,7 +87,7 @@ def read_inputs(
 
     new_lens = _new_lens(q_lens, is_prefill, ids, positions, lengths)
     first = np.cumsum(new_lens) - new_lens
-    # What advance_step leaves in a row that is padding. Its length and blocks mean nothing, and need not fit.
+    # This is what advance_step leaves in padding rows. Their lengths and blocks mean nothing, and need not fit.
     padding = (new_lens == 1) & (slot_ids[first] == -1) & (positions[first] == 0) & (not is_prefill)
     prefix_lens = _prefix_lens(np.where(padding, 1, lengths), new_lens, as_integer("max_seq_len", max_seq_len))
     as_integer("max_out_len", max_out_len)
@@ -122,23 +122,23 @@ def read_inputs(
 def _new_lens(
     q_lens: Sequence[int] | None, is_prefill: bool, ids: np.ndarray, positions: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-    """How many new tokens each request has, [B]: as `q_lens` says, one in decode, else as the positions say."""
+    """How many new tokens each request has, [B]: given by `q_lens`; otherwise one in decode, or given by the positions."""
     total, batch = len(ids), len(lengths)
     given = as_int_array([] if q_lens is None else q_lens, "q_lens")
     if given.size:
         if len(given) != batch:
-            raise ValueError(f"q_lens: {len(given)} for {batch} requests of input_lengths; must be as many")
+            raise ValueError(f"q_lens: {len(given)} for {batch} requests of input_lengths; the numbers must be equal")
         check_range("q_lens", given, 1)
         if given.sum() != total:
             raise ValueError(f"q_lens: sum {given.sum()}, must be the {total} tokens of input_ids")
         return given
     if not is_prefill:
         if total != batch:
-            raise ValueError(f"input_ids: {total} tokens for {batch} requests; decode has one each, or needs q_lens")
+            raise ValueError(f"input_ids: {total} tokens for {batch} requests; decode needs one each, or q_lens")
         return np.ones(batch, dtype=np.int64)
     if total == lengths.sum():
         return lengths
-    # Some tokens have K/V already: a request's first new token then stands at the end of its prefix.
+    # Some tokens have K/V already: then a request's first new token comes right after its prefix.
     new_lens, start = [], 0
     for i, length in enumerate(lengths):
         if start >= total:
@@ -150,7 +150,9 @@ def _new_lens(
             )
         start += new_lens[-1]
     if start != total:
-        raise ValueError(f"input_ids: {total} tokens, but {start} by position_ids and input_lengths (or give q_lens)")
+        raise ValueError(
+            f"input_ids: {total} tokens, must be {start} by position_ids and input_lengths (or give q_lens)"
+        )
     return np.array(new_lens)
 
 
@@ -179,7 +181,7 @@ def _check_blocks(
     slots: np.ndarray,
     block_size: int,
 ) -> None:
-    """The prefix of each request has blocks, and new tokens go where later passes will look for them."""
+    """Each request's prefix must have blocks, and new tokens must go where later passes will look for them."""
     width = rows.shape[1]
     needed = np.where(slots >= 0, indices + 1, 0)  # tokens that are not written need no block
     for t in np.flatnonzero(needed > width)[:1]:

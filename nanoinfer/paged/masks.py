@@ -1,9 +1,9 @@
-"""spec_mask and atten_mask, in every shape and dtype they come in, as one matrix that is added to attention scores."""
+"""Turns spec_mask and atten_mask, in all their shapes and dtypes, into one matrix that is added to attention scores."""
 
 import numpy as np
 import torch
 
-ROWS = ("tokens", "indices")  # what the rows of an atten_mask stand for
+ROWS = ("tokens", "indices")  # what the rows of an atten_mask can be
 
 
 def read_masks(
@@ -18,10 +18,10 @@ def read_masks(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """The sum of both masks, `[T, width]` of `dtype`: 0 = see, −inf = hide; None without masks.
+    """The sum of both masks, `[T, width]` of `dtype`: 0 = see, −inf = hide. None without masks.
 
-    `request`, `indices` [T]: each token's request and its place there; `width`: max(input_lengths). ValueError naming mask
-    and limit when one has another shape or dtype, holds NaN or +inf, or when `atten_mask` could be read in two ways.
+    `request`, `indices` [T]: each token's request and its index in that request. `width`: max(input_lengths). ValueError
+    naming the mask and the limit when a shape or dtype is wrong, a mask has NaN or +inf, or `atten_mask` is ambiguous.
     """
     masks = []
     if atten_mask_rows is not None and atten_mask_rows not in ROWS:
@@ -47,7 +47,7 @@ def read_masks(
 def _row_per_token(
     mask: torch.Tensor, rows: str | None, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
 ) -> torch.Tensor:
-    """`atten_mask` in any of its shapes as [T, width]: what each new token may see of its sequence."""
+    """Convert `atten_mask` from any of its shapes to [T, width]: what each new token may see of its sequence."""
     shape = list(mask.shape)
     index = torch.from_numpy(indices).to(mask.device)
     by_token = by_index = None

@@ -1,4 +1,4 @@
-"""Whether the tensors of a K/V cache share memory: what is written to one of them would then change another."""
+"""Checks that the tensors of a K/V cache share no memory. Otherwise writing to one of them would change another."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,11 +9,12 @@ Span = tuple[int, int]  # (stride in elements, size) of one dimension, or of sev
 
 
 def check_memory(tensors: Sequence[torch.Tensor]) -> None:
-    """ValueError when two elements of `tensors` share memory: K and V of every layer in turn, all of one shape and dtype.
+    """ValueError when two elements of `tensors` share memory. These are K and V of every layer in turn, all of one shape
+    and dtype.
 
-    Views of one block of memory are fine, also such as interleave: K and V of [num_blocks, 2, P, Hk, D], say. Then strides
-    are compared, and the order of tokens, heads and elements in a block may differ; for contiguous tensors their beginnings
-    are enough.
+    Views of one block of memory are fine even if they interleave, such as K and V in [num_blocks, 2, P, Hk, D]. For these,
+    strides are compared, and the order of tokens, heads and elements in a block may differ. For contiguous tensors it is
+    enough to compare where they begin.
     """
     starts = np.array([tensor.data_ptr() for tensor in tensors])
     if all(tensor.is_contiguous() for tensor in tensors):
@@ -34,10 +35,10 @@ def _name(i: int) -> str:
 
 
 def _spans(tensor: torch.Tensor) -> tuple[Span, ...]:
-    """The dimensions, shortest stride first, as few as say where all elements are.
+    """The smallest set of dimensions that says where all elements are, shortest stride first.
 
-    Dimensions whose elements are evenly spaced together are one, so that a block in which heads come before tokens is
-    equal to one in which tokens come before heads.
+    Dimensions whose elements are evenly spaced together count as one. So a block with heads before tokens is equal to a
+    block with tokens before heads.
     """
     spans: list[Span] = []
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -49,28 +50,28 @@ def _spans(tensor: torch.Tensor) -> tuple[Span, ...]:
 
 
 def _check_strides(name: str, tensor: torch.Tensor) -> None:
-    """ValueError unless a step along any dimension leads past all that the dimensions of shorter strides span."""
+    """ValueError unless a step along any dimension is longer than everything that dimensions with shorter strides span."""
     span = 1
     for step, size in _spans(tensor):
         if step < span:
             raise ValueError(
                 f"{name}: strides {list(tensor.stride())} of shape {list(tensor.shape)} put several elements in one place "
-                "(as an expanded tensor's do)"
+                "(like those of an expanded tensor)"
             )
         span += step * (size - 1)
 
 
 def _overlapping_views(tensors: Sequence[torch.Tensor], starts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Pairs of tensors with an element in common.
+    """Pairs of tensors that have an element in common.
 
-    Two that are spaced differently, as `_spans` says, count as such where one begins in the other.
+    Two tensors with different `_spans` count as such a pair if one begins inside the other.
     """
     itemsize = tensors[0].itemsize
     spans = [_spans(tensor) for tensor in tensors]
     extents = np.array([1 + sum(step * (size - 1) for step, size in each) for each in spans]) * itemsize
     first, second = np.triu_indices(len(tensors), k=1)
     apart = starts[second] - starts[first]
-    fine = set()  # distances that have been looked at, with the strides: regular layouts have few
+    fine = set()  # distances already checked, with the strides: regular layouts have only a few
     for k in np.flatnonzero((apart < extents[first]) & (-apart < extents[second])).tolist():
         a, b, distance = int(first[k]), int(second[k]), abs(int(apart[k]))
         if (distance, spans[a]) in fine and spans[a] == spans[b]:
@@ -82,10 +83,10 @@ def _overlapping_views(tensors: Sequence[torch.Tensor], starts: np.ndarray) -> I
 
 
 def _meet(distance: int, spans: tuple[Span, ...]) -> bool:
-    """Whether two views of these spans, so many elements apart, have one in common.
+    """True when two views with these spans, `distance` elements apart, have an element in common.
 
-    They have if the distance is a sum of n steps along each dimension, −size < n < size. The shorter strides together span
-    less than one step of a longer one, so only the two n around the quotient come into question.
+    They do if the distance is a sum of n steps along each dimension, −size < n < size. All shorter strides together span
+    less than one step of a longer one, so only the two n next to the quotient are possible.
     """
     if not spans:
         return distance == 0

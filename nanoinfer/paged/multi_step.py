@@ -1,7 +1,7 @@
-"""Multi-step decode by hand: several decode passes with nothing between them but argmax and advance_step.
+"""Multi-step decode by hand: several decode passes with only argmax and advance_step between them.
 
-The scheduler's part is done beforehand: every request gets the blocks for all of its tokens. From then on a step is three
-operations on tensors that stay where they are; on an accelerator the host has nothing to look at in between.
+The scheduler's work is done in advance: every request gets the blocks for all of its tokens. After that, a step is three
+operations on tensors that stay where they are. On an accelerator, the host does not have to look at anything in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,10 @@ from nanoinfer.paged.generator import GeneratorTorch
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass read and gave: a copy of every tensor, int64 on the host. R rows: prompts, then padding.
+    """The inputs and results of one pass: copies of all tensors, int64 on the host. R rows: prompts, then padding.
 
-    Of the prefill (`is_prefill`) the first three and `slots` are [T], prompt after prompt; of a decode pass [R].
+    `input_tokens`, `input_positions` and `slots` are [T] for the prefill (`is_prefill`), prompt after prompt, and [R] for
+    a decode pass.
     """
 
     is_prefill: bool
@@ -28,7 +29,7 @@ class Step:
     input_positions: torch.Tensor
     slots: torch.Tensor
     seq_lens: torch.Tensor  # [R], after this pass; 0 for padding
-    block_tables: torch.Tensor  # [R, max_blocks], −1 where there is no block
+    block_tables: torch.Tensor  # [R, max_blocks], −1 for unused entries
     sampled_token_ids: torch.Tensor  # [prompts, 1]
 
 
@@ -41,11 +42,11 @@ def multi_step_decode(
 ) -> Iterator[Step]:
     """Prefill all `prompts` (token ids) in one pass, then decode `num_steps` times, greedily: 1 + num_steps passes.
 
-    Blocks come from `pool`, whole pages, for every prompt first and then for what it will generate; they go back when the
-    iterator ends or is closed. `num_padding` rows more than there are prompts show that they change nothing.
+    Blocks are whole pages of `pool`: first those for all prompts, then those for what they will generate. They go back when
+    the iterator ends or is closed. `num_padding` extra rows are added to show that padding changes nothing.
 
-    Raises ValueError naming the argument: no prompts, an empty one, a negative number, a pool without enough free blocks,
-    and what `forward_tensor` refuses.
+    Raises ValueError naming the argument: when there are no prompts or an empty one, a number is negative, or the pool has
+    too few free blocks; and for everything that `forward_tensor` refuses.
     """
     if not len(prompts):
         raise ValueError("prompts: there are none; multi-step decode needs at least one")
@@ -58,7 +59,7 @@ def multi_step_decode(
     context = generator.model.max_context_len
     if (longest := max(lens) + num_steps) > context:
         raise ValueError(
-            f"num_steps={num_steps}: a prompt of {max(lens)} tokens then has {longest}, more than {context}"
+            f"num_steps={num_steps}: a prompt of {max(lens)} tokens would grow to {longest}; must not exceed {context}"
         )
     kv_cache = generator.pool_as_blocks(pool)
     tables, slots = _reserve(pool, lens, [n + num_steps for n in lens], num_padding)
@@ -80,7 +81,7 @@ def _steps(
     lens = torch.tensor([len(prompt) for prompt in prompts], device=device)
     max_seq_len = int(lens.max()) + num_steps
 
-    # Prefill: all prompts in one pass. Each one's last token has the logits that choose its first new token.
+    # Prefill: all prompts in one pass. The logits of each prompt's last token choose its first new token.
     input_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
     positions = torch.cat([torch.arange(len(prompt), device=device) for prompt in prompts])
     row = torch.arange(num_queries, device=device).repeat_interleave(lens)
@@ -116,7 +117,7 @@ def _steps(
 def _reserve(
     pool: TokenToKVPool, first: Sequence[int], in_the_end: Sequence[int], num_padding: int
 ) -> tuple[torch.Tensor, np.ndarray]:
-    """Blocks for `first` tokens of each request, then for the rest: tables [R, max_blocks] int64, and all their slots."""
+    """Allocate blocks for the `first` tokens of each request, then for the rest: tables [R, max_blocks], and all slots."""
     size = pool.page_size
     wanted = [[-(-n // size) for n in lens] for lens in (first, in_the_end)]
     now, more = wanted[0], [end - begin for begin, end in zip(*wanted, strict=True)]

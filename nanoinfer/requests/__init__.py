@@ -1,1 +1,1 @@
-"""Requests: what callers ask for, the state of each request, and what callers get back."""
+"""Requests: what callers ask for, the state of each request, and the outputs that callers get back."""

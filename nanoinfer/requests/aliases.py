@@ -1,4 +1,4 @@
-"""What users of vLLM and SGLang type: names that mean the same as ours, and sentences for those that do not.
+"""Names that users of vLLM and SGLang know: aliases for those that mean the same as ours, and advice for the others.
 
 nanoinfer/README.md shows the aliases in a table ("Coming from vLLM or SGLang").
 """
@@ -22,15 +22,17 @@ SAMPLING_ELSEWHERE = {
         "use n=... and logprobs=0, and choose the completion whose log-probabilities have the largest sum", (None, 1)
     ),
     "bad_words": Elsewhere(
-        "use logit_bias={token id: -math.inf}, which forbids a token; for words of several tokens, logits_processors",
+        "use logit_bias={token id: -math.inf}, which forbids a token; for words of several tokens, use logits_processors",
         (None, []),
     ),
-    "allowed_token_ids": Elsewhere("use logits_processors, with a function that sets the others to -inf", (None,)),
-    "do_sample": Elsewhere("use temperature=0 to take the likeliest token always; above 0 it samples"),
+    "allowed_token_ids": Elsewhere(
+        "use logits_processors, with a function that sets all other tokens to -inf", (None,)
+    ),
+    "do_sample": Elsewhere("use temperature=0 to always take the likeliest token; above 0, tokens are sampled"),
     "max_length": Elsewhere("use max_new_tokens, which does not count the prompt's tokens", (None,)),
-    "truncate_prompt_tokens": Elsewhere("prompts are never truncated; shorten it before", (None,)),
+    "truncate_prompt_tokens": Elsewhere("prompts are never truncated; shorten them yourself", (None,)),
     "spaces_between_special_tokens": Elsewhere("no spaces are added to the text", (False,)),
-    "detokenize": Elsewhere("text is always made; read token_ids", (True,)),
+    "detokenize": Elsewhere("there is always text; use token_ids if you don't want it", (True,)),
     "use_beam_search": _BEAMS,
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
     "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
@@ -64,8 +66,8 @@ LLM_ELSEWHERE = {
     "gpu_memory_utilization": _MEMORY,
     "mem_fraction_static": _MEMORY,
     "trust_remote_code": Elsewhere(
-        "code that comes with a checkpoint is never run; the families that are supported need none, others can be added "
-        "(nanoinfer/model/families.py)",
+        "code that comes with a checkpoint is never run; supported families need none, and you can add others (see "
+        "nanoinfer/model/families.py)",
         (None, False),
     ),
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_PROCESS),
@@ -73,7 +75,7 @@ LLM_ELSEWHERE = {
     "tokenizer": Elsewhere("the tokenizer is read from the checkpoint's directory", (None,)),
     "tokenizer_mode": Elsewhere("the tokenizer is the one that the checkpoint's files describe", (None, "auto")),
     "chat_template": Elsewhere(
-        "give it to chat: chat_template_kwargs={'chat_template': ...}; or put it into the checkpoint's directory, as "
+        "pass it to chat: chat_template_kwargs={'chat_template': ...}; or put it into the checkpoint's directory as "
         "chat_template.jinja",
         (None,),
     ),
@@ -88,17 +90,17 @@ LLM_ELSEWHERE = {
     "cpu_offload_gb": Elsewhere("all weights stay on the device", (None, 0, 0.0)),
     "enforce_eager": _EAGER,
     "disable_cuda_graph": _EAGER,
-    "disable_overlap_schedule": Elsewhere("a pass is always planned after the pass before it", (True,)),
+    "disable_overlap_schedule": Elsewhere("a pass is always planned after the previous one has ended", (True,)),
     "enable_prefix_caching": Elsewhere("use disable_radix_cache=True, which turns it off", (None, True)),
     "enable_chunked_prefill": Elsewhere("use chunked_prefill_size=None, which turns it off", (None, True)),
     "max_num_batched_tokens": Elsewhere(
-        "use max_prefill_tokens=... for the prompt tokens of one pass, chunked_prefill_size=... for those between two "
-        "decode passes",
+        "use max_prefill_tokens=... for the prompt tokens of one pass, and chunked_prefill_size=... for those between "
+        "two decode passes",
         (None,),
     ),
 }
 
-# Attributes, with what to read instead.
+# Attributes that do not exist here, and what to read instead.
 OUTPUT_ATTRIBUTES = {
     "num_cached_tokens": "cached_tokens",
     "meta_info": "prompt_tokens, cached_tokens and finish_reason",

@@ -1,4 +1,4 @@
-"""Conversations: from messages to the text of a prompt, by the model's chat template."""
+"""Conversations: turns messages into the text of a prompt, with the model's chat template."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
 
-# Arguments of `apply_chat_template` that say what a prompt consists of. Its others say in which form it comes back.
+# The arguments of `apply_chat_template` that say what goes into a prompt. The others say in which form it is returned.
 TEMPLATE_ARGUMENTS = ("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message")
 NOT_FOR_CALLERS = (
     *("conversation", "messages", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -19,19 +19,19 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     """The text of a conversation up to where the assistant's next turn begins.
 
     `messages`: `[{"role": ..., "content": ...}, ...]`. Content is text, or a list of parts `{"type": "text", "text": ...}`,
-    which are joined by newlines, as vLLM does. `template_kwargs`: variables of the template, such as `enable_thinking`, and
-    `TEMPLATE_ARGUMENTS`. With `continue_final_message=True` the last turn goes on instead of another beginning. A
-    variable that the template does not read has no effect, as in transformers, but one that looks misspelt is refused.
+    which are joined by newlines, as in vLLM. `template_kwargs`: variables of the template, such as `enable_thinking`, and
+    `TEMPLATE_ARGUMENTS`. With `continue_final_message=True` the last turn continues and no new one begins. As in
+    transformers, a variable that the template does not read has no effect, but one that looks misspelt is refused.
 
-    ValueError when the model has no template, it refuses the messages, or an argument is none. Content may be None only
-    beside `tool_calls`, for templates that have a use for these.
+    ValueError when the model has no template, when the template refuses the messages, or when an argument is unknown.
+    Content may be None only if there are `tool_calls`, for templates that use them.
     """
     variables = dict(_checked_mapping(template_kwargs))
     if not hf_tokenizer.chat_template and not variables.get("chat_template"):
         raise ValueError("this model has no chat template; use generate with a plain prompt")
     for i, message in enumerate(messages):
         if isinstance(message, list | tuple):
-            raise ValueError(f"messages[{i}]: must be a message, is a list; give one conversation at a time")
+            raise ValueError(f"messages[{i}]: must be a message, got a list; give one conversation at a time")
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise ValueError(f"messages[{i}]={message!r}: must have role and content")
         if message["content"] is None and not message.get("tool_calls"):
@@ -57,23 +57,21 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
 
 
 def _not_text(messages: Messages) -> str:
-    """What is likely to have made a template fail: the first content that is neither text nor parts; or ""."""
+    """The likely reason why a template failed: the first content that is neither text nor parts, or "" if there is none."""
     at = next((i for i, it in enumerate(messages) if not isinstance(it["content"], str | list | tuple)), None)
     return "" if at is None else f" (messages[{at}]: content is {messages[at]['content']!r}, not text)"
 
 
 def _joined(content: Any, where: str) -> Any:
-    """Content as text; what is neither text nor a list is left for the template to refuse."""
+    """Content as text. Anything that is neither text nor a list is returned as it is; the template may refuse it."""
     if isinstance(content, str) or not isinstance(content, Sequence):
         return content
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
-            raise ValueError(
-                f"{where}: content[{i}] is of type {kind!r}: must be 'text', the only one that is supported"
-            )
+            raise ValueError(f"{where}: content[{i}] is of type {kind!r}: must be 'text', the only supported type")
         if not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}: content[{i}]={part!r}: must have its text, a string, under 'text'")
+            raise ValueError(f"{where}: content[{i}]={part!r}: must have a string under 'text'")
     return "\n".join(part["text"] for part in content)
 
 
@@ -85,7 +83,7 @@ def _checked_mapping(template_kwargs: Mapping[str, Any] | None) -> Mapping[str, 
 
 
 def _check_names(variables: Mapping[str, Any], hf_tokenizer: Any) -> None:
-    """ValueError naming an argument that is not the caller's, or that the template reads under a similar name."""
+    """ValueError naming an argument that is not for callers, or that looks like a misspelt variable of the template."""
     unknown = [name for name in variables if name not in TEMPLATE_ARGUMENTS]
     if not unknown:
         return
@@ -93,6 +91,6 @@ def _check_names(variables: Mapping[str, Any], hf_tokenizer: Any) -> None:
     words = {*TEMPLATE_ARGUMENTS, *re.findall(r"[^\W\d]\w*", template)}
     for name in unknown:
         if name in NOT_FOR_CALLERS:
-            raise ValueError(f"chat_template_kwargs: {name}: chat takes care of it; give variables of the template")
+            raise ValueError(f"chat_template_kwargs: {name}: chat sets it; give only variables of the template")
         if name not in words and (close := get_close_matches(name, sorted(words), n=1, cutoff=0.8)):
             raise ValueError(f"chat_template_kwargs: {name}: the template does not read it; did you mean {close[0]!r}?")

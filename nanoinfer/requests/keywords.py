@@ -1,5 +1,5 @@
-"""Keywords that a function does not have: some are other names of its arguments, some get a sentence, and a misspelt one
-gets the nearest name."""
+"""Handles keywords that a function does not have: some are other names of its arguments, some get an explanation, and a
+misspelt one gets the nearest name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from nanoinfer.errors import UnknownArgumentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-CLOSE = 0.81  # how similar a misspelt name is, by difflib's ratio; above `top_n` and `top_p`, which differ
+CLOSE = 0.81  # difflib's ratio from which names count as similar; more than that of `top_n` and `top_p`, which differ
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """An argument of other engines that has no equal here: a sentence that names what to use instead.
+    """An argument of other engines that does not exist here, with a sentence that says what to use instead.
 
-    `harmless`: values that ask for what happens here anyway; they are accepted, and change nothing. `secret`: the value
-    is not to be shown.
+    `harmless`: values that ask for what happens here anyway, so they are accepted and change nothing. `secret`: the value
+    must not be shown.
     """
 
     sentence: str
@@ -29,7 +29,7 @@ class Elsewhere:
     secret: bool = False
 
     def accepts(self, value: object) -> bool:
-        """Whether `value` is one of the harmless ones; True is not 1."""
+        """True when `value` is one of the harmless ones. The types must be equal, too: True is not 1."""
         return any(type(value) is type(same) and value == same for same in self.harmless)
 
 
@@ -38,11 +38,11 @@ def keywords(
     elsewhere: Mapping[str, Elsewhere] | None = None,
     more: Iterable[str] | None = None,
 ) -> Callable[[F], F]:
-    """Decorate a function: `aliases` (other name → argument) work, `elsewhere` answers, and other unknown keywords are
-    refused, before the function is entered.
+    """Decorate a function so that it accepts `aliases` (other name → argument). Keywords in `elsewhere` get its answer, and
+    other unknown keywords are refused, all before the function is called.
 
-    `more`: what its `**kwargs` takes; None: anything, which is then for the function to check. Raises
-    UnknownArgumentError, which names every keyword that is wrong; also where an argument is given under two names.
+    `more`: the names that its `**kwargs` takes; None: any name, which the function must then check itself. Raises
+    UnknownArgumentError, which names every wrong keyword, including an argument that is given under two names.
     """
     aliases, elsewhere = aliases or {}, elsewhere or {}
 
@@ -90,7 +90,7 @@ def keywords(
 def class_keywords(
     aliases: Mapping[str, str] | None = None, elsewhere: Mapping[str, Elsewhere] | None = None
 ) -> Callable[[type[T]], type[T]]:
-    """`keywords` for a dataclass, whose `__init__` is not written out."""
+    """`keywords` for a dataclass, whose `__init__` is generated."""
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__init__ = keywords(aliases, elsewhere)(cls.__init__)  # type: ignore[method-assign]
@@ -100,21 +100,21 @@ def class_keywords(
 
 
 def attribute_answers(instead: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Decorate a class: the AttributeError for a name of `instead` says what to use."""
+    """Decorate a class so that the AttributeError for a name in `instead` says what to use."""
 
     def decorate(cls: type[T]) -> type[T]:
         def __getattr__(self: T, name: str) -> NoReturn:
             answer = f"; use {instead[name]}" if name in instead else ""
             raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}{answer}", name=name, obj=self)
 
-        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]  # type checkers go on refusing such names
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]  # type checkers still refuse such names
         return cls
 
     return decorate
 
 
 def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
-    """What an error says of an unknown `name`: the most similar one, or, where none is, all of them."""
+    """What an error says about an unknown `name`: the most similar known name or, if none is similar, all of them."""
     known, aliases = list(known), aliases or {}
     if close := get_close_matches(name, [*known, *aliases], n=1, cutoff=CLOSE):
         return f"did you mean {aliases.get(close[0], close[0])!r}?"

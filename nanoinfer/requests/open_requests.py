@@ -1,4 +1,4 @@
-"""OpenRequests: the requests that have not ended, and the outputs that their callers have yet to get."""
+"""OpenRequests: the requests that have not ended, and the outputs that are still to be delivered to callers."""
 
 from collections.abc import Iterable, Sequence
 from weakref import WeakSet
@@ -9,7 +9,7 @@ from nanoinfer.requests.req import Req
 
 
 class OpenRequests:
-    """Unfinished requests by id (`groups`), their deadlines, outputs to be delivered, and how many requests ended how."""
+    """Unfinished requests by id (`groups`), their deadlines, undelivered outputs, and counts of how requests ended."""
 
     def __init__(self) -> None:
         self.groups: dict[int, RequestGroup] = {}
@@ -19,25 +19,27 @@ class OpenRequests:
         self._undelivered: dict[int, RequestOutput] = {}
 
     def __bool__(self) -> bool:
-        """True while there is something to deliver."""
+        """True while there are outputs to deliver."""
         return bool(self._undelivered)
 
     def ids(self) -> set[int]:
-        """The requests that have not ended or have an output to be delivered. May be called from any thread."""
+        """The ids of requests that have not ended, or that have an undelivered output. May be called from any thread."""
         return {*list(self.groups), *list(self._undelivered)}
 
     def expect(self, group: RequestGroup) -> RequestGroup:
-        """A request that may be added, once; returns it."""
+        """Note that this request may be added, once; returns it."""
         self._expected.add(group)
         return group
 
     def add(self, groups: Sequence[RequestGroup], now: float) -> None:
-        """Requests arrive at `now`, in seconds. ValueError for one that is not expected: it has been added already, or
-        belongs to another engine."""
+        """Add requests that arrive at time `now`, in seconds. ValueError for one that is not expected: it was added before,
+        or it belongs to another engine."""
         given: set[RequestGroup] = set()
         for group in groups:
             if group not in self._expected or group in given:
-                raise ValueError(f"request_id={group.request_id}: was submitted already, or prepared by another engine")
+                raise ValueError(
+                    f"request_id={group.request_id}: was already submitted, or was prepared by another engine"
+                )
             given.add(group)
         for group in groups:
             self._expected.discard(group)
@@ -49,12 +51,12 @@ class OpenRequests:
         self._deadlines.tidy(self.groups.keys())
 
     def take_back(self, groups: Iterable[RequestGroup]) -> None:
-        """Requests that have just been added are expected again."""
+        """Undo `add` for requests that have just been added: they are expected again."""
         for group in groups:
             self._expected.add(self.groups.pop(group.request_id))
 
     def overdue(self, now: float) -> list[int]:
-        """The ids of requests whose time is up at `now`, earliest first; each is returned once."""
+        """The ids of requests whose time is up at `now`, earliest first. Each is returned only once."""
         return self._deadlines.pop_due(now)
 
     def next_deadline(self) -> float | None:
@@ -62,25 +64,23 @@ class OpenRequests:
         return self._deadlines.earliest(self.groups.keys())
 
     def remove(self, groups: Iterable[RequestGroup], counted_as: str) -> None:
-        """These have ended, in the way that they are `counted_as`."""
+        """Remove requests that have ended, and count them: `counted_as` is a key of `ends`."""
         for group in groups:
             del self.groups[group.request_id]
             self.ends[counted_as] += 1
 
     def collect(self, reqs: Sequence[Req]) -> None:
-        """Hold an output for each request of `reqs`, which have a new token each; remove the requests that have
-        finished.
-        """
+        """Hold an output for each request of `reqs`, which all have a new token, and remove those that have finished."""
         groups = [self.groups[request_id] for request_id in dict.fromkeys(req.request_id for req in reqs)]
         self.remove([group for group in groups if group.finished], "finished")
         self.hold([group.output() for group in groups])
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
-        """Keep outputs for the next `deliver`, the latest of each request."""
+        """Keep outputs for the next `deliver`: only the latest one of each request."""
         self._undelivered.update((output.request_id, output) for output in outputs)
 
     def hold_again(self, outputs: Sequence[RequestOutput]) -> None:
-        """Keep outputs that could not be handed out, unless there are newer ones by now."""
+        """Keep outputs that could not be handed out, unless newer ones are held by now."""
         self._undelivered = {output.request_id: output for output in outputs} | self._undelivered
 
     def deliver(self) -> list[RequestOutput]:

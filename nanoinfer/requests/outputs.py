@@ -1,4 +1,4 @@
-"""What callers get back: RequestOutput (the state of a request after a step) and StreamPiece (newly generated text)."""
+"""What callers get back: a RequestOutput (the state of a request after a step) or a StreamPiece (newly generated text)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,11 @@ from nanoinfer.requests.request import Prompt
 class CompletionOutput:
     """The state of one completion after a step; later steps do not change it.
 
-    - `text`: all text so far; `token_ids`: all sampled tokens so far, an end token included.
-    - `finish_reason`: None while running, else `stop`, `length`, `abort` or `timeout`.
-    - `stop_reason`: the stop string or the one of `stop_token_ids` that ended it; None otherwise, also for the model's end
-      tokens.
-    - `logprobs`: per sampled token {token id: log-probability}, the sampled one first; None unless requested.
+    - `text`: all text so far; `token_ids`: all tokens sampled so far, including an end token.
+    - `finish_reason`: None while it is running, else `stop`, `length`, `abort` or `timeout`.
+    - `stop_reason`: the stop string or the one of `stop_token_ids` that ended it; None otherwise, even if one of the
+      model's end tokens did.
+    - `logprobs`: one dict {token id: log-probability} per sampled token, the sampled one first; None unless requested.
     """
 
     index: int
@@ -46,14 +46,14 @@ class CompletionOutput:
 @attribute_answers(OUTPUT_ATTRIBUTES)
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request after a step. `text`, `token_ids`, `finish_reason`, `stop_reason`, `logprobs` are those of the first of its
-    `outputs`.
+    """A request after a step. `text`, `token_ids`, `finish_reason`, `stop_reason` and `logprobs` are those of the first of
+    its `outputs`.
 
-    - `prompt`: the prompt's text; None where token ids were given, as `chat` does.
-    - `prompt_tokens`: length of the prompt; `cached_tokens`: how many of them had their K/V in the radix cache.
-    - `prompt_logprobs`: per prompt token its log-probability given the tokens before it, None for the first token; None
-      unless requested.
-    - `ttft`: seconds from arrival to the first token; `latency`: to the end. Each is None until then.
+    - `prompt`: the prompt's text; None if token ids were given, as `chat` does.
+    - `prompt_tokens`: how many tokens the prompt has; `cached_tokens`: how many of them had K/V in the radix cache.
+    - `prompt_logprobs`: the log-probability of each prompt token given the tokens before it (None for the first token);
+      None unless requested.
+    - `ttft`: seconds from arrival to the first token; `latency`: seconds from arrival to the end. Each is None until then.
     - `error`: the exception of the step that ended the request; None if no step failed.
     """
 
@@ -96,7 +96,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether all completions have ended."""
+        """True when all completions have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
@@ -113,10 +113,9 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """Text and tokens since the last piece. The joined `text` of all pieces of a completion (`index`) is its whole text.
+    """The text and tokens since the last piece. The texts of all pieces of a completion (`index`) add up to its whole text.
 
-    `finish_reason` is set on a completion's last piece, whose text may be empty, and so is `stop_reason` (as in
-    CompletionOutput).
+    `finish_reason` and `stop_reason` (as in CompletionOutput) are set on a completion's last piece. Its text may be empty.
     """
 
     request_id: int
@@ -129,7 +128,7 @@ class StreamPiece:
     stop_reason: int | str | None = None
 
     def __add__(self, following: "StreamPiece") -> "StreamPiece":
-        """This piece and the one that follows it, of the same completion, as one."""
+        """Join this piece and the one that follows it, from the same completion, into one."""
         return replace(following, text=self.text + following.text, token_ids=self.token_ids + following.token_ids)
 
 
@@ -162,7 +161,7 @@ class RequestGroup:
 
 
 class PieceReader:
-    """Reads a request's output piece by piece: each read gives what is new since the last one."""
+    """Reads a request's output piece by piece: each read returns what is new since the last one."""
 
     def __init__(self, group: RequestGroup):
         self._group = group
@@ -171,7 +170,7 @@ class PieceReader:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been read: each completion has ended and its last piece was read."""
+        """True when everything has been read: each completion has ended, and its last piece was read."""
         return all(self._ended)
 
     def read(self) -> Iterator[StreamPiece]:

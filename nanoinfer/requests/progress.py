@@ -8,9 +8,9 @@ from nanoinfer.requests.outputs import RequestOutput
 
 
 class Progress:
-    """Requests that have ended, of `total`, and their output tokens per second since the start: `with Progress(...)`.
+    """Shows how many of `total` requests have ended, and their output tokens per second so far: `with Progress(...)`.
 
-    Nothing is drawn, and nothing imported for it, unless it is `shown`. `clock`: seconds.
+    Unless it is `shown`, nothing is drawn and nothing is imported. `clock` returns seconds.
     """
 
     def __init__(self, total: int, shown: bool, clock: Callable[[], float] = time.perf_counter):
@@ -31,7 +31,7 @@ class Progress:
             self._bar.close()
 
     def ended(self, outputs: Sequence[RequestOutput]) -> None:
-        """These are the last outputs of requests that have ended."""
+        """Count requests that have ended; `outputs` are their last outputs."""
         if not self._shown or not outputs:
             return
         self._tokens += sum(len(completion.token_ids) for output in outputs for completion in output.outputs)

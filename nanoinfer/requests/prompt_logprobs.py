@@ -1,10 +1,10 @@
-"""PromptLogprobs: the log-probabilities of one prompt's tokens, gathered chunk by chunk."""
+"""PromptLogprobs: the log-probabilities of one prompt's tokens, collected chunk by chunk."""
 
 from collections.abc import Sequence
 
 
 class PromptLogprobs:
-    """One entry per prompt token: its log-probability under the tokens before it; None for the first, which has none."""
+    """One entry per prompt token: its log-probability given the tokens before it. The first token has none: None."""
 
     def __init__(self, prompt_len: int):
         self._prompt_len = prompt_len
@@ -17,15 +17,15 @@ class PromptLogprobs:
 
     @property
     def reusable_len(self) -> int:
-        """Prompt tokens that a prefix match may cover, because their logits are not needed any more."""
+        """How many prompt tokens a prefix match may cover, because their logits are no longer needed."""
         return max(len(self._known) - 1, 0)
 
     def add(self, start: int, logprobs: Sequence[float], next_logprob: float | None) -> None:
-        """Take what a pass over the prompt's tokens from position `start` on yields.
+        """Add the results of a pass over the prompt's tokens from position `start` on.
 
-        `logprobs`: one per token of the pass; the first one's is not known to the pass, only to the one before.
-        `next_logprob`: of the token after the last, None at the prompt's end. Entries that are known stay as they are, so
-        that a retracted request may compute them again.
+        `logprobs`: one per token of the pass. The first is ignored: only the pass before it could compute it.
+        `next_logprob`: that of the token after the pass's last; None at the prompt's end. Known entries stay as they are,
+        so a retracted request may compute them again.
         """
         values = [None, *logprobs[1:], *([] if next_logprob is None else [next_logprob])]
         self._known += values[len(self._known) - start :]

@@ -13,25 +13,25 @@ from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. Equal to its plain string."""
+    """Why a request ended. Each reason equals its plain string."""
 
-    STOP = "stop"  # a stop token, an end token or a stop string
-    LENGTH = "length"  # max_new_tokens reached
-    ABORT = "abort"  # taken back by the caller, or by an error in a step
-    TIMEOUT = "timeout"  # timeout_s passed
+    STOP = "stop"  # by a stop token, an end token or a stop string
+    LENGTH = "length"  # max_new_tokens was reached
+    ABORT = "abort"  # by its caller, or by an error in a step
+    TIMEOUT = "timeout"  # timeout_s has passed
 
 
 class Req:
-    """One request and where its K/V lies.
+    """One request, and where its K/V is.
 
         token_ids   |<------ prompt ------>|<--- output --->|
         slots       |<- the tree's ->|<- the request's ->|        in req_to_token[req_pool_idx]
 
-    Row `req_pool_idx` of the ReqToTokenPool holds `allocated_len` slots, whole pages. The first `tree_len` belong to
-    the radix tree (the request holds a lock on `last_node`), the rest to the request. The first `kv_len` slots are
-    filled: one for every token but the newest, whose K/V is computed by the pass that reads it; fewer while a chunk of
-    the prompt is still to be computed. A request that waits, is paused or was retracted has no row and no slots, but
-    keeps its tokens and everything else below.
+    Row `req_pool_idx` of the ReqToTokenPool has `allocated_len` slots, in whole pages. The first `tree_len` belong to the
+    radix tree (the request holds a lock on `last_node`), the rest to the request. The first `kv_len` slots are filled:
+    one for every token but the newest, whose K/V is computed by the pass that reads it. There are fewer while part of the
+    prompt is not computed yet. A request that is waiting, paused or retracted has no row and no slots, but keeps its
+    tokens and everything else below.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Req:
         self.req_pool_idx: int | None = None
         self.prefix_indices = torch.empty(0, dtype=torch.int32)  # slots found in the tree at admission
         self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
-        self.last_node: Any = None  # the radix tree's node that it holds a lock on
-        self.chunk_end = 0  # where the EXTEND pass that is being made stops computing
-        self.ticket = 0  # its number in order of arrival
+        self.last_node: Any = None  # the node of the radix tree that it holds a lock on
+        self.chunk_end = 0  # the position at which the current EXTEND pass stops computing
+        self.ticket = 0  # its number in the order of arrival
         self.num_admissions = self.num_retractions = 0
 
         self.finish_reason: FinishReason | None = None
@@ -65,7 +65,7 @@ class Req:
         self.text = ""
         self.output_logprobs: list[dict[int, float]] = []
         self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None
-        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # seconds, the engine's clock
+        self.arrival_time = self.first_token_time = self.finish_time = 0.0  # in seconds of the engine's clock
 
     @property
     def num_output_tokens(self) -> int:
@@ -81,7 +81,7 @@ class Req:
 
     @property
     def stop_reason(self) -> int | str | None:
-        """The stop string or the one of `stop_token_ids` that ended it; None for all else, the model's end tokens too."""
+        """The stop string or the one of `stop_token_ids` that ended it. None for any other end, even by an end token."""
         if self.finish_reason is not FinishReason.STOP:
             return None
         if self.detokenizer is not None and self.detokenizer.stopped:
@@ -91,9 +91,9 @@ class Req:
 
     @property
     def reusable_tokens(self) -> np.ndarray:
-        """The tokens that a prefix match may cover: all but the last, since one must be computed to get logits.
+        """The tokens that a prefix match may cover: all but the last, which must be computed to get logits.
 
-        While prompt log-probabilities are gathered: only the tokens whose logits are not needed any more.
+        While prompt log-probabilities are being collected, only the tokens whose logits are no longer needed.
         """
         if self.gathered_prompt_logprobs is None or not self.wants_prompt_logprobs:
             return self.token_ids[: self.num_tokens - 1]
@@ -101,23 +101,23 @@ class Req:
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """One per prompt token; None until all are known, or when they were not asked for."""
+        """One per prompt token. None until all are known, or if they were not asked for."""
         return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.values
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Prompt log-probabilities are asked for and not all known yet."""
+        """True when prompt log-probabilities were asked for and are not all known yet."""
         return self.gathered_prompt_logprobs is not None and self.gathered_prompt_logprobs.values is None
 
     @property
     def max_kv_len(self) -> int:
-        """Slots it can fill at most: the last token it may sample never needs one."""
+        """How many slots it can fill at most. The last token that it may sample never needs a slot."""
         return self.prompt_len + self.params.max_new_tokens - 1
 
     def append(self, token_id: int) -> None:
-        """Take one sampled token and its text, and decide whether it ends the request.
+        """Append one sampled token and its text, and end the request if the token does.
 
-        A stop condition on the last allowed token counts as `stop`, not `length`.
+        If a stop condition is met by the last allowed token, the reason is `stop`, not `length`.
         """
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
@@ -132,22 +132,22 @@ class Req:
             self.finish(FinishReason.LENGTH)
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End the request from outside. `error`: what ended it. Never raises: an error of the tokenizer is kept in
-        `error`.
+        """End the request from outside. `error`: what ended it. Never raises: if the tokenizer fails, its error is kept
+        in `error`.
         """
         self.error = error
         try:
             self.finish(reason)
-        except BaseException as flush_error:  # tokenizers written in Rust raise some that are no Exception
+        except BaseException as flush_error:  # tokenizers written in Rust raise some that are not Exceptions
             self.error = error or flush_error
         finally:
             self.finish_reason = reason
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request and release the text that was held back for what might have followed.
+        """End the request, and release the text that was held back because of what might have followed.
 
-        When the tokenizer raises, the request has not ended: one that has ended holds no slots, and this one still
-        does.
+        When the tokenizer raises, the request has not ended, since a request that has ended holds no slots and this one
+        still does.
         """
         if self.detokenizer is not None:
             self.text += self.detokenizer.flush()

@@ -12,11 +12,11 @@ Prompt = str | Sequence[int] | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt and everything that goes with it, not checked yet (RequestBuilder does that).
+    """A prompt and everything that goes with it. It is not checked yet; RequestBuilder does that.
 
     - `prompt`: text or token ids.
-    - `extra_key`: only requests with an equal one share cached prefixes. None, text, bytes, an integer or a tuple of these.
-    - `timeout_s`: seconds from arrival after which those of its completions that have not ended do.
+    - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these.
+    - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `name`: what error messages call the prompt.
     """
 
@@ -28,17 +28,17 @@ class Request:
 
 
 def params_or_default(params: SamplingParams | None) -> SamplingParams:
-    """`params`, or the defaults where there are none."""
+    """`params`, or the defaults if it is None."""
     return SamplingParams() if params is None else params
 
 
 def no_params(given: object, or_else: str = "") -> str:
-    """What an error says of what was given as `params` and is none; `or_else`: what may be given, too."""
+    """The message for `params` of a wrong type. `or_else`: what else would be allowed."""
     use = "; use SamplingParams(**params)" if isinstance(given, Mapping) else ""
     return f"params={given!r}: must be SamplingParams{or_else}{use}"
 
 
 def got(given: object) -> str:
-    """How an error ends about what was given as a prompt and is none."""
+    """The end of the message for a prompt of a wrong type."""
     is_mapping = isinstance(given, Mapping)
     return f"got {type(given).__name__}{'; give the text or the token ids themselves' if is_mapping else ''}"

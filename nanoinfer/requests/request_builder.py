@@ -1,4 +1,4 @@
-"""RequestBuilder: checks what callers ask for and makes Reqs of it."""
+"""RequestBuilder: checks what callers ask for and builds Reqs from it."""
 
 import sys
 from collections.abc import Hashable, Iterable, Mapping
@@ -19,9 +19,9 @@ from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 class RequestBuilder:
-    """Knows a model's vocabulary, end tokens and tokenizer, but no pools and no scheduling.
+    """It knows a model's vocabulary, end tokens and tokenizer, but nothing of pools or scheduling.
 
-    `random_seed` makes the seeds of requests that have none repeatable; None draws from the system.
+    `random_seed` makes requests without a seed of their own repeatable; None takes random seeds from the system.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class RequestBuilder:
         random_seed: int | None = None,
     ):
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
-        # Some configs name an end token that is none (-1, or beyond the vocabulary): it can never be sampled.
+        # Some configs name an end token that does not exist (-1, or beyond the vocabulary). It can never be sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._rng = np.random.default_rng(random_seed)
 
     def check(self, request: Request, max_context_len: int) -> np.ndarray:
-        """Token ids of a request's prompt, int64 `[prompt_len]`; InvalidRequestError naming the field that is wrong."""
+        """Check a request and return its prompt's token ids, int64 `[prompt_len]`. InvalidRequestError naming a field."""
         prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
@@ -45,9 +45,9 @@ class RequestBuilder:
         return prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
-        """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, no text or ids, holds an id
-        outside the vocabulary, or is text that is longer than any of `max_context_len` tokens; `name` is what the
-        message calls it."""
+        """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, is neither text nor token ids,
+        has an id outside the vocabulary, or is text that is too long for any `max_context_len` tokens. `name` is what the
+        message calls the prompt."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
@@ -76,14 +76,14 @@ class RequestBuilder:
     def chat_prompt(
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None, max_context_len: int | None = None
     ) -> list[int]:
-        """Token ids of a conversation up to the assistant's next turn. Arguments and errors as `Tokenizer.encode_chat`;
-        ValueError without a tokenizer."""
+        """Token ids of a conversation up to the assistant's next turn. Arguments and errors as in `Tokenizer.encode_chat`;
+        ValueError if there is no tokenizer."""
         if self.tokenizer is None:
             raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
         return self.tokenizer.encode_chat(messages, template_kwargs, max_context_len)
 
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
-        """InvalidRequestError when `params` ask for what this model's vocabulary or tokenizer cannot give."""
+        """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: {no_params(params)}")
         if not _is_plain(extra_key):
@@ -91,7 +91,7 @@ class RequestBuilder:
                 f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
             )
         if params.stop and self.tokenizer is None:
-            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, this model has none")
+            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none")
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
         for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
@@ -118,7 +118,7 @@ class RequestBuilder:
     def check_context(
         self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"
     ) -> None:
-        """InvalidRequestError when prompt and output together may get longer than the context."""
+        """InvalidRequestError when prompt and output together could become longer than the context."""
         total = len(prompt_ids) + params.max_new_tokens
         if total > max_context_len:
             raise InvalidRequestError(
@@ -129,7 +129,7 @@ class RequestBuilder:
     def build(
         self, request_id: int, prompt_ids: np.ndarray, params: SamplingParams, extra_key: Hashable = None
     ) -> list[Req]:
-        """One Req per completion (`params.n`), each with random numbers of its own seed."""
+        """Build one Req per completion (`params.n`). Each has its own seed for its random numbers."""
         seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
         stops = self._stop_token_ids(params)
         reqs = []
@@ -153,6 +153,6 @@ class RequestBuilder:
 
 
 def _is_plain(key: object) -> bool:
-    """Whether a key compares as it always has. An object that decides for itself what it equals could change its mind while
-    its tokens are in the tree, or raise in the middle of a pass that computes others."""
+    """True for keys of plain types, which always compare the same way. An object with an `__eq__` of its own could change
+    its mind while its tokens are in the tree, or raise in the middle of a pass that computes other requests."""
     return key is None or type(key) in (str, bytes, int, bool) or (type(key) is tuple and all(map(_is_plain, key)))

@@ -1,4 +1,4 @@
-"""How `generate`, `chat`, `stream` and `add_request` answer keywords that they do not have."""
+"""What `generate`, `chat`, `stream` and `add_request` say about keywords that they do not have."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -30,5 +30,5 @@ CALL_ELSEWHERE = IN_PARAMS | {
 
 
 def request_keywords(**aliases: str) -> Callable[[F], F]:
-    """`keywords` for a method that takes a request: `sampling_params` is `params`; `aliases`: others that it has."""
+    """`keywords` for a method that takes a request. `sampling_params` is an alias of `params`; `aliases` adds more."""
     return keywords({"sampling_params": "params", **aliases}, CALL_ELSEWHERE)

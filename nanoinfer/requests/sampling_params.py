@@ -22,12 +22,12 @@ REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_p
 @class_keywords(SAMPLING_ALIASES, SAMPLING_ELSEWHERE)
 @dataclass(frozen=True)
 class SamplingParams:
-    """Checked on construction: a value that is out of range, NaN or contradicts another raises ValueError naming the field.
+    """Checked on construction: ValueError naming the field for a value that is out of range, NaN or contradicts another.
 
     | field | range | meaning |
     |---|---|---|
     | `max_new_tokens` | >= 1 | the maximum number of tokens to generate |
-    | `min_new_tokens` | 0..max_new_tokens | until then no stop token is sampled and stop strings do not end the request |
+    | `min_new_tokens` | 0..max_new_tokens | before that, no stop token is sampled and stop strings don't end the request |
     | `temperature` | 0, 1e-30..1e30 | divides the logits; 0 is greedy: always the likeliest token |
     | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with at least this total probability |
     | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
@@ -42,18 +42,18 @@ class SamplingParams:
     | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt, cached or not |
-    | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose by |
+    | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose from |
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
-    | `skip_special_tokens` | bool | False: the text has special tokens too, but for the one that ended it |
-    | `include_stop_str_in_output` | bool | the text ends after what ended it: a stop string, a special token that shows |
+    | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
+    | `include_stop_str_in_output` | bool | the text includes what ended it: a stop string, or a special token if shown |
 
-    The bounds of numbers that multiply or divide keep float32 arithmetic finite. The order is Hugging Face's, for the
-    processors that its `generate` has: logit_bias, repetition_penalty, frequency and presence penalty, min_new_tokens,
-    logits_processors, temperature, top_k, top_p, min_p.
+    Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
+    Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,
+    min_new_tokens, logits_processors, temperature, top_k, top_p, min_p.
 
-    `stop`, `stop_token_ids` and `logits_processors` may be None: there are none. Names of vLLM and SGLang that mean the
-    same work as well (`max_tokens`, `min_tokens`, ...: aliases.py has them). UnknownArgumentError for any other, and for a
-    field under two names.
+    `stop`, `stop_token_ids` and `logits_processors` may be None, which means none. Names from vLLM and SGLang with the same
+    meaning also work (`max_tokens`, `min_tokens`, ...; see aliases.py). UnknownArgumentError for any other name, and for a
+    field that is given under two names.
     """
 
     max_new_tokens: int = 128
@@ -107,7 +107,7 @@ class SamplingParams:
             raise ValueError(f"seed={self.seed}: must be below 2**64")
         self._check_int("n", 1)
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n={self.n}: must be 1 with temperature=0, where every completion would be the same")
+            raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
         self._check_collections()
         self._normalise()
 
@@ -125,13 +125,13 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True when the likeliest token is always taken."""
         return self.temperature == 0
 
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Integral):
-            hint = "; for as many as fit: llm.config.max_context_len less the prompt's tokens"
+            hint = "; for as many as fit, use llm.config.max_context_len minus the prompt's tokens"
             hint *= name == "max_new_tokens" and value is None
             raise ValueError(f"{name}={value!r}: must be an integer{hint}")
         if value < least:
@@ -155,7 +155,7 @@ class SamplingParams:
     def _check_collections(self) -> None:
         stops: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
-            raise ValueError(f"stop={self.stop!r}: must be a string or a sequence of strings, none empty")
+            raise ValueError(f"stop={self.stop!r}: must be a string or a sequence of strings, and none may be empty")
         if not isinstance(self.stop_token_ids, Sequence) or not all(map(_is_token_id, self.stop_token_ids)):
             raise ValueError(
                 f"stop_token_ids={self.stop_token_ids!r}: must be a sequence of token ids, each at least 0"

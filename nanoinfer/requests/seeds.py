@@ -1,4 +1,4 @@
-"""Seeds: one for each completion of a request, and the hash that random numbers come from."""
+"""Seeds: one for each completion of a request, and the hash function behind the random numbers."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele et al., 2014): uint64 → uint64, every input bit affects every output bit."""
+    """SplitMix64's finaliser (Steele et al., 2014): uint64 → uint64, where every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
-    """64 random bits for each pair (seed, index), uint64."""
+    """64 random bits (uint64) for each pair (seed, index)."""
     seed, index = np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.uint64)
     with np.errstate(over="ignore"):
         return _mix(_mix(seed + GOLDEN) + (index + np.uint64(1)) * GOLDEN)
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The seed of completion `index` of a request with seed `seed`; completion 0 has `seed` itself."""
+    """The seed of completion `index` of a request with the given `seed`. Completion 0 has `seed` itself."""
     return seed if index == 0 else int(hash_pairs([seed ^ 0x5851F42D4C957F2D], [index])[0])

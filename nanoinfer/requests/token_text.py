@@ -1,4 +1,4 @@
-"""The text of tokens as pictures and traces show it: nothing of a sequence is left out, and no character is in parts."""
+"""The text of tokens as pictures and traces show it: every token of a sequence is shown, and no character is cut apart."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from nanoinfer.requests.tokenizer import REPLACEMENT
 
 
 def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of tokens as a picture should show it: special tokens by name, a word's leading space kept."""
+    """The text of tokens as a picture should show it: special tokens by name, and words with their leading space."""
     text = tokenizer.decode(token_ids)
     spell = getattr(getattr(tokenizer, "hf_tokenizer", None), "convert_ids_to_tokens", None)
     if spell is None or len(token_ids) != 1:
@@ -21,8 +21,8 @@ def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
 def whole_characters(
     tokens: Sequence[int], texts: dict[int, str], decode: Callable[[Sequence[int]], str]
 ) -> dict[int, str]:
-    """Position → text, where it differs from `texts[token]`: a character made of several tokens' bytes is given to the
-    last of them, and the others have no text."""
+    """Position → text, for positions whose text is not `texts[token]`. If a character consists of several tokens' bytes,
+    the last token gets the character, and the others have no text."""
     pieces: dict[int, str] = {}
     incomplete: list[int] = []
     for i, token in enumerate(tokens):

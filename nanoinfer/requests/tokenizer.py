@@ -1,4 +1,4 @@
-"""Tokenizer (text ↔ token ids, chats) and IncrementalDetokenizer (tokens → text, one token at a time)."""
+"""Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -23,27 +23,26 @@ class Tokenizer:
         self.hf_tokenizer = hf_tokenizer
         self.eos_token_id: int | None = hf_tokenizer.eos_token_id
         if (backend := getattr(hf_tokenizer, "backend_tokenizer", None)) is not None:
-            backend.no_truncation()  # else its first call would do so, which another thread's call must not meet
+            backend.no_truncation()  # now, because its first call would do it and could disturb a call in another thread
             backend.no_padding()
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (it then serves token ids only).
+        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (the model then serves only ids).
 
-        UnsupportedModelError naming the file that cannot be read, or the package that reading it needs.
+        UnsupportedModelError naming the file that cannot be read, or the package needed to read it.
         """
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
     @cached_property
     def max_chars_per_token(self) -> int | None:
-        """The most characters that one token can stand for; None where that is not certain."""
+        """The largest number of characters that one token can stand for; None if that is not certain."""
         return max_chars_per_token(getattr(self, "hf_tokenizer", None))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, including special tokens (such as begin of text) that the tokenizer adds.
-
-        ValueError when the text cannot be encoded. May be called from several threads.
+        """Token ids of a prompt, including the special tokens (such as the one for the beginning of a text) that the
+        tokenizer adds. ValueError when the text cannot be encoded. May be called from several threads.
         """
         try:
             with exit_gate:
@@ -51,12 +50,12 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:  # lone surrogates
             raise ValueError("is text that cannot be encoded as UTF-8") from error
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # what a failure inside a tokenizer written in Rust is
+            if type(error).__name__ != "PanicException":  # what a tokenizer written in Rust raises when it fails
                 raise
-            raise ValueError(f"is text on which the tokenizer fails: {error}") from error
+            raise ValueError(f"the tokenizer fails on this text: {error}") from error
 
     def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, special tokens left out unless `skip_special_tokens=False`."""
+        """Text of token ids, without special tokens unless `skip_special_tokens=False`."""
         return self.hf_tokenizer.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -75,15 +74,15 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Turns the tokens of one request into text one by one, and finds its stop strings.
+    """Turns the tokens of one request into text, one by one, and finds stop strings.
 
-    Text is held back while it is uncertain: a character whose bytes are incomplete, or an end that may be the beginning of
-    a stop string. Returned text never changes.
+    Text is held back while it is uncertain: a character with missing bytes, or an ending that may be the start of a stop
+    string. Text that has been returned never changes.
 
-    `context`: the last prompt tokens. Decoding continues from them, because some tokenizers render a token differently at
-    the start of a text. `stop_found` is the stop string once one is found; the text ends before it, or with `include_stop`
-    after it. Special tokens are in the text with `skip_special_tokens=False`, but the one that ends the request only with
-    `include_stop`, too.
+    `context`: the last prompt tokens. Decoding continues from them, because some tokenizers decode a token differently at
+    the start of a text. `stop_found` is the stop string once there is one; the text ends before it, or after it with
+    `include_stop`. With `skip_special_tokens=False` the text has special tokens, too; the one that ends the request is
+    there only if `include_stop` is set as well.
     """
 
     CONTEXT_TOKENS = 5
@@ -99,22 +98,22 @@ class IncrementalDetokenizer:
         self.stop_found: str | None = None
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
         self._shows_special = not skip_special_tokens
-        self._window = self._recent(context)  # tokens decoded together
-        self._done = self._certain_len()  # number of the window's characters already released
+        self._window = self._recent(context)  # tokens that are decoded together
+        self._done = self._certain_len()  # how many of the window's characters are released already
         self._held = ""  # characters held back because they may begin a stop string
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found."""
+        """True once a stop string was found."""
         return self.stop_found is not None
 
     def add(self, token_id: int, look_for_stop: bool = True, ends: bool = False) -> str:
-        """Add a token; returns the text that is certain now. With `look_for_stop=False` stop strings are plain text.
+        """Add a token and return the text that has become certain. With `look_for_stop=False` stop strings are plain text.
 
-        `ends`: this is a stop token or an end token, and the last one.
+        `ends`: this token is a stop token or an end token, so it is the last.
         """
         if ends and self._shows_special and not self._include_stop and not self._tokenizer.decode([token_id]):
-            return ""  # it is special
+            return ""  # it is a special token
         self._window.append(token_id)
         text = self._decode(self._window)
         certain = text.rstrip(REPLACEMENT)
@@ -126,7 +125,7 @@ class IncrementalDetokenizer:
         return self._release(new_text, look_for_stop)
 
     def flush(self) -> str:
-        """The text held back so far, to be called after the last token; empty after a stop string."""
+        """Return the text that is still held back; call it after the last token. Empty after a stop string."""
         if self.stopped:
             return ""
         rest = self._held + self._decode(self._window)[self._done :]
@@ -139,7 +138,7 @@ class IncrementalDetokenizer:
         return self._tokenizer.decode(tokens)
 
     def _recent(self, tokens: TokenIds) -> list[int]:
-        """The last of `tokens`, beginning at a character's first byte: a partial character would look incomplete."""
+        """The last of `tokens`, starting at a character's first byte, because a partial character looks incomplete."""
         size = self.CONTEXT_TOKENS
         while size < len(tokens) and self._decode(tokens[-size:]).startswith(REPLACEMENT):
             size *= 2

@@ -1,4 +1,4 @@
-"""Read a checkpoint's tokenizer files through transformers; what cannot be read is named."""
+"""Reads a checkpoint's tokenizer files with transformers, and names a file that cannot be read."""
 
 import json
 import re
@@ -12,25 +12,25 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of 
 JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
-TEMPLATE_FILE = "chat_template.json"  # transformers reads it for its processors only
+TEMPLATE_FILE = "chat_template.json"  # transformers reads it only for its processors
 
 
 def read_tokenizer_files(path: Path) -> Any:
-    """The transformers tokenizer of a checkpoint directory; None if it has no tokenizer files. Its chat template is that of
-    chat_template.jinja, tokenizer_config.json or chat_template.json, the first that there is.
+    """The transformers tokenizer of a checkpoint directory; None if it has no tokenizer files. Its chat template comes from
+    the first of chat_template.jinja, tokenizer_config.json and chat_template.json that exists and has one.
 
-    Raises UnsupportedModelError naming the file that cannot be read, or the package that reading it needs.
+    Raises UnsupportedModelError naming the file that cannot be read, or the package needed to read it.
     """
     present = [name for name in TOKENIZER_FILES if (path / name).is_file()]
     if not present:
         return None
     if present[0] == "tokenizer.model" and (reason := _not_a_vocabulary((path / "tokenizer.model").read_bytes())):
-        raise UnsupportedModelError(f"{path / 'tokenizer.model'}: {reason}")  # transformers reads an empty one
+        raise UnsupportedModelError(f"{path / 'tokenizer.model'}: {reason}")  # transformers would read an empty file
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers raise all kinds, few of which say where
+    except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
         raise UnsupportedModelError(_problem(path, present[0], error)) from error
     if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():
         tokenizer.chat_template = _separate_template(path / TEMPLATE_FILE)
@@ -38,7 +38,7 @@ def read_tokenizer_files(path: Path) -> Any:
 
 
 def _problem(path: Path, main_file: str, error: Exception) -> str:
-    """What to say of tokenizer files that gave `error`, `main_file` being what the vocabulary is read from."""
+    """The message for tokenizer files whose reading raised `error`. The vocabulary is read from `main_file`."""
     for name in JSON_FILES:
         if (path / name).is_file() and (reason := _not_an_object(path / name)):
             return f"{path / name}: {reason}"
@@ -50,14 +50,14 @@ def _problem(path: Path, main_file: str, error: Exception) -> str:
             return f"{path / main_file}: {what}; to read it: pip install {' '.join(missing)}"
     if main_file == "vocab.json" and not (path / "merges.txt").is_file():
         return f"{path / main_file}: no merges.txt beside it"
-    return f"{path / main_file}: no tokenizer that can be read ({type(error).__name__}: {' '.join(str(error).split())})"
+    return f"{path / main_file}: cannot be read as a tokenizer ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def _not_a_vocabulary(content: bytes) -> str | None:
-    """Why `content` is not that of a tokenizer.model; None where it is a SentencePiece model to its end, or tiktoken's.
+    """Why `content` is not a tokenizer.model; None if it is a complete SentencePiece model or a tiktoken vocabulary.
 
-    The former is a protobuf message of fields with a length each: pieces (1), how they were trained (2), and more. The
-    latter is lines of a token in base64 and its rank.
+    A SentencePiece model is a protobuf message whose fields each have a length: pieces (1), how they were trained (2), and
+    more. A tiktoken vocabulary has one token per line, in base64, with its rank.
     """
     if TIKTOKEN_LINE.match(content):
         return None
@@ -75,7 +75,7 @@ def _not_a_vocabulary(content: bytes) -> str | None:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """The number of 64 bits that begins at `at`, seven bits per byte, the lowest first; and where it has ended."""
+    """The 64-bit number that begins at `at`, with seven bits per byte, lowest first; and the index where it ends."""
     number, shift = content[at] & 127, 7
     while content[at] & 128 and shift < 64:
         at += 1
@@ -92,7 +92,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _not_an_object(path: Path) -> str | None:
-    """Why a file is not the JSON object that it should be; None where it is one."""
+    """Why a file is not the JSON object that it should be; None if it is one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

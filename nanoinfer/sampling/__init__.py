@@ -1,4 +1,4 @@
-"""From logits to the next token."""
+"""Sampling: from logits to the next token."""
 
 from nanoinfer.sampling.sampler import Sampler
 

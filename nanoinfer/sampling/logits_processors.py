@@ -1,7 +1,8 @@
-"""Logits processors: what changes a request's logits before its token is chosen, greedily or by sampling alike.
+"""Logits processors: functions that change a request's logits before its token is chosen, greedily or by sampling.
 
-The built-in ones work on all rows that ask for them at once; a request's own (`SamplingParams.logits_processors`) come
-after them, row by row. One more built-in rule is one more function in PROCESSORS and its field in SamplingParams.
+The built-in ones run first, each on all rows that need it at once. Then a request's own ones
+(`SamplingParams.logits_processors`) run, row by row. To add a built-in rule, add a function to PROCESSORS and a field to
+SamplingParams.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,13 @@ import torch
 
 from nanoinfer.requests.req import Req
 
-Rows = Sequence[tuple[int, Req]]  # rows of the scores and the requests that they belong to
+Rows = Sequence[tuple[int, Req]]  # row numbers of the scores, each with the request that it belongs to
 
 
 def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
-    """Change `scores` [B, V] float32 in place, as the requests' parameters say.
+    """Change `scores` [B, V] float32 in place, as each request's parameters say.
 
-    RuntimeError naming the request whose processor returns another shape, NaN or +infinity, or forbids every token.
+    RuntimeError naming the request whose processor returns a wrong shape, NaN or +infinity, or forbids every token.
     """
     rows = [(row, req) for row, req in enumerate(reqs) if adjusts_logits(req)]
     for processor in PROCESSORS if rows else ():
@@ -26,7 +27,7 @@ def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
 
 
 def adjusts_logits(req: Req) -> bool:
-    """Whether anything changes this request's logits now."""
+    """True when some processor has to change this request's logits now."""
     p = req.params
     return bool(
         p.logit_bias
@@ -39,7 +40,7 @@ def adjusts_logits(req: Req) -> bool:
 
 
 def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Several (row, token ids) as two index tensors of equal length: rows and token ids."""
+    """Turn several pairs (row, token ids) into two index tensors of equal length: rows and token ids."""
     rows = np.repeat([row for row, _ in pairs], [len(tokens) for _, tokens in pairs])
     tokens = np.concatenate([tokens for _, tokens in pairs])
     return torch.from_numpy(rows).to(device), torch.from_numpy(tokens.astype(np.int64)).to(device)
@@ -55,7 +56,7 @@ def add_logit_bias(scores: torch.Tensor, rows: Rows) -> None:
 
 
 def penalise_repetition(scores: torch.Tensor, rows: Rows) -> None:
-    """Keskar et al., 2019, as in Hugging Face: tokens of prompt and output, however often they occurred."""
+    """Penalise each token of prompt and output once, however often it occurs (Keskar et al., 2019, as in Hugging Face)."""
     penalised = [(row, req) for row, req in rows if req.params.repetition_penalty != 1.0]
     if penalised:
         index = _flat([(row, np.unique(req.token_ids[: req.num_tokens])) for row, req in penalised], scores.device)
@@ -68,7 +69,7 @@ def penalise_repetition(scores: torch.Tensor, rows: Rows) -> None:
 
 
 def penalise_frequency_and_presence(scores: torch.Tensor, rows: Rows) -> None:
-    """OpenAI's definition: `frequency_penalty` times the token's count in the output, `presence_penalty` once."""
+    """Subtract `frequency_penalty` times a token's count in the output, and `presence_penalty` once (OpenAI's rule)."""
     counted = []
     amounts = []
     for row, req in rows:
@@ -82,7 +83,7 @@ def penalise_frequency_and_presence(scores: torch.Tensor, rows: Rows) -> None:
 
 
 def forbid_stopping_early(scores: torch.Tensor, rows: Rows) -> None:
-    """Forbid stop tokens until `min_new_tokens` are there."""
+    """Forbid stop tokens until the output has `min_new_tokens` tokens."""
     early = [
         (row, np.array(sorted(req.stop_token_ids)))
         for row, req in rows
@@ -105,7 +106,9 @@ def apply_processors_of_requests(scores: torch.Tensor, rows: Rows) -> None:
         if req.params.logits_processors:
             forbid_stopping_early(scores, [(row, req)])  # a processor may have made a stop token likely again
             if not bool(scores[row].max().isfinite()):
-                raise RuntimeError(f"{_where(req)}: must allow a token that does not stop, until min_new_tokens")
+                raise RuntimeError(
+                    f"{_where(req)}: must allow a token that does not stop before min_new_tokens is reached"
+                )
 
 
 def _where(req: Req) -> str:
@@ -113,21 +116,21 @@ def _where(req: Req) -> str:
 
 
 def _checked(result: Any, scores: torch.Tensor, req: Req) -> torch.Tensor:
-    """What a processor returned, as `scores` [V] are. RuntimeError unless it is a tensor that a token can be chosen by."""
+    """A processor's result, with the dtype and device of `scores` [V]. RuntimeError if no token can be chosen from it."""
     if not isinstance(result, torch.Tensor):
         raise RuntimeError(f"{_where(req)}: got {type(result).__name__}, must be a tensor {list(scores.shape)}")
     if result.shape != scores.shape:
         raise RuntimeError(f"{_where(req)}: got {list(result.shape)}, must be {list(scores.shape)}")
     if not result.is_floating_point() or result.layout is not torch.strided or result.is_meta:
         kind = f"{result.dtype}, {result.layout}, on {result.device}"
-        raise RuntimeError(f"{_where(req)}: got a tensor of {kind}: must be dense, of floating-point numbers")
+        raise RuntimeError(f"{_where(req)}: got a tensor of {kind}: must be a dense floating-point tensor")
     result = result.detach().to(scores)
     if not bool(result.max().isfinite()):  # a NaN counts as larger than any number
         raise RuntimeError(f"{_where(req)}: must allow a token, and return no NaN or +infinity (in float32)")
     return result
 
 
-# In the order of Hugging Face's `generate`.
+# The order is that of Hugging Face's `generate`.
 PROCESSORS = (
     add_logit_bias,
     penalise_repetition,

@@ -1,4 +1,4 @@
-"""Sampler: logits → token ids, each row by its own request's SamplingParams, all rows at once."""
+"""Sampler: chooses a token for each row of logits, by the SamplingParams of that row's request; all rows at once."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from nanoinfer.sampling.random_numbers import uniform
 
 
 class Sampler:
-    """Stateless: what a row needs is in its Req. A row's result does not depend on the other rows."""
+    """It has no state: everything a row needs is in its Req. A row's result does not depend on the other rows."""
 
     def sample(self, logits: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-        """`logits` [B, V] (not changed) → the next token of each request, int64 [B].
+        """Choose the next token of each request, int64 [B], from `logits` [B, V], which are not changed.
 
-        RuntimeError naming the request whose logits hold NaN or +infinity, by which no token can be chosen, or whose
-        logits processor fails (see `process_logits`).
+        RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them, or
+        whose logits processor fails (see `process_logits`).
         """
         likeliest, largest = _likeliest(logits)
         broken = np.flatnonzero(~np.isfinite(largest))
@@ -36,9 +36,9 @@ class Sampler:
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, reqs: Sequence[Req]
     ) -> list[dict[int, float] | None]:
-        """Per request {token id: log-probability}: the sampled token first, then the `params.logprobs` likeliest.
+        """One dict {token id: log-probability} per request: the sampled token first, then the `params.logprobs` likeliest.
 
-        None where the request wants none. Of the model's own distribution: before bias, penalties and temperature.
+        None for a request that wants none. They are the model's own, before bias, penalties and temperature.
         """
         wanted = [row for row, req in enumerate(reqs) if req.params.logprobs is not None]
         result: list[dict[int, float] | None] = [None] * len(reqs)
@@ -56,23 +56,23 @@ class Sampler:
 
 
 def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """The largest logit of each row [B], and where it is: int64 [B]. The first of equal ones; a NaN counts as larger."""
+    """Each row's most likely token, int64 [B], and its logit [B]. Ties go to the first; NaN counts as the largest."""
     if logits.device.type != "cpu":
         likeliest = logits.argmax(dim=-1)
         return likeliest, logits.gather(1, likeliest[:, None])[:, 0].float().cpu().numpy()
-    scores = logits.float().numpy()  # numpy's argmax is vectorised, which torch's on a CPU is not
+    scores = logits.float().numpy()  # on a CPU, numpy's argmax is vectorised and torch's is not
     where = scores.argmax(axis=-1)
     return torch.from_numpy(where), scores[np.arange(len(scores)), where]
 
 
 def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-    """Temperature, top-k, top-p, min-p, then one draw per row by inverting the cumulative distribution."""
+    """Apply temperature, top-k, top-p and min-p, then draw one token per row by inverting the cumulative distribution."""
 
     def column(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]
 
     params = [req.params for req in reqs]
-    # Relative to the maximum first: dividing by a tiny temperature can then overflow to -inf, but never to NaN.
+    # Subtract the maximum first: dividing by a tiny temperature can then overflow to -inf, but never give NaN.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / column([p.temperature for p in params])
     rows = [row for row, p in enumerate(params) if 0 < p.top_k < scores.shape[-1]]
     if rows:
@@ -87,20 +87,20 @@ def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
     numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
     total = cumulative[:, -1:]
     target = torch.from_numpy(numbers).to(scores.device)[:, None] * total
-    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding must not lead past the last token
+    target = target.minimum(total.nextafter(torch.zeros_like(total)))  # rounding must not take it past the last token
     return torch.searchsorted(cumulative, target, right=True)[:, 0]
 
 
 def keep_top_k(scores: torch.Tensor, k: list[int]) -> torch.Tensor:
-    """`scores` [b, V] with all but the `k[row]` largest (and those equal to the last of them) set to -inf."""
+    """Set all `scores` [b, V] to -inf but the `k[row]` largest ones, and any that equal the smallest of those."""
     largest = scores.topk(max(k), dim=-1).values
     threshold = largest.gather(1, torch.tensor(k, device=scores.device)[:, None] - 1)
     return scores.masked_fill(scores < threshold, -torch.inf)
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Nucleus sampling (Holtzman et al., 2020): `scores` [b, V] with all but the smallest set of likeliest tokens whose
-    probability reaches `top_p` [b, 1] set to -inf. The likeliest always stays."""
+    """Nucleus sampling (Holtzman et al., 2020): keep the smallest set of likeliest tokens whose total probability reaches
+    `top_p` [b, 1], and set all other `scores` [b, V] to -inf. The likeliest token is always kept."""
     ascending, order = scores.sort(dim=-1)
     unlikely = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     unlikely[:, -1] = False
@@ -108,6 +108,6 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """`scores` [b, V] with tokens less likely than `min_p` [b, 1] times the likeliest set to -inf."""
+    """Set the `scores` [b, V] of tokens to -inf that are less likely than `min_p` [b, 1] times the likeliest one."""
     probabilities = scores.softmax(dim=-1)
     return scores.masked_fill(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)

@@ -1,4 +1,4 @@
-"""Which requests are in the next pass."""
+"""Scheduling: decides which requests are in the next pass."""
 
 from nanoinfer.scheduling.scheduler import Scheduler
 

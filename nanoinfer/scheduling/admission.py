@@ -1,4 +1,4 @@
-"""Admission: whether a waiting request joins the EXTEND pass that is being made."""
+"""Admission: decides whether a waiting request joins the EXTEND pass that is being planned."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -14,15 +14,15 @@ class Verdict(Enum):
     """What happens to a candidate."""
 
     ADMIT = auto()
-    WAIT_FOR_PREFIX = auto()  # this pass computes tokens that it needs: one pass later they are in the tree
-    NO_ROOM = auto()  # its slots cannot be had; admission ends
-    NO_BUDGET = auto()  # the tokens that this pass may compute are used up; admission ends
+    WAIT_FOR_PREFIX = auto()  # this pass already computes tokens that it needs; one pass later they are in the tree
+    NO_ROOM = auto()  # there are not enough slots for it; admission ends
+    NO_BUDGET = auto()  # this pass may not compute any more tokens; admission ends
 
 
 class PrefixLock:
-    """The cached prefix of a waiting request, locked inside a `with` block and unlocked at its end unless it was kept.
+    """Locks the cached prefix of a waiting request for a `with` block, and unlocks it at the end unless `keep` was called.
 
-    `newly_locked`: slots that could be had before and cannot while the lock holds.
+    `newly_locked`: how many slots could be allocated before, but not while this lock holds.
     """
 
     def __init__(self, cache: CacheManager, req: Req):
@@ -35,7 +35,7 @@ class PrefixLock:
         return self
 
     def keep(self) -> None:
-        """The request is admitted: `CacheManager.release` unlocks its prefix in the end."""
+        """Keep the lock, because the request is admitted; `CacheManager.release` unlocks its prefix in the end."""
         self._kept = True
 
     def __exit__(self, *exc_info: object) -> None:
@@ -44,10 +44,10 @@ class PrefixLock:
 
 
 class Admission:
-    """One round of admission: what this pass has left, and a verdict on each candidate, whose prefix is locked.
+    """One round of admission: keeps track of what this pass has left, and gives a verdict on each candidate.
 
-    Room is counted so that every running request can have the share `ratio` of the tokens that it may still produce:
-    the slots that can be had, less what is promised to them. `open`: this pass may take another request.
+    The room is the slots that can be allocated, minus those promised to running requests: each is promised enough for the
+    share `ratio` of the tokens it may still produce. `open`: this pass may take another request.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Admission:
             self._count(req)
 
     def verdict(self, req: Req) -> Verdict:
-        """Decide on the next candidate and, where the budget allows, set where its chunk ends."""
+        """Decide on the next candidate, whose prefix is locked. Sets where its chunk ends, unless there is no room."""
         if self._promised + self._cache.outstanding_size(req, self._ratio) > self._cache.obtainable_size():
             return Verdict.NO_ROOM
         req.chunk_end = self._budget.chunk_end(req.prefix_len, req.num_tokens)
@@ -81,7 +81,7 @@ class Admission:
         return Verdict.ADMIT
 
     def add(self, req: Req) -> None:
-        """`req` is admitted. A chunk that does not reach its prompt's end is the last in its pass."""
+        """Count `req`, which is admitted. A chunk that does not reach the end of its prompt is the last in its pass."""
         self._rows_left -= 1
         self._promised += self._cache.outstanding_size(req, self._ratio)
         self.open = self._rows_left > 0 and req.chunk_end == req.num_tokens

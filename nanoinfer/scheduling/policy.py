@@ -1,7 +1,7 @@
 """Schedule policies: the order in which waiting requests are considered for admission.
 
-A policy is a function of the waiting requests, in order of arrival, the tree and a random generator; it returns all of
-them in its order and changes nothing. `SCHEDULE_POLICIES["mine"] = function` adds one.
+A policy is a function. It gets the waiting requests in order of arrival, the tree, and a random generator. It returns
+all of the requests in its own order and changes nothing. `SCHEDULE_POLICIES["mine"] = function` adds one.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Policy = Callable[[Sequence[Req], RadixCache, np.random.Generator], list[Req]]
 
 
 def longest_prefix_match(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
-    """Most cached tokens first, so that what is cached is used before it is evicted. Equals in order of arrival."""
+    """Most cached tokens first, so that cached tokens are used before they are evicted. Ties: in order of arrival."""
     cached = [cache.peek_prefix(req.reusable_tokens, req.extra_key)[0] for req in reqs]
     return [reqs[i] for i in np.argsort(-np.array(cached), kind="stable")]
 
@@ -33,11 +33,11 @@ def random_order(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generato
 
 
 def depth_first_weight(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Generator) -> list[Req]:
-    """Depth first: the subtree with the most waiting requests first, and requests below a node before those at the
-    node.
+    """Depth first: the subtree with the most waiting requests comes first, and requests below a node before those that
+    end at the node.
 
-    Requests that share a path come next to one another, so the path is computed once and stays while it is needed
-    (SGLang's `dfs-weight`). Only the paths of the given requests are visited. Equals in order of arrival.
+    This puts requests that share a path side by side, so the path is computed once and stays as long as it is needed
+    (SGLang's `dfs-weight`). Only the paths of the given requests are visited. Ties: in order of arrival.
     """
     waiting_at: dict[TreeNode, list[Req]] = {}
     weight: dict[TreeNode, int] = {cache.root: 0}
@@ -52,7 +52,7 @@ def depth_first_weight(reqs: Sequence[Req], cache: RadixCache, rng: np.random.Ge
             weight[node] = weight.get(node, 0) + 1
             node = node.parent
     visited, stack = [], [cache.root]
-    while stack:  # from the root down, lightest first: the wanted order, backwards
+    while stack:  # from the root down, lightest first: this is the wanted order, reversed
         node = stack.pop()
         visited.append(node)
         stack += sorted(children.get(node, []), key=lambda child: weight[child], reverse=True)

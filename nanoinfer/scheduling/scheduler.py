@@ -1,4 +1,4 @@
-"""Scheduler: which requests make up the next forward pass, and what its result means for them."""
+"""Scheduler: decides which requests are in the next pass, and processes the pass's result."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,30 +16,30 @@ from nanoinfer.scheduling.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Continuous batching: requests join by EXTEND passes, then all DECODE together, and leave with their last token.
+    """Continuous batching: requests join in EXTEND passes, then all DECODE together, and leave with their last token.
 
-    - **Which pass.** EXTEND goes first, as long as a request can be admitted and the PrefillBudget lasts; then a DECODE
-      of all running requests. A prompt that the budget does not cover is computed chunk by chunk (`prefilling`, one at
-      most): it is the last in its pass, gets no token yet, and is the first to go on after the next DECODE.
-    - **Which requests are admitted.** They are considered in the WaitingQueue's order. A request fits when the slots
-      can be had for its new tokens and for the NewTokenRatio's share of the tokens that it and all running requests may
-      still produce. Slots that can be had are free or hold cached tokens that no request uses. Admission ends at the
-      first request that does not fit.
-    - **When memory runs short all the same.** Before a DECODE whose slots cannot be had, requests are retracted until
-      they can (retraction.py says which, in which order, and why every request makes progress).
-    - **Pause.** A paused request gives back its row and slots as a retracted one does, and is not considered until
+    - **Which pass.** EXTEND comes first, as long as a request can be admitted and the PrefillBudget lasts. Then all
+      running requests DECODE. A prompt that exceeds the budget is computed chunk by chunk (at most one at a time, in
+      `prefilling`): it is the last in its pass, gets no token yet, and is the first to continue after the next DECODE.
+    - **Which requests are admitted.** They are considered in the WaitingQueue's order. A request fits if there are slots
+      for its new tokens, and for the NewTokenRatio's share of the tokens that it and all running requests may still
+      produce. Free slots count, and so do those of cached tokens that no request uses. Admission ends at the first
+      request that does not fit.
+    - **When memory runs short all the same.** If there are too few slots for a DECODE, requests are retracted until
+      there are enough (retraction.py says which ones, in which order, and why every request makes progress).
+    - **Pause.** A paused request gives back its row and slots like a retracted one, and is not considered again until
       `resume`.
     """
 
     def __init__(self, config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter):
         self.config, self.cache, self._clock = config, cache, clock
         self.waiting = WaitingQueue(config, cache.radix_cache)
-        self.running: list[Req] = []  # all that hold slots, in order of admission
-        self.prefilling: Req | None = None  # the one of them whose prompt goes on after its last pass
+        self.running: list[Req] = []  # all requests that hold slots, in order of admission
+        self.prefilling: Req | None = None  # the one of them whose prompt is only partly computed, if any
         self.paused: set[Req] = set()
-        self.planned: list[Req] = []  # the requests of the pass that is being made: they end if it fails
+        self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.retractions = self.prompt_tokens = self.cached_tokens = 0  # since the start, for statistics
+        self.retractions = self.prompt_tokens = self.cached_tokens = 0  # counted since the start, for statistics
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
         self._blocked: Blocked | None = None
@@ -49,10 +49,10 @@ class Scheduler:
         self.waiting.add(req)
 
     def schedule(self) -> Batch | None:
-        """The next pass, its slots allocated; None when there is nothing to do.
+        """Plan the next pass and allocate its slots; None when there is nothing to do.
 
-        When it raises, the requests in `planned` must be ended; the others are as before. RuntimeError when requests
-        wait, none runs, and none fits: then something outside the engine holds slots or rows.
+        When it raises, the caller must end the requests in `planned`; the others are as before. RuntimeError when
+        requests wait, none is running, and none fits: then something outside the engine holds slots or rows.
         """
         self.planned = []
         decoding = [req for req in self.running if req is not self.prefilling]
@@ -69,7 +69,7 @@ class Scheduler:
             raise RuntimeError(
                 f"{len(self.waiting)} requests wait, none runs and none fits: {self.cache.obtainable_size()} of "
                 f"{self.cache.token_to_kv_pool.size} slots and {self.cache.req_to_token_pool.available_size()} of "
-                f"{self.cache.req_to_token_pool.size} rows can be had; something outside the engine holds the others"
+                f"{self.cache.req_to_token_pool.size} rows are available; something outside the engine holds the others"
             )
         self.new_token_ratio.reset()
         return None
@@ -77,8 +77,8 @@ class Scheduler:
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> None:
-        """Append the tokens of `batch.sampled_reqs`; hand K/V to the radix cache after an EXTEND and at a request's
-        end.
+        """Append the sampled tokens to `batch.sampled_reqs`. After an EXTEND, and when a request ends, its K/V goes to the
+        radix cache.
         """
         now = self._clock()
         for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
@@ -101,9 +101,9 @@ class Scheduler:
         self._forget_finished()
 
     def end(self, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
-        """End requests now, in whatever state; K/V they have computed goes to the tree, their other slots are freed.
+        """End requests now, whatever their state. Their computed K/V goes to the tree; their other slots are freed.
 
-        `error`: what made them end. Those that have ended already stay as they are.
+        `error`: what made them end. Requests that have already ended stay as they are.
         """
         for req in reqs:
             if req.finished:
@@ -115,8 +115,8 @@ class Scheduler:
         self._forget_finished()
 
     def pause(self, req: Req) -> None:
-        """Leave an unfinished request out of passes until `resume`. Its computed tokens stay in the tree while there is
-        room.
+        """Leave an unfinished request out of passes until `resume`. Its computed tokens stay in the tree as long as there
+        is room.
         """
         if req not in self.paused:
             self._take_back(req)
@@ -124,16 +124,16 @@ class Scheduler:
             self._blocked = None
 
     def resume(self, req: Req) -> None:
-        """Queue a paused request again: behind the others, or in front of them when it had been admitted before."""
+        """Queue a paused request again: in front of the others if it had been admitted before, else behind them."""
         if req in self.paused:
             self.paused.remove(req)
             (self.waiting.put_back if req.num_admissions else self.waiting.add)(req)
             self._blocked = None
 
-    # --- EXTEND: which requests go on, which are admitted ------------------------------------------------------------
+    # --- EXTEND: which request continues, which are admitted ---------------------------------------------------------
 
     def _plan_extend(self) -> None:
-        """Put into `planned` the requests to extend now, each with its prefix locked and its `chunk_end` set."""
+        """Fill `planned` with the requests to extend now, each with its prefix locked and its `chunk_end` set."""
         req = self.prefilling
         if req is not None:
             req.chunk_end = self._budget.chunk_end(req.kv_len, req.num_tokens)
@@ -147,7 +147,7 @@ class Scheduler:
         self._admit()
 
     def _admit(self) -> None:
-        """Take requests off the queue as long as they fit (see the class)."""
+        """Take requests off the queue as long as they fit (the class says when they do)."""
         if not self.waiting or self._is_still_blocked():
             return
         self._blocked = None
@@ -165,12 +165,12 @@ class Scheduler:
                 elif verdict is Verdict.NO_ROOM and not self.planned:
                     self._blocked = Blocked(req, self._state(), req.prefix_len - prefix.newly_locked)
             if verdict is Verdict.WAIT_FOR_PREFIX and not self.waiting.in_order:
-                continue  # those behind it may go first
+                continue  # requests behind it may go first
             if verdict is not Verdict.ADMIT or not admission.open:
                 return
 
     def _take(self, req: Req) -> None:
-        """`req` is admitted: it leaves the queue and joins the pass."""
+        """Admit `req`: it leaves the queue and joins the pass."""
         self.waiting.remove(req)
         self.planned.append(req)
         self.running.append(req)
@@ -183,7 +183,7 @@ class Scheduler:
         req.num_admissions += 1
 
     def _is_still_blocked(self) -> bool:
-        """Optimisation: True when nothing has changed since a request did not fit that could let it in."""
+        """Optimisation: True when a request did not fit, and nothing has changed since then that could let it in."""
         if self._blocked is None or not self.running:
             return False
         ratio = self.new_token_ratio.value
@@ -192,13 +192,13 @@ class Scheduler:
         return self._blocked.still(self._state(), room, self.cache.outstanding_size(self._blocked.req, ratio))
 
     def _state(self) -> tuple[int, int, int]:
-        """Optimisation: what `Blocked` compares."""
+        """Optimisation: the state that `Blocked` compares."""
         return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
 
-    # --- DECODE: room for all running requests, or for those that stay -----------------------------------------------
+    # --- DECODE: make room for all running requests, or for those that stay ------------------------------------------
 
     def _make_room_for(self, decoding: list[Req]) -> list[Req]:
-        """Those of `decoding` whose next slots can be had, after retracting as many requests as it takes."""
+        """Retract requests until there are slots for the others' next tokens; returns those of `decoding` that stay."""
         staying, retracted = decoding, 0
         while len(self.running) > 1 and self.cache.decode_size(staying) > self.cache.obtainable_size():
             req = first_to_retract(self.running)
@@ -219,7 +219,7 @@ class Scheduler:
         self._blocked = None
 
     def _take_back(self, req: Req) -> None:
-        """Take a request out of the queue, of those paused, or of those running, with its row and slots."""
+        """Remove a request from the queue, from the paused ones, or from the running ones with its row and slots."""
         if req in self.waiting:
             self.waiting.remove(req)
         elif req in self.paused:

@@ -14,20 +14,20 @@ from nanoinfer.scheduling.policy import Policy
 
 
 class WaitingQueue:
-    """Requests in order of arrival, retracted ones in front (the last retracted first: it had come furthest).
+    """Requests in order of arrival, with retracted ones in front (the last retracted first: it had come furthest).
 
-    They are considered in the policy's order (of the `policy_window` longest waiting), with two exceptions, which go to
-    the front and stay there until they fit:
+    They are considered in the policy's order (among the `policy_window` requests that have waited longest), with two
+    exceptions. These go to the front and stay there until they fit:
 
-    - **retracted** and resumed requests: they have been admitted before, and their callers have seen some of their tokens;
-    - **overtaken** ones, so that `lpm` and `dfs-weight`, which prefer what is cached, let no request starve. Requests
-      are numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for the first
-      time, paused, or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.
+    - **retracted** and resumed requests: they have been admitted before, and their callers have seen some of their tokens.
+    - **overtaken** requests: `lpm` and `dfs-weight` prefer what is cached, and this keeps other requests from starving.
+      Requests are numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for
+      the first time, paused, or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.
 
-    The bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Say one of them
-    is admitted now, and the longest waiting request is j <= i. All of 0..j-1 have left. Request j is not at the front,
-    so `left < j + max_overtakes`: fewer than `max_overtakes` others have left, and only those can have overtaken i
-    before. Under `fcfs` no request is ever overtaken.
+    This gives a bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Why?
+    Suppose one of them is admitted now, and j <= i is the request that has waited longest. All of 0..j-1 have left.
+    Request j has not moved to the front, so `left < j + max_overtakes`. So fewer than `max_overtakes` others have left,
+    and only those can have overtaken i before. Under `fcfs` no request is ever overtaken.
     """
 
     def __init__(self, config: EngineConfig, radix_cache: RadixCache):
@@ -35,7 +35,7 @@ class WaitingQueue:
         self._radix_cache = radix_cache
         self._policy_name = config.schedule_policy
         self._policy: Policy = SCHEDULE_POLICIES[config.schedule_policy]
-        self.in_order = config.schedule_policy == "fcfs"  # a request that waits holds up those behind it
+        self.in_order = config.schedule_policy == "fcfs"  # True: a request that must wait holds up those behind it
         self._window, self._max_overtakes = config.policy_window, config.max_overtakes
         self._rng = np.random.default_rng(config.random_seed)
         self.arrivals = self.left = 0
@@ -52,18 +52,18 @@ class WaitingQueue:
         return req in self._reqs
 
     def add(self, req: Req) -> None:
-        """A request arrives."""
+        """Queue a request that has just arrived."""
         req.ticket = self.arrivals
         self.arrivals += 1
         self._reqs[req] = None
 
     def put_back(self, req: Req) -> None:
-        """A request that had been admitted waits again."""
+        """Put a request that had been admitted before at the front of the queue."""
         self._reqs[req] = None
         self._reqs.move_to_end(req, last=False)
 
     def remove(self, req: Req) -> None:
-        """A request has been admitted or paused, or has ended."""
+        """Take out a request that was admitted or paused, or that has ended."""
         del self._reqs[req]
         if not req.num_admissions:
             self.left += 1
@@ -78,10 +78,10 @@ class WaitingQueue:
         return bool(req.num_admissions) or self.left >= req.ticket + self._max_overtakes
 
     def candidates(self) -> Iterator[Req]:
-        """Requests in the order in which admission considers them. The caller removes those it admits before it asks
-        for the next one.
+        """Yield requests in the order in which admission considers them. When the caller admits one, it must remove it
+        before it asks for the next one.
 
-        Ends after a request that goes first and was not removed.
+        Ends after a request that goes first but was not removed.
         """
         ranked: Iterator[Req] | None = None
         while self._reqs:
@@ -99,11 +99,10 @@ class WaitingQueue:
             yield following
 
     def _in_policy_order(self) -> list[Req]:
-        """The longest waiting requests in the policy's order.
+        """The requests that have waited longest, in the policy's order.
 
-        Ranked again only after an arrival or an insertion into the tree, so that a step in which nothing can be
-        admitted costs little however many requests wait. (An eviction makes prefixes shorter, never longer: the order
-        stays good enough.)
+        They are ranked again only after an arrival or an insertion into the tree. So a step that can admit nothing
+        costs little, however many requests wait. (Eviction only makes prefixes shorter, so the order stays good enough.)
         """
         made_for = (self.arrivals, self._radix_cache.insertions)
         if made_for != self._ranked_for or not any(req in self._reqs for req in self._ranked):

@@ -138,7 +138,7 @@ class Alarmed:
         try:
             outputs, _ = self.attempt(self.engine.step)
         except RuntimeError as error:
-            if "other threads wait" not in str(error):
+            if "other threads are waiting" not in str(error):
                 raise
             return
         self.look_at(outputs or [])

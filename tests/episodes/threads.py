@@ -145,7 +145,7 @@ class Crowd:
         try:
             outputs = self.llm.engine.step()
         except RuntimeError as error:
-            if "other threads wait for calls of an LLM" not in str(error):
+            if "other threads are waiting for an LLM's calls" not in str(error):
                 raise
             self.counts["steps refused"] += 1
         else:

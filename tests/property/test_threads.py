@@ -86,7 +86,7 @@ def test_a_step_by_hand_is_refused_while_another_thread_waits_for_a_call() -> No
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     call = in_a_pass(llm, gate, [5], greedy(3))
-    with pytest.raises(RuntimeError, match=r"other threads wait for calls of an LLM.*LLM\.generate"):
+    with pytest.raises(RuntimeError, match=r"other threads are waiting for an LLM's calls.*LLM\.generate"):
         engine.step()
     gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]

@@ -84,7 +84,10 @@ def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., P
     ("make", "message"),
     [
         (lambda: AsyncEngine(5), r"^llm=5: must be an LLM, an Engine, or a model's name"),  # type: ignore[arg-type]
-        (lambda: AsyncEngine(make_engine(), max_queue=5), "^max_queue: options are for a model that is loaded here"),
+        (
+            lambda: AsyncEngine(make_engine(), max_queue=5),
+            "^max_queue: options are only for a model that is loaded here",
+        ),
         (lambda: AsyncEngine("no/such", max_que=5), r"^LLM: no argument 'max_que'; did you mean 'max_queue'"),
         (lambda: AsyncEngine(model="no/such", max_que=5), "^LLM: "),  # type: ignore[call-arg]
     ],

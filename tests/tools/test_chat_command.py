@@ -137,7 +137,7 @@ def test_save_writes_what_llm_chat_reads(chat: Chat, llm: LLM, tmp_path: Path, m
 
 def test_save_overwrites_no_other_file(chat: Chat, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         chat.handle(f"/save {tmp_path / 'thesis.txt'}")
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="/save FILE"):
@@ -393,7 +393,7 @@ def test_a_second_ctrl_c_does_not_keep_the_request_from_ending(terminal: Termina
         terminal.expect(r"\[3 prompt tokens, 0 cached, stopped\]")
         terminal.expect(PROMPT)
         assert enter(terminal, "/stats", r"closed +(\d+)") == str(turn)
-    enter(terminal, "/reset", r"\[(a new conversation)\]")
+    enter(terminal, "/reset", r"\[(new conversation)\]")
 
 
 def test_ctrl_c_before_the_first_token_keeps_neither_message(terminal: Terminal, tmp_path: Path) -> None:

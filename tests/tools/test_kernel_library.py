@@ -88,7 +88,7 @@ def test_a_compiler_that_is_not_found_is_named(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = loaded(tmp_path / "file" / "cache")
-    assert f"not cpp: the folder for compiled kernels, {tmp_path}/file/cache, cannot be made" in said
+    assert f"not cpp: the folder for compiled kernels, {tmp_path}/file/cache, cannot be created" in said
     assert "set NANOINFER_CACHE" in said
 
 

@@ -340,7 +340,7 @@ def test_an_index_may_not_lead_out_of_the_checkpoint(checkpoint: Checkpoint, tmp
     (path / "model.safetensors").rename(tmp_path / "other.safetensors")
     index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(WeightMismatchError, match=r"'\.\./other\.safetensors' must lie beside it"):
+    with pytest.raises(WeightMismatchError, match=r"'\.\./other\.safetensors' must be in the same folder"):
         LLM(path)
 
 

@@ -393,7 +393,7 @@ def test_an_engine_serves_one_front_alone() -> None:
     async def test() -> None:
         llm = LLM("story", max_total_tokens=64, max_context_len=32)
         async with AsyncEngine(llm) as front:
-            with pytest.raises(ValueError, match="an AsyncEngine serves with its engine already"):
+            with pytest.raises(ValueError, match="an AsyncEngine is already using its engine"):
                 AsyncEngine(llm)
             waiting = await front.add([1], greedy(8))
             for call in (
@@ -402,7 +402,7 @@ def test_an_engine_serves_one_front_alone() -> None:
                 lambda: llm.engine.add_request([1], greedy()),
                 llm.engine.step,
             ):
-                with pytest.raises(RuntimeError, match="an AsyncEngine serves with this engine: use its methods"):
+                with pytest.raises(RuntimeError, match="an AsyncEngine is using this engine: call its methods"):
                     call()
             assert len((await waiting.output()).token_ids) == 8
             llm.engine.check_integrity()  # to look is possible from any thread

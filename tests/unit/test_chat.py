@@ -103,7 +103,7 @@ def test_a_template_given_with_the_call_serves_a_model_that_has_none(tokenizer: 
     [
         ({"enable_thinkng": False}, "enable_thinkng: .*did you mean 'enable_thinking'"),
         ({"add_generation_promt": False}, "did you mean 'add_generation_prompt'"),
-        ({"tokenize": True}, "tokenize: chat takes care of it"),
+        ({"tokenize": True}, "tokenize: chat sets it"),
         ({"max_length": 5}, "max_length"),
         ({"messages": []}, "messages: chat"),
         ([("a", 1)], "must be a mapping"),

@@ -508,7 +508,9 @@ def test_a_group_is_submitted_once(ended: bool) -> None:
     if ended:
         assert finish(engine)[rid].token_ids == [8, 9]
     for groups in ([group], [other, group], [other, other]):
-        with pytest.raises(ValueError, match=r"request_id=[01]: was submitted already, or prepared by another engine"):
+        with pytest.raises(
+            ValueError, match=r"request_id=[01]: was already submitted, or was prepared by another engine"
+        ):
             engine.submit_all(groups)
     assert len(engine.scheduler.waiting) == (0 if ended else 1)
     outputs = {} if ended else finish(engine)
@@ -519,7 +521,7 @@ def test_a_group_is_submitted_once(ended: bool) -> None:
 
 def test_a_group_of_another_engine_is_refused() -> None:
     engine = make_engine()
-    with pytest.raises(ValueError, match="request_id=0: was submitted already, or prepared by another engine"):
+    with pytest.raises(ValueError, match="request_id=0: was already submitted, or was prepared by another engine"):
         engine.submit(make_engine().prepare(Request([7], greedy())))
     assert not engine.has_unfinished()
 

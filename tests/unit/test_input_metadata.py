@@ -240,7 +240,7 @@ def test_neighbouring_slots_are_written_as_a_slice_and_others_by_index() -> None
         (
             EXTEND,
             {"out_cache_loc": [11, 10, 12, 13, 14, 15], "out_cache_cont_start": 10, "out_cache_cont_end": 16},
-            "not the range of out_cache_loc",
+            "must be the range of out_cache_loc",
         ),
         (EXTEND, {"req_pool_indices": [1, 1]}, "req_pool_indices: row 1 is given twice"),
         (EXTEND, {"out_cache_loc": [10, 11, 12, 11, 14, 15]}, "out_cache_loc: slot 11 is given twice"),

@@ -193,7 +193,7 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
         ("speculative_config", {"model": "m"}, "not implemented"),
         ("cpu_offload_gb", 4, "stay on the device"),
         ("disable_cuda_graph", False, "eager"),
-        ("disable_overlap_schedule", False, "after the pass"),
+        ("disable_overlap_schedule", False, "after the previous one"),
         ("page_sise", 4, "'page_size'"),
         ("temperature", 0, "SamplingParams"),
         ("max_tokens", 5, "SamplingParams.max_new_tokens"),

@@ -115,7 +115,7 @@ def test_what_is_no_choice_fails_its_pass_and_names_the_request(returned: object
     [
         (torch.full((V,), 1e300, dtype=torch.float64), r"infinity \(in float32\)"),
         (torch.full((V,), -1e300, dtype=torch.float64), "must allow a token"),
-        (torch.zeros(V, dtype=torch.int64), "torch.int64.* must be dense, of floating-point numbers"),
+        (torch.zeros(V, dtype=torch.int64), "torch.int64.* must be a dense floating-point tensor"),
         (torch.zeros(V, dtype=torch.complex64), "torch.complex64"),
         (torch.zeros(V).to_sparse(), "sparse"),
         (torch.zeros(V, device="meta"), "on meta"),
@@ -155,5 +155,5 @@ def test_a_processor_cannot_make_a_request_stop_before_min_new_tokens() -> None:
     rid = engine.add_request([5], SamplingParams(logits_processors=[only(7, 9)], **fields))
     assert finish(engine)[rid].token_ids == [9, 9, 9, 7]
     engine.add_request([5], SamplingParams(logits_processors=[only(7)], **fields))
-    with pytest.raises(RuntimeError, match="must allow a token that does not stop, until min_new_tokens"):
+    with pytest.raises(RuntimeError, match="must allow a token that does not stop before min_new_tokens"):
         engine.step()

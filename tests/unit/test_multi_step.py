@@ -80,7 +80,7 @@ def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> No
         ([[1]], {"num_steps": 0}, "num_steps=0: must be an integer of at least 1"),
         ([[1]], {"num_padding": -1}, "num_padding=-1"),
         ([[1]], {"num_padding": True}, "num_padding=True"),
-        ([[1] * 250], {"num_steps": 7}, "num_steps=7: a prompt of 250 tokens then has 257, more than 256"),
+        ([[1] * 250], {"num_steps": 7}, "num_steps=7: a prompt of 250 tokens would grow to 257; must not exceed 256"),
         ([[1], [2] * 30], {"num_steps": 8}, "pool: 10 free blocks of 4, must be at least 13"),
         ([[320]], {}, r"input_ids\[0\]=320"),
     ],

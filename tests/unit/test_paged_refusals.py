@@ -114,8 +114,12 @@ def test_the_base_model_is_an_adapter_that_is_there(adapter_ids: list[str | None
     ("new", "changes", "message"),
     [
         ({2: [1, 2, 3]}, {"input_lengths": ints(0)}, r"input_lengths\[0\]=0: must be at least 1"),
-        ({2: [1, 2, 3]}, {"input_lengths": ints(2)}, "input_ids: 3 tokens, but 2 by position_ids and input_lengths"),
-        ({2: [1, 2, 3]}, {"input_lengths": ints(4), "max_seq_len": 4}, "input_ids: 3 tokens, but 4 by"),
+        (
+            {2: [1, 2, 3]},
+            {"input_lengths": ints(2)},
+            "input_ids: 3 tokens, must be 2 by position_ids and input_lengths",
+        ),
+        ({2: [1, 2, 3]}, {"input_lengths": ints(4), "max_seq_len": 4}, "input_ids: 3 tokens, must be 4 by"),
         ({2: [1], 3: [2]}, {"input_lengths": ints(2, 1), "max_seq_len": 2}, "none left for request 1"),
         (
             {2: [1, 2], 3: [2]},
@@ -245,7 +249,7 @@ def test_a_cache_of_no_size(num_blocks: int, block_size: Any, message: str, gene
 def test_a_generator_wants_a_model(generator: GeneratorTorch) -> None:
     with pytest.raises(ValueError, match=r"model: must be .* loaded model"):
         GeneratorTorch(None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a loaded model has its own"):
+    with pytest.raises(ValueError, match="a loaded model has both already"):
         GeneratorTorch(generator.model, dtype="bfloat16")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         GeneratorTorch("nowhere")

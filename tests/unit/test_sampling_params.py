@@ -234,7 +234,7 @@ def test_numpy_token_ids_become_plain_ones() -> None:
         (
             "max_new_tokens",
             None,
-            r"must be an integer; for as many as fit: llm\.config\.max_context_len less the prompt's",
+            r"must be an integer; for as many as fit, use llm\.config\.max_context_len minus the prompt's",
         ),
         ("prompt_logprobs", 1, "must be True or False; use True"),
     ],

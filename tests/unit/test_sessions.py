@@ -373,7 +373,7 @@ def test_running_without_a_tokenizer_is_refused_before_the_first_step(engine: In
 
 def test_arguments_that_would_be_dropped_are_refused(engine: InferenceEngine, checkpoint: Checkpoint) -> None:
     for options in ({"dtype": "bfloat16"}, {"device": "cpu"}):
-        with pytest.raises(ValueError, match="a loaded model has its own"):
+        with pytest.raises(ValueError, match="a loaded model has both already"):
             InferenceEngine(engine.model, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"llm\.model"):
         InferenceEngine(object())  # type: ignore[arg-type]

@@ -177,10 +177,10 @@ def test_a_text_that_cannot_fit_is_not_tokenized_and_one_that_may_is() -> None:
     assert longest is not None
     with pytest.raises(
         InvalidRequestError,
-        match=rf"^prompt: is text of {64 * longest + 1} characters: must not exceed {64 * longest} ",
+        match=rf"^prompt: has {64 * longest + 1} characters: must not exceed {64 * longest} ",
     ):
         builder.prompt_ids("x" * (64 * longest + 1), max_context_len=64)
-    with pytest.raises(ValueError, match=r"^messages: is text of \d+ characters"):
+    with pytest.raises(ValueError, match=r"^messages: has \d+ characters"):
         builder.chat_prompt([{"role": "user", "content": "x" * 64 * longest}], None, 64)
     assert tokenizer.texts == 0
     assert len(builder.prompt_ids("x" * (64 * longest), max_context_len=64)) > 64  # refused after that
@@ -204,4 +204,4 @@ def test_a_panic_in_the_tokenizer_refuses_the_text_and_an_interrupt_interrupts(e
     with pytest.raises(expected) as caught:
         builder.prompt_ids("abc")
     if isinstance(error, PanicException):
-        assert "prompt: is text on which the tokenizer fails: no such byte" in str(caught.value)
+        assert "prompt: the tokenizer fails on this text: no such byte" in str(caught.value)

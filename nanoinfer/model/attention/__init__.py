@@ -1,4 +1,4 @@
-"""Attention backends: interchangeable ways to attend over the TokenToKVPool."""
+"""Attention backends: interchangeable implementations of attention over the TokenToKVPool."""
 
 from nanoinfer.model.attention.base import AttentionBackend, AttentionLayer
 from nanoinfer.model.attention.select import select_attention_backend

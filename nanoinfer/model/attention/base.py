@@ -1,4 +1,4 @@
-"""The interface between the model's attention layers and what computes attention over the pool."""
+"""The interface between the model's attention layers and the backend that computes attention over the pool."""
 
 from typing import Any, Protocol
 
@@ -8,16 +8,16 @@ from torch import nn
 from nanoinfer.cache.kv_storage import KVStorage
 from nanoinfer.model.input_metadata import InputMetadata
 
-# What a layer or a pass may ask for besides paged causal attention. A backend that can do it says so in `features`.
+# What a layer or a pass may need besides paged causal attention. A backend lists in `features` what it supports.
 SOFTCAP = "softcap"  # a layer's `softcap`
-MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which need not be the tokens' indices
+MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which may differ from the tokens' indices
 ENCODED_KV = "encoded K/V (kv_cache_dtype)"  # K/V that only `token_to_kv_pool.read` can decode
-UNSTORED = "unstored"  # slots of −1: the K/V of such new tokens is in `token_to_kv_pool.new` alone
+UNSTORED = "unstored"  # new tokens with slot −1, whose K/V is only in `token_to_kv_pool.new`
 
 
 class AttentionLayer:
-    """One attention layer as a backend sees it. `sliding_window`: how many tokens back a token sees, itself included; None
-    for all. `scale` multiplies the scores (by default 1 / √D); `softcap · tanh(scores / softcap)` then bounds them."""
+    """One attention layer as a backend sees it. `sliding_window`: how many tokens a token sees, itself included; None for
+    all. `scale` multiplies the scores (by default 1 / √D); then `softcap · tanh(scores / softcap)` bounds them."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class AttentionLayer:
 
 
 class AttentionBackend(Protocol):
-    """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is there already when `forward_*` is called.
+    """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is already there when `forward_*` is called.
 
-    A backend may have an attribute `features`, a set: which of SOFTCAP, MASK, ENCODED_KV and UNSTORED it can do. Without
-    one it can do none of them, and is not asked to.
+    A backend may have a set `features`: those of SOFTCAP, MASK, ENCODED_KV and UNSTORED that it supports. A backend
+    without it supports none of them, and is never asked to.
     """
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """Called once per pass, before the first layer: put what all layers share into `metadata.attention_plan`."""
+        """Called once per pass, before the first layer, to put what all layers share into `metadata.attention_plan`."""
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
         """`q` [T, H, D] → [T, H, D]: each new token attends to its request's tokens up to and including itself."""
@@ -54,12 +54,12 @@ class AttentionBackend(Protocol):
 
 
 def missing_features(backend: Any, wanted: set[str]) -> set[str]:
-    """Those of `wanted` that `backend` cannot do."""
+    """The features among `wanted` that `backend` does not support."""
     return wanted - set(getattr(backend, "features", ()))
 
 
 def wanted_features(network: nn.Module, kv_storage: KVStorage | None = None) -> set[str]:
-    """What every pass asks for: the attention layers of `network`, and the storage behind its pool."""
+    """The features that every pass needs, because of the attention layers of `network` and the storage of its pool."""
     layers = (value for module in network.modules() for value in vars(module).values())
     wanted = {SOFTCAP for layer in layers if isinstance(layer, AttentionLayer) and layer.softcap is not None}
     return wanted if kv_storage is None or kv_storage.has_plain_buffers else wanted | {ENCODED_KV}

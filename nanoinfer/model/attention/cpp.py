@@ -1,4 +1,4 @@
-"""CppAttention: paged attention in C++, straight from the slots."""
+"""CppAttention: paged attention in C++ that reads K/V straight from the slots."""
 
 import torch
 
@@ -11,21 +11,21 @@ from nanoinfer.model.input_metadata import InputMetadata
 class CppAttention:
     """The same kernel for both passes: a decode is an extend of one token.
 
-    K/V is read where it lies, block by block of 64 tokens; nothing is gathered into a rectangle first. A token's result
-    is the same bits however its request was split into passes and whatever else is in them.
-    KernelsUnavailableError when the kernels cannot be built or have nothing for `dtype`, and of a layer with a softcap.
+    K/V is read in place, in blocks of 64 tokens, and is not gathered into a rectangle first. A token's result is the same
+    to the last bit, however its request was split into passes and whatever else is in those passes.
+    KernelsUnavailableError when the kernels cannot be built or do not support `dtype`, and for a layer with a softcap.
     """
 
     def __init__(self, dtype: torch.dtype):
         self._attention, self._dtype = kernel("attention", dtype), dtype
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """Nothing to prepare: the kernel reads the CSR description. ValueError when K/V is of another dtype."""
+        """There is nothing to prepare: the kernel reads the CSR description. ValueError when K/V has another dtype."""
         if metadata.token_to_kv_pool.dtype is not self._dtype:
-            raise ValueError(f"token_to_kv_pool: {metadata.token_to_kv_pool.dtype}, must be {self._dtype} as the model")
+            raise ValueError(f"token_to_kv_pool: {metadata.token_to_kv_pool.dtype}, must be the model's {self._dtype}")
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """`q` [T, H, D], the heads of a token side by side in memory, tokens at any stride → [T, H, D]."""
+        """`q` [T, H, D] → [T, H, D]. A token's heads must be contiguous in memory; tokens may have any stride."""
         if layer.softcap is not None:
             raise KernelsUnavailableError(
                 f"layer {layer.layer_id}: softcap={layer.softcap}, must be None for the C++ attention; use torch_native"

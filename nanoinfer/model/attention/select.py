@@ -1,4 +1,4 @@
-"""Which attention backend a model runs with: the one asked for, or the fastest there is."""
+"""Selects the attention backend that a model runs with: the requested one, or the fastest available."""
 
 from collections.abc import Collection
 
@@ -14,10 +14,10 @@ from nanoinfer.registry import ATTENTION_BACKENDS
 def select_attention_backend(
     name: str, dtype: torch.dtype, device: torch.device, wanted: Collection[str] = ()
 ) -> AttentionBackend:
-    """`cpp`, `torch_native` or another registered backend as asked for; `auto`: `cpp` where it can be used for `dtype` on
-    `device` and has the features `wanted` (see `wanted_features`). `selection_of` tells what was chosen, and why.
+    """`cpp`, `torch_native` or another registered backend by name. `auto` takes `cpp` if that works for `dtype` on `device`
+    and has the `wanted` features (see `wanted_features`), else `torch_native`. `selection_of` tells the choice and why.
 
-    ValueError for any other name, KernelsUnavailableError with the reason when what was asked for cannot be used.
+    ValueError for any other name, KernelsUnavailableError with the reason when the named backend cannot be used.
     """
     ATTENTION_BACKENDS.check(name)
     backend: AttentionBackend = ATTENTION_BACKENDS[name](dtype, device)
@@ -26,7 +26,7 @@ def select_attention_backend(
         return selected(TorchNativeBackend(), "torch_native", f"not cpp: it has no {missing}")
     if missing:
         raise KernelsUnavailableError(
-            f"attention_backend={name!r}: this model and its pool need {missing}, which it cannot do; use 'torch_native'"
+            f"attention_backend={name!r}: cannot do {missing}, which this model and its pool need; use 'torch_native'"
         )
     return backend if name == "auto" else selected(backend, name, AS_ASKED)
 
@@ -51,5 +51,5 @@ def _fastest(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
         return selected(TorchNativeBackend(), "torch_native", f"not cpp: {str(error).partition(': ')[2]}")
 
 
-# A backend is made for a dtype on a device.
+# Each function makes a backend for a dtype on a device.
 ATTENTION_BACKENDS.update(auto=_fastest, cpp=_cpp, torch_native=_torch_native)

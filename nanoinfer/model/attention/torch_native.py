@@ -1,4 +1,4 @@
-"""TorchNativeBackend: paged attention in plain torch. The reference that every other backend is tested against."""
+"""TorchNativeBackend: paged attention in plain torch. Every other backend is tested against it."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +12,7 @@ from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 
 @dataclass
 class ExtendPlan:
-    """Per request: where its new tokens are in the batch, its slots, and which tokens its new tokens see, per window."""
+    """For each request: where its new tokens are in the batch, its slots and, per window, which tokens the new ones see."""
 
     spans: list[tuple[int, int]]
     slots: list[torch.Tensor]  # [S] each
@@ -21,20 +21,20 @@ class ExtendPlan:
 
 @dataclass
 class DecodePlan:
-    """All requests as one rectangle, as wide as the longest sequence. Padding repeats a valid slot and is masked."""
+    """All requests as one rectangle, as wide as the longest sequence. Padding repeats a valid slot, and is masked."""
 
     slots: torch.Tensor  # [B, max_seq_len]
-    distance: torch.Tensor  # [B, max_seq_len]: how far back each token lies; negative for padding
+    distance: torch.Tensor  # [B, max_seq_len]: how far back each token is; negative for padding
     masks: dict[int | None, torch.Tensor]  # window → bool [B, 1, 1, max_seq_len]
 
 
 class TorchNativeBackend:
-    """EXTEND goes request by request; DECODE is one batched product over gathered, padded K/V."""
+    """EXTEND computes one request after another; DECODE is one batched product over gathered, padded K/V."""
 
     features = frozenset({SOFTCAP, ENCODED_KV})
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """Slots and masks, once for all layers."""
+        """Look up the slots once for all layers. Each window's masks are added by the first layer that needs them."""
         if metadata.forward_mode is ForwardMode.DECODE:
             positions = torch.arange(metadata.max_seq_len, device=metadata.seq_lens.device)
             distance = metadata.seq_lens[:, None] - 1 - positions
@@ -49,7 +49,7 @@ class TorchNativeBackend:
         )
 
     def forward_extend(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """One causal attention per request, its new queries over prefix and new tokens."""
+        """Causal attention for one request at a time: its new tokens attend to its prefix and to each other."""
         plan: ExtendPlan = metadata.attention_plan
         window = layer.sliding_window
         if window not in plan.masks:
@@ -71,7 +71,7 @@ class TorchNativeBackend:
         return out
 
     def forward_decode(self, q: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> torch.Tensor:
-        """The H / Hk query heads that share a key head stand in for query positions, so K and V are never repeated."""
+        """The H / Hk query heads that share a key head are passed as query positions, so K and V are never repeated."""
         plan: DecodePlan = metadata.attention_plan
         window = layer.sliding_window
         if window not in plan.masks:
@@ -89,9 +89,10 @@ class TorchNativeBackend:
 def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, layer: AttentionLayer
 ) -> torch.Tensor:
-    """softmax(scores + mask) · V: `q` [B, H, new, D] over `keys`, `values` [B, Hk, S, D] → [B, H, new, D].
+    """softmax(scores + mask) · V for `q` [B, H, new, D] and `keys`, `values` [B, Hk, S, D] → [B, H, new, D].
 
-    `mask` as torch's scaled_dot_product_attention takes it; None: causal, new = S. A token that sees nothing gets zeros.
+    `mask`: as in torch's scaled_dot_product_attention. None means causal, with new = S. A token that sees nothing gets
+    zeros.
     """
     if layer.softcap is None:
         return scaled_dot_product_attention(
@@ -107,9 +108,9 @@ def attend(
 
 
 def _extend_mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Bool [new, total], True = see: the last `new` of `total` tokens see back to the start, or `window` tokens.
+    """Bool [new, total], True = see: the last `new` of `total` tokens see all tokens up to themselves, or `window` of them.
 
-    None where torch's own causal mask says the same, which it computes faster.
+    None when torch's own causal mask is the same, because that is faster.
     """
     if new == total and (window is None or total <= window):
         return None

@@ -1,4 +1,4 @@
-"""Linear layers, alone and fused: one matrix product where a checkpoint has several on the same input."""
+"""Linear layers, single and fused: a fused one computes several of a checkpoint's projections in one matrix product."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from nanoinfer.registry import QUANTIZATIONS
 class Linear(nn.Module):
     """`x @ weight.T + bias`, without gradients.
 
-    The weight loader fills `weight` [out, in]; `pack` then makes `weights` of it, which multiply from then on.
+    The weight loader fills `weight` [out, in]. Then `pack` turns it into `weights`, which do the multiplication.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
@@ -27,8 +27,8 @@ class Linear(nn.Module):
         self.weights: LinearWeights | None = None
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
-        """Make `weights` of the kind `quantization`, for `kernels`, and give `weight` up, so that no memory holds it twice
-        (but for a tied head's, in which the embedding goes on looking tokens up). `name`: this layer's path in the network.
+        """Make `weights` of the kind `quantization` for `kernels`, and drop `weight`, so that it is not in memory twice
+        (except for a tied head, whose `weight` the embedding still uses). `name`: this layer's path in the network.
         """
         assert self.weight is not None, "packed already"
         bias = None if self.bias is None else self.bias.data
@@ -41,7 +41,7 @@ class Linear(nn.Module):
 
 
 class FusedLinear(Linear):
-    """Several projections of one input as a single matrix, their outputs side by side.
+    """Several projections of one input as a single matrix, with their outputs side by side.
 
     `parts` maps each projection's name in the checkpoint to its output size; the loader fills the rows in that order.
     """
@@ -52,8 +52,8 @@ class FusedLinear(Linear):
 
 
 class LMHead(Linear):
-    """Hidden states to logits, without bias: times `config.logit_scale`, then, with `config.logit_softcap` c,
-    c * tanh(logit / c)."""
+    """Hidden states to logits, without bias. Logits are multiplied by `config.logit_scale`; then, if there is a
+    `config.logit_softcap` c, they become c * tanh(logit / c)."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__(config.hidden_size, config.vocab_size, False, dtype, device)

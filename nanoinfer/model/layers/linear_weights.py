@@ -1,7 +1,7 @@
-"""Kinds of linear weights: what a Linear holds once it is loaded, and how it multiplies by it.
+"""Kinds of linear weights: what a Linear keeps after loading, and how it multiplies by it.
 
-One line adds a kind, and any checkpoint can be served with it: `QUANTIZATIONS["mine"] = MyWeights`, then
-`LLM(model, quantization="mine")`.
+One line adds a kind: `QUANTIZATIONS["mine"] = MyWeights`. Then `LLM(model, quantization="mine")` serves any checkpoint
+with it.
 """
 
 from typing import Protocol
@@ -13,9 +13,9 @@ from nanoinfer.registry import QUANTIZATIONS
 
 
 class LinearWeights(Protocol):
-    """A Linear makes one of these from its loaded weight, with the arguments of DenseWeights. It keeps what it needs.
+    """A Linear makes one of these from its loaded weight, with the arguments of DenseWeights. It keeps only what it needs.
 
-    A kind that is not meant for some layers (the head, say) can tell by `name` and return DenseWeights for these.
+    A kind that should skip some layers, such as the head, can look at `name` and return DenseWeights for them.
     """
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ class LinearWeights(Protocol):
 
 
 class DenseWeights:
-    """The checkpoint's numbers, in the layout that the kernels read fastest.
+    """The checkpoint's own numbers, in the layout that the kernels read fastest.
 
     `weight` [out, in], `bias` [out] or None; `name`: the Linear's path in the network (`model.layers.0.mlp.down_proj`).
     """

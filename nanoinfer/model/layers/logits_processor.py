@@ -1,6 +1,6 @@
-"""From hidden states to logits, for the rows that need them (SGLang's LogitsProcessor).
+"""Computes logits from hidden states, for the rows that need them (SGLang's LogitsProcessor).
 
-Functions that change a request's logits are in sampling/logits_processors.py.
+The functions that change a request's logits are elsewhere, in sampling/logits_processors.py.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from nanoinfer.model.input_metadata import InputMetadata
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
 
-ROWS_AT_A_TIME = 256  # prompt log-probabilities: bounds the [rows, V] block in memory
+ROWS_AT_A_TIME = 256  # for prompt log-probabilities: keeps the [rows, V] block in memory small
 
 
 @dataclass
 class LogitsOutput:
-    """`logits` [k, V] of the pass's `logit_rows`; where they are wanted also `prompt_logprobs` [T] float32.
+    """`logits` [k, V] of the pass's `logit_rows` and, if they are wanted, `prompt_logprobs` [T] float32.
 
-    `prompt_logprobs[t]` is the log-probability of new token t under the token before it: NaN for the first new token of
-    each request.
+    `prompt_logprobs[t]` is the log-probability of new token t given the tokens before it. It is NaN for the first new
+    token of each request.
     """
 
     logits: torch.Tensor
@@ -28,14 +28,14 @@ class LogitsOutput:
 
 
 def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
-    """The new tokens whose hidden states are needed to the end; None for all."""
+    """The new tokens whose hidden states the last layer must compute to its end; None for all."""
     return None if metadata.return_normalized_logprob else metadata.logit_rows
 
 
 def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, metadata: InputMetadata) -> LogitsOutput:
-    """`hidden` [k, hidden_size] of the `hidden_rows` after the last norm, `input_ids` [T] → LogitsOutput.
+    """`hidden` [k, hidden_size], the `hidden_rows` after the last norm, and `input_ids` [T] → LogitsOutput.
 
-    What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it too.
+    What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it, too.
     """
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
@@ -47,13 +47,13 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
         following = slice(rows.start + 1, rows.stop + 1)
         block = head(hidden[rows]).float().log_softmax(-1)
         logprobs[following] = block.gather(1, input_ids[following, None])[:, 0]
-    logprobs[metadata.qo_indptr[:-1]] = torch.nan  # the token before it belongs to another request, or to the prefix
+    logprobs[metadata.qo_indptr[:-1]] = torch.nan  # the token before it is in another request, or in the prefix
     return LogitsOutput(logits, logprobs)
 
 
 def mean_logprobs(output: LogitsOutput, metadata: InputMetadata) -> torch.Tensor | None:
-    """The mean of each request's `prompt_logprobs`, float32 [B], NaN where only one token is new: what the seed calls
-    normalized log-probabilities. None where they are not wanted."""
+    """The mean of each request's `prompt_logprobs`, float32 [B]: what the seed calls normalized log-probabilities. NaN for
+    a request with a single new token; None in place of all of them if they are not wanted."""
     if output.prompt_logprobs is None:
         return None
     new_lens = metadata.qo_indptr.diff().tolist()

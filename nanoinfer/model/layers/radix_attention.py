@@ -1,4 +1,4 @@
-"""RadixAttention: an attention layer whose keys and values live in the TokenToKVPool."""
+"""RadixAttention: an attention layer whose keys and values are in the TokenToKVPool."""
 
 import torch
 

@@ -7,7 +7,7 @@ from nanoinfer.kernels import Kernels, TorchKernels
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * weight` over the last dimension, the mean square in float32 (Zhang and Sennrich, 2019)."""
+    """`x / rms(x) * weight` over the last dimension, with the mean square in float32 (Zhang and Sennrich, 2019)."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -16,10 +16,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device), requires_grad=False)
 
     def use_kernels(self, kernels: Kernels, offset: float = 0.0) -> None:
-        """Compute with `kernels` from now on. Once, after the weight is loaded: `offset` is added to it in place.
+        """Compute with `kernels` from now on, and add `offset` to the weight in place. Call it once, after loading.
 
-        In float32 that gives what adding it in every pass would give. In bfloat16 the sum is rounded, by 2^-9 of itself at
-        most: as much as the norm's result is.
+        In float32 the results are the same as if the offset were added in every pass. In bfloat16 the sum is rounded, by at
+        most 2^-9 of itself, like the norm's result.
         """
         self.kernels = kernels
         self.weight.add_(offset)
@@ -29,5 +29,5 @@ class RMSNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a layer's output `x` to the residual stream: `(norm of the sum, the sum)`. May change `residual` in place."""
+        """Add a layer's output `x` to the residual stream; returns `(norm of the sum, the sum)`. May change `residual`."""
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

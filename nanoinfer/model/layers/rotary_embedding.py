@@ -6,7 +6,7 @@ from nanoinfer.model.rope import RopeScaling
 
 
 class RotaryEmbedding:
-    """Cosine and sine tables `[max_len, D/2]`, made once. Pairs are (i, i + D/2), as in Hugging Face checkpoints."""
+    """Cosine and sine tables `[max_len, D/2]`, computed once. Pairs are (i, i + D/2), as in Hugging Face checkpoints."""
 
     def __init__(
         self,
@@ -23,6 +23,6 @@ class RotaryEmbedding:
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
-    """Radians per token for each pair, float32 `[D/2]`: as trained, then as `scaling` stretches them."""
+    """Radians per token for each pair, float32 `[D/2]`: those of the training, stretched by `scaling`."""
     inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
     return scaling.stretch(inv_freq, theta)
