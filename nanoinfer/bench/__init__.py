@@ -1,1 +1,1 @@
-"""Measurements. Each result is a ratio to something else measured in the same run."""
+"""Measurements. Each result is compared with something else that is measured in the same run."""

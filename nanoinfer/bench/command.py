@@ -20,7 +20,7 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     commands = bench.add_subparsers(
         dest="what", required=True, metavar="what", parser_class=type(bench), help="default: run"
     )
-    run = commands.add_parser("run", help="run all workloads on nanoinfer and on the engines it is compared with")
+    run = commands.add_parser("run", help="run all workloads on nanoinfer and the engines to compare it with")
     run.set_defaults(run=_run)
     run.add_argument(
         "--model",
@@ -29,50 +29,54 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         help="bundled name, checkpoint directories or Hub names (default: story)",
     )
     run.add_argument("--dtype", nargs="+", metavar="DTYPE", help="float32, bfloat16 (default: as in each checkpoint)")
-    run.add_argument("--workloads", nargs="+", metavar="NAME", help=f"of {', '.join(WORKLOAD_NAMES)} (default: all)")
+    run.add_argument(
+        "--workloads", nargs="+", metavar="NAME", help=f"any of {', '.join(WORKLOAD_NAMES)} (default: all)"
+    )
     run.add_argument(
         "--rounds",
         type=int,
         default=3,
-        help="rounds; every figure is their median (default: 3; 0 with --profile: only profile)",
+        help="number of rounds; every figure is their median (default: 3; with --profile, 0 means only the profile)",
     )
-    run.add_argument("--threads", type=int, help="threads of every engine (default: the number of cores)")
+    run.add_argument("--threads", type=int, help="threads per engine (default: the number of cores)")
     run.add_argument(
         "--compare",
         action="append",
         default=[],
         metavar="NAME[=PYTHON]",
-        help="another engine: transformers, vllm, openvino or llamacpp, run by PYTHON if given; or "
-        "nanoinfer:option=value,... for nanoinfer with other options. May be given several times",
+        help="another engine: transformers, vllm, openvino or llamacpp, run with PYTHON if given; or "
+        "nanoinfer:option=value,... for nanoinfer with other options; may be given several times",
     )
     run.add_argument(
         "--once", action="append", default=[], metavar="NAME", help="run this engine in the first round only"
     )
     run.add_argument("--seed", type=int, default=0, help="seed of the token ids (default: 0)")
     run.add_argument(
-        "--gap", type=float, help="staggered: mean seconds between arrivals (default: by the model's size)"
+        "--gap", type=float, help="for staggered: mean seconds between arrivals (default: by the model's size)"
     )
     run.add_argument(
         "--timeout",
         type=float,
         default=600,
-        help="seconds without an answer after which an engine fails (default: 600)",
+        help="seconds to wait for an engine's answer before it counts as failed (default: 600)",
     )
-    run.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write every run to FILE")
-    run.add_argument("--profile", action="store_true", help="also show where the time of nanoinfer's steps goes")
+    run.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE")
+    run.add_argument("--profile", action="store_true", help="also show where the time goes in nanoinfer's steps")
 
-    decode = commands.add_parser("decode", help="compare decoding session by session, as a padded batch and from pools")
+    decode = commands.add_parser(
+        "decode", help="compare decoding one session at a time, as a padded batch, and from pools"
+    )
     decode.set_defaults(run=_decode)
     decode.add_argument("--requests", type=int, default=16, help="requests decoded together (default: 16)")
     decode.add_argument("--new-tokens", type=int, default=64, help="tokens per request (default: 64)")
-    decode.add_argument("--rounds", type=int, default=5, help="rounds; times are their medians (default: 5)")
+    decode.add_argument("--rounds", type=int, default=5, help="number of rounds; times are their medians (default: 5)")
     decode.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
     engine_options(decode)
 
     table = commands.add_parser("table", help="print the tables of a file that bench run --json wrote")
     table.set_defaults(run=_table)
     table.add_argument("file", type=os.path.expanduser, help="a file written by bench run --json")
-    table.add_argument("--main-only", action="store_true", help="leave out the tables of all figures")
+    table.add_argument("--main-only", action="store_true", help="leave out the tables with all figures")
 
 
 def with_default_command(argv: Sequence[str]) -> list[str]:
@@ -109,7 +113,7 @@ def _run(args: argparse.Namespace) -> None:
     names = [engine.name for engine in engines]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"--compare {twice[0]}: given twice (nanoinfer itself is always there)")
+        raise ValueError(f"--compare {twice[0]}: given twice (nanoinfer itself is always measured)")
     for name in args.once:
         if name not in names:
             raise ValueError(f"--once {name}: must be one of {', '.join(names)}")
@@ -138,7 +142,8 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict[str, Any]:
-    """Run the workloads again under the profiler, once per setting of nanoinfer: engine → workload → kinds of step."""
+    """Run the workloads again under the profiler, once for each of nanoinfer's settings: engine → workload → kinds of
+    step."""
     from nanoinfer.bench.profiler import WARM_UP, profile_model
     from nanoinfer.bench.workloads import make_job, warm_up
 
@@ -177,7 +182,7 @@ def _table(args: argparse.Namespace) -> None:
     try:
         results = json.loads(Path(args.file).read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{args.file}: not JSON: {error}") from error
+        raise ValueError(f"{args.file}: this is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ValueError(f"{args.file}: not written by bench run --json (format {FORMAT})")
     print(fitted(format_results(results, details=not args.main_only), room()))

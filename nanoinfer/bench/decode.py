@@ -1,4 +1,4 @@
-"""Three ways to decode the same requests: session by session, as a padded batch, and from the slots of a pool."""
+"""Three ways to decode the same requests: one session after another, as a padded batch, and from the slots of a pool."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,20 +18,20 @@ from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 
 SHORTEST_PROMPT = 8
 LEGEND = """\
-ratio: speed relative to the first row, median over rounds. forwards: decode passes (the prompt's pass gives the first
-token). moved: K/V copied to and from a pass's rectangle, per token; in a pool K/V stays in its slots. read: K/V that the
+ratio: speed relative to the first row, median over rounds. passes: decode passes (the prompt's pass gives the first token).
+moved: K/V copied into and out of a pass's rectangle, per token; in a pool, K/V stays in its slots. read: K/V that the
 attention backend reads, per token. padding: its share of what is read (plain torch reads a rectangle, C++ only slots)."""
 
 
 @dataclass
 class DecodeResult:
-    """The figures of one way, decode passes only. Times are medians over rounds; bytes are of K/V."""
+    """The figures of one way, for decode passes only. Times are medians over rounds; bytes are bytes of K/V."""
 
     way: str
     tokens_per_second: float
     ratio: float  # tokens_per_second relative to the first way
     forwards: int
-    bytes_copied_per_token: float  # to bring K/V into a pass's rectangle, and back
+    bytes_copied_per_token: float  # to copy K/V into a pass's rectangle, and back
     bytes_read_per_token: float  # by attention, padding included
     padding_share: float  # of bytes_read_per_token
     tokens_equal: bool  # to the tokens of the first way
@@ -50,15 +50,15 @@ class Run:
 def bench_decode(
     llm: LLM, num_requests: int = 16, new_tokens: int = 64, rounds: int = 5, use_tqdm: bool = True
 ) -> list[DecodeResult]:
-    """Decode `num_requests` requests of mixed lengths greedily, once per way and round; shows a progress bar unless
+    """Decode `num_requests` requests of mixed lengths greedily, once per way and round. Shows a progress bar unless
     `use_tqdm=False`.
 
-    Only decode passes are timed; prompts are computed before. Flushes the engine's cache. ValueError naming an argument
-    that is out of range, or when the engine has other requests.
+    Only decode passes are timed; prompts are computed before. Flushes the engine's cache. Raises ValueError naming an
+    argument that is out of range, or if the engine has other requests.
     """
     rng = np.random.default_rng(0)
     if llm.engine.has_unfinished():
-        raise ValueError("llm: its engine has unfinished requests; they would be timed as well")
+        raise ValueError("llm: its engine has unfinished requests, which would be timed too")
     context = llm.config.max_context_len
     if context < SHORTEST_PROMPT + 2:
         raise ValueError(f"max_context_len={context}: must be at least {SHORTEST_PROMPT + 2}")
@@ -78,7 +78,7 @@ def bench_decode(
     slots = sum(llm.engine.cache.whole_pages(len(prompt) + new_tokens - 1) for prompt in prompts)
     if slots > llm.config.max_total_tokens:
         raise ValueError(
-            f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests together need {slots}"
+            f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests together need {slots} slots"
         )
     ways: dict[str, Callable[[], Run]] = {
         "sessions, one by one": lambda: _run_sessions(llm, prompts, new_tokens, batched=False),
@@ -126,7 +126,7 @@ def format_decode(results: Sequence[DecodeResult], limit: int | None = None) -> 
         )
         for r in results
     ]
-    heads = ("decode", "tok/s", "ratio", "forwards", "moved", "read", "padding", "same tokens")
+    heads = ("decode", "tok/s", "ratio", "passes", "moved", "read", "padding", "same tokens")
     first, *others = (list(column) for column in zip(heads, *cells, strict=True))
     right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
     legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)

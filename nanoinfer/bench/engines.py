@@ -25,7 +25,7 @@ LAST_LINES = 5
 class EngineSpec:
     """An engine to measure: `file` defines its Peer, `python` runs it, `options` are the Peer's keyword arguments.
 
-    `is_ours`: nanoinfer itself, whatever its options, not an engine that it is compared with.
+    `is_ours`: whether it is nanoinfer itself (with any options) rather than an engine to compare it with.
     """
 
     name: str
@@ -36,7 +36,7 @@ class EngineSpec:
 
     @property
     def converts(self) -> bool:
-        """Whether it reads a file converted from the checkpoint."""
+        """Whether it reads a file that was converted from the checkpoint."""
         return self.file.stem in ("llamacpp", "openvino")
 
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
@@ -45,7 +45,8 @@ class EngineSpec:
         return [self.python, str(PEERS / "worker.py"), str(self.file), arguments]
 
     def environment(self, threads: int) -> dict[str, str]:
-        """This process's environment with the number of threads. Another Python sees none of its packages but nanoinfer."""
+        """This process's environment, with the number of threads. Another Python sees none of its packages except
+        nanoinfer."""
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         env["TOKENIZERS_PARALLELISM"] = "false"
         inherited = env.pop("PYTHONPATH", None)
@@ -59,7 +60,7 @@ class EngineSpec:
 def parse_engine(text: str) -> EngineSpec:
     """`vllm`, `vllm=PATH/TO/python`, `nanoinfer:option=value,option=value`, or `path/to/peer.py[=PYTHON]`.
 
-    ValueError naming the part that is wrong.
+    ValueError names the part that is wrong.
     """
     if match := re.fullmatch(r"(\w+):(.+)", text):
         name, settings = match.groups()
@@ -88,7 +89,7 @@ def _peer_file(name: str, text: str) -> Path:
 
 
 def _value(text: str) -> Any:
-    """Numbers, true, false and null as in JSON (True, False and None also as in Python); anything else is a string."""
+    """An option's value: numbers, true, false and null as in JSON; True, False and None as in Python; else a string."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -100,10 +101,10 @@ class EngineFailure(Exception):
 
 
 class Worker:
-    """A worker process: `ask` wakes it, waits for its answer and stops it again (SIGSTOP), including spinning threads.
+    """A worker process. `ask` wakes it, waits for its answer and stops it again (SIGSTOP), including spinning threads.
 
-    Raises EngineFailure, with the last lines of its standard error, when it does not load. As a context manager it closes
-    at the end of the block.
+    Raises EngineFailure with the last lines of its standard error if it does not load. As a context manager, it closes at
+    the end of the block.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
@@ -128,7 +129,8 @@ class Worker:
         self._signal(signal.SIGSTOP)
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a job, return its result. EngineFailure when it failed; `alive`: whether the worker takes another job."""
+        """Send a job and return its result. EngineFailure if it failed; then `alive` says whether the worker still takes
+        jobs."""
         if not self.alive:
             raise EngineFailure("ended before this run")
         self._signal(signal.SIGCONT)
@@ -183,7 +185,7 @@ class Worker:
         return line
 
     def _died(self, reason: str | None = None) -> None:
-        """Kill what is left of the worker; raises EngineFailure with the reason."""
+        """Kill what is left of the worker, and raise EngineFailure with the reason."""
         self.alive = False
         self._signal(signal.SIGKILL)
         code = self._process.wait()

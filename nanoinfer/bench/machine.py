@@ -44,7 +44,8 @@ def _cpu_model() -> str:
 
 
 def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float:
-    """GB/s (10**9 bytes) at which `threads` threads read memory: a sum over `size` bytes of float32, median of `reads`."""
+    """Speed in GB/s (10**9 bytes) at which `threads` threads read memory: the median of `reads` sums over `size` bytes of
+    float32."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -64,8 +65,8 @@ def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float
 class Checkpoint:
     """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers.
 
-    `decode_parameters`: those that one decode step of one request reads: all of them, except an embedding table that is
-    not also the head, of which a token reads one row.
+    `decode_parameters`: the parameters that one decode step of one request reads. These are all of them, except an
+    embedding table that is not also the head: a token reads only one row of it.
     """
 
     path: str

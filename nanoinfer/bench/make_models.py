@@ -1,11 +1,11 @@
-"""Checkpoints to measure on: Llama shapes with random weights, and the same weights in the formats of other engines.
+"""Makes checkpoints for measurements: Llama shapes with random weights, and the same weights in other engines' formats.
 
     python -m nanoinfer.bench.make_models checkpoint models/small-float32 models/small-bfloat16 models/mid-bfloat16
     python -m nanoinfer.bench.make_models gguf models/small-bfloat16                   (needs the package gguf)
     python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --optimum-cli PATH/TO/optimum-cli
 
-A checkpoint's folder is named SIZE-DTYPE. The converted one is written beside it, with `.gguf` or `.ov` added to the
-name. Also runs as a plain script where nanoinfer is not installed.
+A checkpoint's folder is named SIZE-DTYPE. The converted checkpoint is written beside it, with `.gguf` or `.ov` added to
+the name. This file also runs as a plain script where nanoinfer is not installed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ VOCAB_SIZE, CONTEXT_LEN, ROPE_THETA = 32000, 4096, 10000.0
 def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
     """Write config, weights and tokenizer. All dtypes of a size hold the same numbers, each representable in bfloat16.
 
-    `changes`: other values for fields of the config. ValueError when the folder's name is not SIZE-DTYPE.
+    `changes`: other values for fields of the config. ValueError if the folder's name is not SIZE-DTYPE.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -175,8 +175,8 @@ def make_gguf(checkpoint: Path) -> Path:
 
 
 def pairs_as_neighbours(weights: Any, heads: int) -> Any:
-    """Reorder the rows of a query or key projection `[heads * D, hidden]`, head by head: rotary pairs are rows
-    (i, i + D/2) in Hugging Face's checkpoints and adjacent rows in GGUF."""
+    """Reorder the rows of a query or key projection `[heads * D, hidden]` within each head. Rotary pairs are the rows
+    (i, i + D/2) in Hugging Face's checkpoints, but adjacent rows in GGUF."""
     return weights.reshape(heads, 2, -1, weights.shape[-1]).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -193,7 +193,7 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
 def make_openvino(checkpoint: Path, optimum_cli: str) -> Path:
     """Write `CHECKPOINT.ov` for OpenVINO, by optimum-intel's exporter; returns its path.
 
-    Weights of a bfloat16 checkpoint are stored as float16; the peer computes in bfloat16. CalledProcessError when the
+    Weights of a bfloat16 checkpoint are stored as float16, and the peer computes in bfloat16. CalledProcessError if the
     exporter fails.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -208,12 +208,10 @@ def make_openvino(checkpoint: Path, optimum_cli: str) -> Path:
 
 def main() -> None:
     """The command line of the module's docstring."""
-    parser = argparse.ArgumentParser(description="Make checkpoints to measure on, and convert them.")
+    parser = argparse.ArgumentParser(description="Make checkpoints for measurements, and convert them.")
     parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
-    parser.add_argument(
-        "folder", nargs="+", type=Path, help="checkpoint folders; those to be made must be named SIZE-DTYPE"
-    )
-    parser.add_argument("--optimum-cli", default="optimum-cli", help="openvino: optimum-intel's program")
+    parser.add_argument("folder", nargs="+", type=Path, help="checkpoint folders; name those to be made SIZE-DTYPE")
+    parser.add_argument("--optimum-cli", default="optimum-cli", help="for openvino: optimum-intel's program")
     args = parser.parse_args()
     for folder in args.folder:
         if args.what == "checkpoint":

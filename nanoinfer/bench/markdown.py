@@ -19,8 +19,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fitted(text: str, limit: int | None) -> str:
-    """`text` in which the tables that are wider than `limit` characters are set without Markdown's lines, in parts that
-    are not wider (see `side_by_side`). None: the text as it is."""
+    """`text` with tables that fit into `limit` characters: a wider one is split into parts that fit (see `side_by_side`),
+    without Markdown's lines. None: the text unchanged."""
     if limit is None:
         return text
     parts = []

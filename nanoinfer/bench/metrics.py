@@ -52,17 +52,16 @@ def same_requests(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]
 
 
 def advantage(ours: float, other: float, measure: Measure) -> float:
-    """How many times better `ours` is: above 1 is better, whether more or less of the measure is better."""
+    """How many times better `ours` is. Above 1, ours is better, whether more or less of the measure is good."""
     return ours / other if measure.more_is_better else other / ours
 
 
 def against_best(
     ours: Mapping[int, float], peers: Mapping[str, Mapping[int, float]], measure: Measure
 ) -> tuple[list[float], str] | None:
-    """For every round, how many times better `ours` is than the best peer of that round; and which peer was best most
-    often.
+    """For every round, how many times better `ours` is than that round's best peer; and the peer that was best most often.
 
-    Values are by round. None when no round has both `ours` and a peer.
+    Values are given by round. None if no round has both `ours` and a peer.
     """
     ratios, winners = [], []
     for number, value in sorted(ours.items()):

@@ -27,7 +27,7 @@ ORDER = (
 
 
 def format_profile(profile: Mapping[str, Any]) -> str:
-    """One workload's profile: one row per part, with milliseconds per step and share for each kind of step."""
+    """One workload's profile: one row per part, with its milliseconds per step and its share for each kind of step."""
     kinds = {name: kind for name, kind in profile.items() if name != "idle"}
     parts = sorted({part for kind in kinds.values() for part in kind["parts"]}, key=_place)
     rows = []

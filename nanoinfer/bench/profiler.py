@@ -1,8 +1,8 @@
-"""Where the time of an engine's steps goes, measured by functions wrapped from the outside while a profile is taken.
+"""Measures where the time of an engine's steps goes, by wrapping functions from the outside while a profile is taken.
 
-Engine and model contain no clocks. `Profiler` replaces methods of their classes by timed ones and puts the originals
-back. Time that a wrapped function spends inside another wrapped one counts for the inner one only, so that the parts,
-with "other", add up to the step.
+Engine and model contain no clocks. `Profiler` replaces methods of their classes by timed ones and later puts the originals
+back. When one wrapped function calls another, the time counts only for the inner one. So the parts, including "other", add
+up to the step.
 """
 
 import time
@@ -26,8 +26,8 @@ from nanoinfer.engine import Engine
 from nanoinfer.model.input_metadata import InputMetadata
 
 OTHER = "other"  # the rest of the step: work outside all wrapped functions
-FORWARD = "forward: other"  # the rest of the forward pass: residual sums, views, modules that are not listed below
-# Last component of a module's name in the model → part of the forward pass; CLASSES: the end of its class's name → part.
+FORWARD = "forward: other"  # the rest of the model's pass: residual sums, views, modules that are not listed below
+# Last component of a module's name in the model → part of the pass; CLASSES: the end of its class's name → part.
 MODULES = {
     "embed_tokens": "forward: embed",
     "qkv_proj": "forward: qkv",
@@ -49,7 +49,7 @@ WARM_UP = "warm up"
 
 @dataclass
 class StepKind:
-    """All steps of one kind (`extend`, `decode`): how many, and seconds by part."""
+    """All steps of one kind (`extend`, `decode`): how many there are, and their seconds by part."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Profiler:
     # --- what is wrapped -----------------------------------------------------------------------------------------
 
     def _wrap_step(self) -> None:
-        """The outermost function: a step's kind is known at its end, so its parts are collected separately until then."""
+        """Wrap the outermost function. A step's kind is known only at its end, so its parts are collected until then."""
         original = type(self.engine).step
 
         @wraps(original)
@@ -137,7 +137,8 @@ class Profiler:
         self._replace(InputMetadata, "create", classmethod(create))
 
     def _wrap_modules(self, model: nn.Module) -> None:
-        """Methods of the classes of all modules that have a part. The instance decides the part; the model is the rest."""
+        """Wrap the methods of the classes of all modules that have a part. The instance decides the part; what the model
+        itself does is the rest."""
         self._labels[id(model)] = FORWARD
         for name, module in model.named_modules():
             last, kind = name.rpartition(".")[2], type(module).__name__
@@ -156,7 +157,8 @@ class Profiler:
     # --- how it is timed ------------------------------------------------------------------------------------------
 
     def _wrap(self, owner: type, name: str, part: str | None) -> None:
-        """Time a method as `part`. `part=None`: as the part of the instance it is called on; untimed if that has none."""
+        """Time a method as `part`. `part=None`: as the part of the instance it is called on, or not at all if that has
+        none."""
         if callable(getattr(owner, name, None)):
             self._replace(owner, name, self._timed_function(getattr(owner, name), part))
 
@@ -179,7 +181,7 @@ class Profiler:
         return time.perf_counter()
 
     def _leave(self, part: str, start: float) -> float:
-        """Returns the seconds since `start`; adds them, without those of wrapped calls inside, to the part."""
+        """Return the seconds since `start`. Adds them to the part, without those of wrapped calls inside."""
         seconds = time.perf_counter() - start
         self._parts[part] += seconds - self._inside.pop()
         if self._inside:
@@ -194,7 +196,7 @@ class Profiler:
 def profile_model(
     path: str, dtype: str, threads: int, jobs: Mapping[str, Sequence[Job]], **options: Any
 ) -> dict[str, Any]:
-    """Serve jobs in this process; returns per workload `{kind: {"steps", "seconds", "parts"}}`.
+    """Serve jobs in this process. Returns `{kind: {"steps", "seconds", "parts"}}` for each workload.
 
     `jobs`: by workload, one per round; the workload named `warm up` is served but not profiled. `options` are LLM's.
     """
@@ -223,5 +225,5 @@ def as_json(kinds: Mapping[str, StepKind]) -> dict[str, Any]:
 
 
 def _methods(cls: type) -> list[str]:
-    """Names of the public methods that a class itself defines, without properties and static methods."""
+    """Names of the public methods that a class itself defines, except properties and static methods."""
     return [name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("_")]

@@ -11,16 +11,16 @@ from nanoinfer.bench.workloads import WORKLOADS, Measure
 
 Results = Mapping[str, Any]
 LEGEND = """\
-Figures are medians over rounds. Each round runs a workload through all engines, one after the other, in shuffled order; the
-processes of the others are stopped meanwhile. Ratios are taken within a round and shown as median (lowest..highest);
-above 1 nanoinfer is faster. TTFT: from arrival to the first token, median over requests. TPOT: between two tokens of a
-request, percentiles over all requests. Peak memory: of the engine's processes during the workload, weights and K/V
-included. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose output
-equals nanoinfer's."""
+Figures are medians over rounds. Each round runs a workload on all engines in shuffled order, one at a time, while the
+processes of the others are stopped. Ratios are computed within a round and shown as median (lowest..highest); above 1,
+nanoinfer is faster. TTFT: time from arrival to the first token, median over requests. TPOT: time between two tokens of
+a request, percentiles over all requests. Peak memory: memory of the engine's processes during the workload, including
+weights and K/V. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose
+output equals nanoinfer's."""
 
 
 def format_results(results: Results, details: bool = True) -> str:
-    """The whole report: the machine, then per model the table of main figures, remarks, and with `details` all figures."""
+    """The whole report: the machine, then for each model the main figures, remarks and, with `details`, all figures."""
     machine = results["machine"]
     head = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {results['threads']} threads, "
@@ -116,7 +116,7 @@ def _title(model: Results) -> str:
 
 
 def _roofline(model: Results) -> list[str]:
-    """Weight bytes read per second in `single`, as a share of the memory's bandwidth, the limit of decoding one stream."""
+    """Weight bytes read per second in `single`, as a share of the memory's bandwidth, which limits a single stream."""
     shares, bandwidths = [], []
     for engine in model["engines"]:
         runs = [run for run in _runs(model, "single", engine["name"]) if run.get("ms_per_token")]
@@ -129,7 +129,7 @@ def _roofline(model: Results) -> list[str]:
         return []
     weights = f"{model['decode_bytes'] / 1e9:.3f} GB of weights per token"
     measured = f"{min(bandwidths):.1f}..{max(bandwidths):.1f} GB/s, measured before and after each run"
-    return [f"- single: {weights}; read speed as a share of the memory's ({measured}): {', '.join(shares)}"]
+    return [f"- single: {weights}; read speed as a share of the memory's speed ({measured}): {', '.join(shares)}"]
 
 
 def _agreement(model: Results, name: str) -> str:

@@ -1,8 +1,9 @@
-"""How costs grow: bookkeeping with requests and slots, the radix tree with its size, the first token with cached tokens.
+"""Measures how costs grow: of bookkeeping with requests and slots, of the radix tree with its size, and of the time to the
+first token with the number of cached tokens.
 
     python -m nanoinfer.bench.scaling            prints tables, writes scaling.json and scaling.png to data/bench
 
-The first two run without a model; the third on the bundled model.
+The first two run without a model, the third with the bundled model.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from nanoinfer.model.model_runner import ModelRunner
 
 REQUESTS = (1, 16, 64, 256)
 POOLS = (1024, 100_000, 1_000_000)
-SHORT = 4  # tokens per sequence, so that even 256 sequences fit into the smallest pool
+SHORT = 4  # tokens per sequence, so few that even 256 sequences fit into the smallest pool
 LONG = 512  # tokens per sequence
 TREES = (1000, 10_000, 100_000)
 ENTRY = 500  # tokens of one sequence in the tree
@@ -80,7 +81,7 @@ class BookkeepingCase:
         self.times: list[float] = []
 
     def run(self, rng: np.random.Generator) -> None:
-        """Serve all requests once, from an empty tree; keep the times of the steps in which every request decodes."""
+        """Serve all requests once, from an empty tree. Keeps the times of the steps in which every request decodes."""
         self.engine.flush_cache()
         prompt_len = self.seq_len - self.new_tokens
         params = SamplingParams(max_new_tokens=self.new_tokens + 1, **GREEDY)  # type: ignore[arg-type]
@@ -99,8 +100,8 @@ def measure_bookkeeping(
 ) -> list[dict[str, Any]]:
     """Milliseconds per decode step without the model: schedule, Batch, InputMetadata, sampling, processing.
 
-    Measured for every number of requests in every pool with sequences of SHORT tokens, and in the largest pool also with
-    sequences of `long` tokens.
+    It is measured for every number of requests in every pool, with sequences of SHORT tokens, and in the largest pool also
+    with sequences of `long` tokens.
     """
     shapes = [(n, slots, SHORT) for slots in pools for n in requests if n * SHORT <= slots]
     shapes += [(n, max(pools), long) for n in requests if n * long <= max(pools)]
@@ -155,7 +156,7 @@ def measure_radix(sizes: Sequence[int] = TREES, entry: int = ENTRY, repeats: int
 
 
 def measure_ttft(llm: LLM, fractions: Sequence[float] = FRACTIONS, repeats: int = 7) -> list[dict[str, Any]]:
-    """Milliseconds to the first token of a prompt that fills the context, by the fraction of it that is cached.
+    """Milliseconds to the first token of a prompt that fills the context, for each cached fraction of it.
 
     Flushes the engine's cache.
     """
@@ -214,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure all three, print the tables, write the JSON and the figure."""
     parser = argparse.ArgumentParser(prog="python -m nanoinfer.bench.scaling", description="Measure how costs grow.")
     parser.add_argument("--out", type=Path, default=Path("data/bench"), help="output folder (default: data/bench)")
-    parser.add_argument("--no-figure", action="store_true", help="draw no figure (needs no matplotlib)")
+    parser.add_argument("--no-figure", action="store_true", help="don't draw a figure (then matplotlib isn't needed)")
     args = parser.parse_args(argv)
     if not args.no_figure:
         import matplotlib  # noqa: F401 - fails here, before the measurement, where it is not installed

@@ -1,9 +1,9 @@
-"""The figure of scaling.py's results: three panels, each with one message."""
+"""Draws the results of scaling.py: three panels, each with one message."""
 
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito, 2008: colour-blind readers can tell these apart; markers and dashes distinguish the lines without colour.
+# Okabe and Ito, 2008: colour-blind readers can tell these colours apart. Markers and dashes distinguish the lines too.
 STYLES = (("#0072B2", "o", "-"), ("#E69F00", "s", "--"), ("#009E73", "^", ":"), ("#CC79A7", "D", "-."))
 
 
@@ -49,7 +49,7 @@ def _radix(axes: Any, trees: list[dict[str, Any]], entry: int) -> None:
     axes.minorticks_off()
     axes.set_ylim(0, 1.4 * max(max(tree["match_us"], tree["insert_us"]) for tree in trees))
     axes.set(xlabel="tokens in the radix tree", ylabel=f"µs for a sequence of {entry} tokens")
-    axes.set_title("A look-up costs what it finds,\nnot what the tree holds")
+    axes.set_title("Match and insert take the same time\nin a tree of any size")
     axes.legend(frameon=False, fontsize=10)
 
 
@@ -59,4 +59,4 @@ def _ttft(axes: Any, points: list[dict[str, Any]]) -> None:
     axes.plot(x, y, color=color, marker=marker, linestyle=dashes, markersize=7)
     axes.set_ylim(bottom=0)
     axes.set(xlabel=f"% of a {points[0]['prompt_tokens']}-token prompt cached", ylabel="ms to the first token")
-    axes.set_title("Cached tokens\ncost no waiting")
+    axes.set_title("The more tokens are cached,\nthe sooner the first one comes")

@@ -1,4 +1,4 @@
-"""A measuring session: loads every engine once, then runs every round of every workload through all of them in turn."""
+"""A measuring session: loads every engine once, then runs every workload of every round on each of them in turn."""
 
 import datetime
 import random
@@ -23,10 +23,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. Engines named in `once` run in the first of the `rounds` only.
+    """What to measure. Engines named in `once` run only in the first of the `rounds`.
 
-    `gap`: mean seconds between staggered arrivals; None: by the model's size. `timeout`: seconds that an engine may take
-    for one answer.
+    `gap`: mean seconds between staggered arrivals; None: depends on the model's size. `timeout`: how many seconds an engine
+    may take for one answer.
     """
 
     workloads: Sequence[Workload]
@@ -55,18 +55,18 @@ def new_results(settings: Settings) -> dict[str, Any]:
 
 
 def _without_folders(argument: str) -> str:
-    """Absolute paths reduced to their last part: the folders of this machine mean nothing elsewhere."""
+    """Absolute paths shortened to their last part, because this machine's folders mean nothing elsewhere."""
     return re.sub(r"(?<![\w.~])/[^=,]*/([^/=,]+)", r"\1", argument)
 
 
 def _reported(spec: EngineSpec, failure: EngineFailure) -> str:
-    """Print a failure in full now; returns the message to record, which names no folders."""
+    """Print a failure in full at once. Returns the message to record, without the names of folders."""
     tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
     return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
 
 
 def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str, Any]:
-    """All runs of one model in one dtype (None: the checkpoint's), failed runs included, as an entry of `models`."""
+    """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`."""
     checkpoint = Checkpoint.read(path)
     dtype = dtype or checkpoint.dtype
     gap = default_gap(checkpoint.parameters) if settings.gap is None else settings.gap
@@ -117,12 +117,12 @@ def _workload_facts(workload: Workload, context_len: int, gap: float) -> dict[st
 def _start(
     spec: EngineSpec, checkpoint: Checkpoint, dtype: str, settings: Settings
 ) -> tuple[dict[str, Any], Worker | None]:
-    """Load an engine and warm it up. Returns its description and its worker, None when it failed."""
+    """Load an engine and warm it up. Returns its description and its worker, which is None if it failed."""
     about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
     worker = None
     try:
         if spec.converts and dtype != checkpoint.dtype:
-            raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, which holds {checkpoint.dtype}")
+            raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, whose dtype is {checkpoint.dtype}")
         command, env = spec.command(checkpoint.path, dtype, settings.threads), spec.environment(settings.threads)
         worker = Worker(command, env, settings.timeout)
         about.update(worker.about)
@@ -132,7 +132,7 @@ def _start(
         if worker is not None:
             worker.close()
         return about, None
-    except BaseException:  # interrupted: only this frame has the worker, which would stay stopped for good
+    except BaseException:  # interrupted: only this frame knows the worker, which would otherwise stay stopped forever
         if worker is not None:
             worker.close()
         raise
@@ -180,5 +180,5 @@ def _one_round(
 
 
 def _listed_first(order: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """nanoinfer's engines, the one without options first: the tokens of the others are compared with its tokens."""
+    """nanoinfer's engines, the one without options first. The others' tokens are compared with its tokens."""
     return sorted((spec for spec in order if spec.is_ours), key=lambda spec: len(spec.options))

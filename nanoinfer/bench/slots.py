@@ -1,9 +1,9 @@
-"""What handing out slots costs: SlotAllocator against a mask that is searched from the start.
+"""What it costs to allocate slots: SlotAllocator compared with a mask that is searched from the start.
 
     python -m nanoinfer.bench.slots [--json FILE]
 
-A call is `alloc` and `free` of what it gave. The two allocators take turns; a figure is the median of the rounds. The mask
-makes the same checks, so what differs is the search and the bookkeeping alone.
+A call is one `alloc` and the `free` of what it returned. The two allocators take turns, and a figure is the median of the
+rounds. The mask makes the same checks, so only the search and the bookkeeping differ.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SIZES = (256, 1024, 4096, 16_384, 65_536, 2**20, 2**22)
 PAGE_SIZES = (1, 16)
 CALLS = {"decode 1": 1, "decode 8": 8, "decode 32": 32, "prefill 256": 256, "prefill 2048": 2048}  # slots, at least
 ROUNDS = 11
-ROUND_S = 2e-4  # what the calls of a round take together; at least one call
+ROUND_S = 2e-4  # how long the calls of a round take together; a round has at least one call
 
 # Which pages of a pool are free.
 STATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -40,10 +40,10 @@ STATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class MaskAllocator(SlotAllocator):
-    """The plain way: one bool per page, searched from the start in each call. Same checks, same answers."""
+    """The plain way: one bool per page, searched from the start in each call. It has the same checks and results."""
 
     def alloc(self, need_size: int) -> np.ndarray | None:
-        """As SlotAllocator's; looks at the whole pool."""
+        """Like SlotAllocator's, but looks at the whole pool."""
         count = checked_size(need_size, self.page_size) // self.page_size
         pages = np.flatnonzero(self._is_free)[:count]
         if pages.size < count:
@@ -52,13 +52,13 @@ class MaskAllocator(SlotAllocator):
         return self._slots(pages).astype(np.int32)
 
     def free(self, slots: Indices) -> None:
-        """As SlotAllocator's."""
+        """Like SlotAllocator's."""
         self._is_free[self._freeable_pages(slots)] = True
 
 
 @dataclass(frozen=True)
 class Result:
-    """Median microseconds of one call (`alloc` and `free`), and how often as fast as the mask SlotAllocator is."""
+    """Median microseconds of one call (`alloc` and `free`), and how many times as fast as the mask SlotAllocator is."""
 
     page_size: int
     size: int
@@ -70,7 +70,7 @@ class Result:
 
 
 def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, round_s: float = ROUND_S) -> list[Result]:
-    """Every pool, state and call for which there are enough free slots. `sizes`: multiples of 16."""
+    """Measure every combination of pool, state and call that has enough free slots. `sizes`: multiples of 16."""
     results = []
     for page_size in PAGE_SIZES:
         for size in sizes:
@@ -84,7 +84,7 @@ def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS, round_s: float =
 
 
 def _pools(size: int, page_size: int) -> Iterator[tuple[str, tuple[SlotAllocator, SlotAllocator]]]:
-    """For each state a SlotAllocator and a MaskAllocator in it."""
+    """For each state, a SlotAllocator and a MaskAllocator in that state."""
     for state, free_pages in STATES.items():
         free = np.repeat(free_pages(np.arange(size // page_size)), page_size)
         allocators = SlotAllocator(size, page_size), MaskAllocator(size, page_size)
@@ -118,7 +118,7 @@ def _seconds(allocator: SlotAllocator, need: int, calls: int) -> float:
 
 
 def format_results(results: Sequence[Result]) -> str:
-    """One row per pool: microseconds of SlotAllocator, and per state the ratio of the call that comes off worst."""
+    """One row per pool: SlotAllocator's microseconds, and for each state the ratio of the worst call."""
     rows = []
     for page_size, size in dict.fromkeys((result.page_size, result.size) for result in results):
         pool = [result for result in results if (result.page_size, result.size) == (page_size, size)]
@@ -131,13 +131,14 @@ def format_results(results: Sequence[Result]) -> str:
     worst = min(results, key=lambda result: result.ratio)
     return "\n".join(
         (
-            "alloc(n) and free: microseconds of SlotAllocator, and how many times as long a mask takes",
-            f"(n: {', '.join(CALLS)}; the least of them)",
+            "alloc(n) and free: SlotAllocator's time in microseconds, and how many times as long a mask takes",
+            f"(the lowest ratio of these n: {', '.join(CALLS)})",
             "",
             table(["slots", "page", "median us", "most us", *STATES], rows),
             "",
-            f"least: {worst.ratio:.2f}, {worst.call} of {worst.size:,} slots in pages of {worst.page_size}, {worst.state}",
-            f"median: {median(result.ratio for result in results):.2f} of {len(results)} cases",
+            f"lowest ratio: {worst.ratio:.2f}, {worst.call} of {worst.size:,} slots in pages of {worst.page_size}, "
+            f"{worst.state}",
+            f"median ratio: {median(result.ratio for result in results):.2f} of {len(results)} cases",
         )
     )
 
@@ -145,9 +146,11 @@ def format_results(results: Sequence[Result]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the numbers."""
     parser = argparse.ArgumentParser(prog="python -m nanoinfer.bench.slots", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="slots, multiples of 16")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=list(SIZES), help="pool sizes in slots, multiples of 16"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     arguments = parser.parse_args(argv)
     results = measure(arguments.sizes, arguments.rounds)
     print(format_results(results))

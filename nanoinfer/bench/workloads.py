@@ -13,7 +13,7 @@ SHARED_PROMPT = 512
 
 @dataclass(frozen=True)
 class Request:
-    """`prompt`: token ids; exactly `new_tokens` are to be generated; it arrives `arrival` seconds after the start."""
+    """A request with the token ids `prompt`. Exactly `new_tokens` are generated; it arrives after `arrival` seconds."""
 
     prompt: list[int]
     new_tokens: int
@@ -36,10 +36,10 @@ TOKEN_TIME = Measure("ms_per_token", "ms per token", more_is_better=False)
 
 @dataclass(frozen=True)
 class Workload:
-    """`draw` makes the lengths, from a generator seeded by the name; every prompt begins with the same `shared` tokens.
+    """`draw` makes the lengths with a generator seeded by the name. All prompts begin with the same `shared` tokens.
 
-    `primed`: a request with the shared tokens is served before the clock starts. `staggered`: arrivals have exponential
-    gaps. `bound_by_memory`: every token needs a read of all weights.
+    `primed`: a request with the shared tokens is served before the clock starts. `staggered`: the gaps between arrivals are
+    distributed exponentially. `bound_by_memory`: all weights are read for every token.
     """
 
     name: str
@@ -81,7 +81,7 @@ WARM_UP = [(64, 8), (100, 8), (300, 8)]
 class Job:
     """A workload for one model, ready to be sent to a worker. `prime` is served before the clock starts.
 
-    `shared`: whether the prompts share a prefix.
+    `shared` says whether the prompts share a prefix.
     """
 
     requests: list[Request]
@@ -94,8 +94,8 @@ class Job:
 
 
 def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
-    """`(shared, lengths, scaled)`: tokens that all prompts share, the lengths of each request, and whether a context of
-    `context_len` tokens is too short for the workload, so that all lengths are reduced in proportion."""
+    """`(shared, lengths, scaled)`: how many tokens all prompts share, the lengths of each request, and whether all lengths
+    were reduced in proportion because a context of `context_len` tokens is too short for the workload."""
     lengths, shared = workload.draw(Random(workload.name)), workload.shared
     longest = max(shared + prompt + new for prompt, new in lengths)
     if longest <= context_len:
@@ -121,7 +121,7 @@ def describe(workload: Workload, context_len: int, gap: float) -> str:
 
 
 def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, gap: float) -> Job:
-    """The requests. `seed` decides only the token ids; `gap`: mean seconds between staggered arrivals."""
+    """Make the requests. `seed` decides only the token ids. `gap`: mean seconds between staggered arrivals."""
     shared, lengths, _ = shape(workload, context_len)
     ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.name}/arrivals")
     beginning = _tokens(ids, shared, vocab_size)

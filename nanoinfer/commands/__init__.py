@@ -1,1 +1,1 @@
-"""What `python -m nanoinfer` runs, one file per command."""
+"""The commands of `python -m nanoinfer`, one file per command."""

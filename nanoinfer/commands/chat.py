@@ -1,4 +1,4 @@
-"""`python -m nanoinfer chat`: a conversation, whose earlier turns are in the radix cache."""
+"""`python -m nanoinfer chat`: a conversation. The radix cache holds its earlier turns."""
 
 import argparse
 import json
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/help": "show these commands",
-    "/reset": "begin again; the system message stays",
-    "/system TEXT": "set the system message; alone: show it",
+    "/reset": "start again; the system message stays",
+    "/system TEXT": "set the system message; without TEXT, show it",
     "/stats": "show the engine's numbers",
-    "/save FILE": "write the conversation to FILE, as JSON",
-    "/quit": "end (Ctrl-D does so, too)",
+    "/save FILE": "write the conversation to FILE as JSON",
+    "/quit": "end the chat (Ctrl-D does the same)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("--system", help="a system message that begins the conversation")
+    parser.add_argument("--system", help="the system message at the beginning of the conversation")
     parser.set_defaults(run=run)
     add_options(parser, "sampling", SAMPLING_OPTIONS)
     add_options(parser, "engine", ENGINE_OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read turns and answer them until the input ends. In a terminal an error ends the turn, else it ends the command."""
+    """Read turns and answer them until the input ends. An error ends the turn in a terminal, else the command."""
     params = sampling_params(args)
     llm = load(args)
     check_tokenizer(llm)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         while (line := _next_line(read_line)) is not None and chat.handle(line):
             pass
         return
-    print(styled("Chat with the model. Ctrl-C stops an answer, Ctrl-D ends.", "dim"))
+    print(styled("Chat with the model. Ctrl-C stops an answer, and Ctrl-D ends the chat.", "dim"))
     print(styled("/help lists the commands.", "dim"))
     with CtrlC() as ctrl_c:
         chat.stops = ctrl_c.stops
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _path(file: str) -> Path:
-    """ValueError where `file` begins with ~ and a user that there is not."""
+    """`file` as a path. ValueError if it begins with ~ and the name of a user that does not exist."""
     try:
         return Path(file).expanduser()
     except RuntimeError as error:  # pathlib's
@@ -97,8 +97,8 @@ def _next_line(read_line: Callable[[], str]) -> str | None:
 class Chat:
     """A conversation with a model: its messages, and what a line of input does to them.
 
-    `stops`: makes a block in which Ctrl-C ends the answer instead of the program. Raises ValueError when the model cannot
-    chat, or not with this system message.
+    `stops`: makes a block in which Ctrl-C ends the answer instead of the program. Raises ValueError if the model cannot
+    chat, or does not take this system message.
     """
 
     def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None):
@@ -113,9 +113,9 @@ class Chat:
             llm.chat_prompt([{"role": "user", "content": "Hello"}])  # says at once that there is no chat template
 
     def handle(self, line: str) -> bool:
-        """Answer a line, or do what its slash command says; False for /quit. When it raises, the messages are as before.
+        """Answer a line, or do what its slash command says; False for /quit. If it raises, the messages are as before.
 
-        A line that is blank does nothing; one that begins with a space is never a command.
+        A blank line does nothing. A line that begins with a space is never a command.
         """
         text = line.strip()
         if not line.startswith("/"):
@@ -132,7 +132,7 @@ class Chat:
             self.reset()
         elif command == "/system" and argument:
             self.set_system(argument)
-            print(styled("[the system message is set, for this conversation and those after it]", "cyan"))
+            print(styled("[the system message is set for this conversation and those after it]", "cyan"))
         elif command == "/system":
             print(filled(self._system or "there is no system message", room()))
         elif command == "/stats":
@@ -141,21 +141,21 @@ class Chat:
             self.save(argument)
         else:
             raise ValueError(
-                f"there is no command {command}, but {', '.join(COMMANDS)}; a message that begins with / is sent with a "
-                "space before it"
+                f"there is no command {command}. The commands are {', '.join(COMMANDS)}. To send a message that begins "
+                "with /, put a space before it"
             )
         return True
 
     @property
     def limit(self) -> int:
-        """Tokens that a conversation may have."""
+        """The most tokens that a conversation may have."""
         return min(self.llm.config.max_context_len, self.llm.config.max_total_tokens)
 
     def answer(self, text: str) -> None:
-        """Send the user's message and print the model's, as it is computed. One that Ctrl-C stops is kept as far as it
-        is; when it has not begun, neither message is kept.
+        """Send the user's message, and print the model's answer while it is computed. If Ctrl-C stops the answer, the part
+        that was printed is kept; if it had not begun, neither message is kept.
 
-        ValueError when the conversation is full.
+        ValueError if the conversation is full.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.llm.chat_prompt(messages)
@@ -192,20 +192,20 @@ class Chat:
         print(styled(filled(f"[{about}]", room()), "cyan"))
 
     def reset(self) -> None:
-        """Forget all messages but the system's."""
+        """Forget all messages except the system message."""
         self.messages = [message for message in self.messages if message["role"] == "system"]
         self._used = 0
-        print(styled("[a new conversation]", "cyan"))
+        print(styled("[new conversation]", "cyan"))
 
     def set_system(self, text: str) -> None:
-        """Set the first message. ValueError when the model's chat template takes none."""
+        """Set the system message. ValueError if the model's chat template does not take one."""
         others = [message for message in self.messages if message["role"] != "system"]
         messages = [{"role": "system", "content": text}, *others]
         self.llm.chat_prompt(messages if others else [*messages, {"role": "user", "content": "Hello"}])
         self.messages = messages
 
     def show_stats(self) -> None:
-        """Print how much room the conversation has left, and the engine's numbers."""
+        """Print how many tokens the conversation uses, and the engine's numbers."""
         turns = sum(message["role"] == "user" for message in self.messages)
         stats = {
             "conversation": f"{turns} turn{'s' * (turns != 1)}, {self._used} of {self.limit} tokens",
@@ -215,19 +215,19 @@ class Chat:
             name: f"{value:.3g}" if isinstance(value, float) else str(value)
             for name, value in stats.items()
             if value != ""
-        }  # where the fastest kernels run, the reason is empty
+        }  # if the fastest kernels run, the reason is empty
         print(side_by_side([list(shown), list(shown.values())], room()))
 
     def save(self, file: str) -> None:
-        """Write the messages as JSON, for `LLM.chat`. ValueError or OSError when there is no FILE or it exists already,
-        unless this conversation was saved there before."""
+        """Write the messages as JSON, for `LLM.chat`. ValueError or OSError if no FILE is given, or if it already exists
+        and is not one that this chat has written."""
         if not file:
             raise ValueError("/save needs the name of a file: /save FILE")
         path = _path(file)
         if not path.parent.is_dir():
             raise ValueError(f"{path}: there is no folder {path.parent}")
         if path.exists() and path.resolve() not in self._saved:
-            raise FileExistsError(f"{path}: exists already, and nothing was written; choose another name")
+            raise FileExistsError(f"{path}: already exists, so nothing was written; choose another name")
         path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         self._saved.add(path.resolve())
         print(styled(f"[saved: {path}]", "cyan"))
@@ -237,15 +237,16 @@ class Chat:
         return next((message["content"] for message in self.messages if message["role"] == "system"), None)
 
     def _full(self, prompt_tokens: int) -> str:
-        """What to do when a prompt leaves no room for an answer."""
+        """The error message for a prompt that leaves no room for an answer; it says what to do."""
         config, most = self.llm.config, self.llm.model.config.max_position_embeddings
         by_pool = config.max_total_tokens < config.max_context_len
         more = ""
         if by_pool:
-            more = "; or begin again with a larger --max-total-tokens"
+            more = ". You can also restart the chat with a larger --max-total-tokens"
         elif config.max_context_len < most:
-            more = f"; or begin again with a larger --max-context-len, at most {most}"
+            more = f". You can also restart the chat with a larger --max-context-len, at most {most}"
         return (
-            f"this conversation is full: with your message, which was not sent, it has {prompt_tokens} tokens, and the "
-            f"{'pool' if by_pool else 'context'} holds {self.limit}. /save FILE keeps it, /reset begins a new one{more}"
+            f"this conversation is full: your message was not sent, because with it there would be {prompt_tokens} tokens, "
+            f"and the {'pool' if by_pool else 'context'} holds {self.limit}. /save FILE saves the conversation, and /reset "
+            f"starts a new one{more}"
         )

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a conversation: it stops what takes long, and nothing else."""
+"""What Ctrl-C does in a conversation: it stops what takes long, and nothing else."""
 
 import signal
 from collections.abc import Iterator
@@ -8,9 +8,10 @@ from types import FrameType, TracebackType
 
 class CtrlC:
     """While this is open (`with CtrlC() as ctrl_c`), Ctrl-C raises KeyboardInterrupt inside `ctrl_c.stops()`, once per
-    block, and does nothing elsewhere: whatever tidies up behind an answer is not interrupted by a second one.
+    block, and does nothing elsewhere. A second Ctrl-C therefore does not interrupt the cleanup after an answer.
 
-    Main thread only, as all signal handlers. Where Python does not handle SIGINT (the process ignores it), nothing changes.
+    Like all signal handlers, it is for the main thread only. If Python does not handle SIGINT (the process ignores it),
+    nothing changes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo`: a few requests that share a prefix, and how the engine serves them."""
+"""`python -m nanoinfer demo`: shows how the engine serves a few requests that share a prefix."""
 
 from dataclasses import replace
 
@@ -35,9 +35,9 @@ ROUNDS = 5  # times to the first token are medians over these rounds
 
 
 def run_demo(llm: LLM) -> None:
-    """Serve the branches one after another, each also on an engine without a radix cache, and print what happened."""
+    """Serve the branches one after another, each also on an engine without a radix cache, and print the results."""
     if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
+        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
     cached = llm.engine
     context_slots = min(llm.config.max_total_tokens, cached.cache.whole_pages(llm.config.max_context_len))
     plain = make_engine(llm.model, replace(llm.config, disable_radix_cache=True, max_total_tokens=context_slots))
@@ -49,7 +49,12 @@ def run_demo(llm: LLM) -> None:
     limit = room()
     slots = f"{llm.config.max_total_tokens:,} slots for K/V, {kv_bytes:,} bytes each."
     print(styled(filled(f"Model {llm.model.name}: {slots}", limit), "bold"))
-    print(filled(f"{len(prompts)} requests, one after another, that begin with the same text and then branch:", limit))
+    print(
+        filled(
+            f"{len(prompts)} requests begin with the same text and then branch. They are served one after another:",
+            limit,
+        )
+    )
     print("\n" + styled(filled(shortened(OPENING, 160), limit), "dim") + "\n")
     served = [_serve(cached, prompt, PARAMS) for prompt in prompts]
     outputs = [output for output, _ in served]
@@ -70,14 +75,14 @@ def run_demo(llm: LLM) -> None:
 
 
 def _first_token_times(engine: Engine, prompts: list[list[int]]) -> list[float]:
-    """Seconds to the first token of each prompt, served one after another, starting and ending with an empty cache."""
+    """Seconds to the first token of each prompt, served one after another. The cache is empty before and after."""
     outputs = [_serve(engine, prompt, replace(PARAMS, max_new_tokens=2))[0] for prompt in prompts]
     engine.flush_cache()
     return [output.ttft or 0.0 for output in outputs]
 
 
 def _serve(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, np.ndarray]:
-    """Serve one request alone: its last output, and the slots that the K/V of its prompt's new tokens went to."""
+    """Serve one request alone. Returns its last output, and the slots of the prompt tokens whose K/V it computed."""
     request_id = engine.add_request(prompt, params)
     outputs = engine.step()
     assert engine.last_batch is not None
@@ -90,7 +95,7 @@ def _serve(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[R
 def _columns(
     served: list[tuple[RequestOutput, np.ndarray]], with_cache: np.ndarray, without: np.ndarray
 ) -> list[list[str]]:
-    """The table's columns, those that belong together as one: requests, prompt tokens, slots, times (in seconds)."""
+    """The table's columns: requests, prompt tokens, slots, times (given in seconds). Those that belong together are one."""
     heads = [
         ("", "request"),
         ("  prompt tokens", " all  cached  extended"),
@@ -118,7 +123,7 @@ def _ranges(slots: np.ndarray) -> str:
 
 
 def _tree(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
-    """One line per node, of at most `limit` characters: its place, size and slots, and as much of its text as fits."""
+    """One line per node, with at most `limit` characters: its place, size and slots, and as much of its text as fits."""
     lines = []
     for depth, node in engine.radix_cache.nodes():
         slots = _ranges(node.value) if limit is None else shortened(_ranges(node.value), 15)

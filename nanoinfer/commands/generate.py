@@ -1,4 +1,4 @@
-"""`python -m nanoinfer generate`: prompts and their completions on standard output, a note on each on standard error."""
+"""`python -m nanoinfer generate`: prints prompts and completions on standard output, and notes on standard error."""
 
 import argparse
 import sys
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("prompt", nargs="+", help="text to continue; - reads it from standard input")
+    parser.add_argument("prompt", nargs="+", help="text to continue; - reads the text from standard input")
     parser.set_defaults(run=run)
     add_options(parser, "sampling", {**SAMPLING_OPTIONS, **N_OPTION})
     add_options(parser, "engine", ENGINE_OPTIONS)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Complete the prompts: a single completion as it is computed, several when all have ended."""
+    """Complete the prompts. A single completion is printed while it is computed, several after all have ended."""
     if args.prompt.count("-") > 1:
-        raise ValueError("prompt -: given twice, and standard input is read once")
+        raise ValueError("prompt -: given twice, but standard input can be read only once")
     prompts = [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     params = sampling_params(args)
     llm = load(args)
@@ -59,5 +59,5 @@ def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | 
 
 
 def _standard_input() -> str:
-    """All of it but the final newline, which ends a line of text and is no part of it."""
+    """All of it except the final newline, which ends the text but is not part of it."""
     return read_text(sys.stdin.read).removesuffix("\n").removesuffix("\r")

@@ -1,4 +1,4 @@
-"""Reading standard input: lines of a terminal are edited, and called back, with prompt_toolkit or readline."""
+"""Reading standard input. In a terminal, lines can be edited and recalled, with prompt_toolkit or readline."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from nanoinfer.commands.terminal import styled
 
 
 def read_text(read: Callable[[], str]) -> str:
-    """What `read` reads from standard input. UnicodeError where that is no text in its encoding, as a rule UTF-8."""
+    """What `read` reads from standard input. UnicodeError if it is not text in the input's encoding, usually UTF-8."""
     try:
         text = read()
         text.encode()  # some locales let other bytes through as surrogates
@@ -20,7 +20,7 @@ def read_text(read: Callable[[], str]) -> str:
 def line_reader(prompt: str) -> Callable[[], str]:
     """A function that reads the next line; EOFError at the end of input, KeyboardInterrupt for Ctrl-C.
 
-    In a terminal it shows `prompt`, and the lines before can be called back and edited. Without one it reads plainly.
+    In a terminal it shows `prompt`, and earlier lines can be recalled and edited. Otherwise it just reads.
     """
     if not sys.stdin.isatty():
         return input

@@ -10,45 +10,52 @@ if TYPE_CHECKING:
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
     "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
-    "max_total_tokens": {"type": int, "help": "slots for K/V (default: by memory)"},
+    "max_total_tokens": {"type": int, "help": "slots for K/V (default: as memory allows)"},
     "max_running_requests": {
         "type": int,
         "default": 32,
-        "help": "requests that hold K/V at the same time (default: 32)",
+        "help": "most requests that hold K/V at the same time (default: 32)",
     },
-    "max_context_len": {"type": int, "help": "prompt plus output tokens of a request (default: the model's limit)"},
+    "max_context_len": {
+        "type": int,
+        "help": "most tokens of a request, prompt and output (default: the model's limit)",
+    },
     "page_size": {"type": int, "default": 1, "help": "slots per page of K/V (default: 1)"},
     "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
     "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
     "attention_backend": {
         "default": "auto",
-        "help": "cpp, torch_native or auto: the fastest available (default: auto)",
+        "help": "cpp, torch_native, or auto for the fastest available (default: auto)",
     },
-    "kernels": {"default": "auto", "help": "cpp, onednn, torch or auto: the fastest available (default: auto)"},
+    "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
     "temperature": {"type": float, "default": 0.7, "help": "0 always takes the likeliest token (default: 0.7)"},
     "top_p": {"type": float, "default": 1.0, "help": "nucleus sampling (default: 1.0, off)"},
-    "top_k": {"type": int, "default": -1, "help": "sample from the k likeliest (default: -1, off)"},
-    "min_p": {"type": float, "default": 0.0, "help": "drop tokens below this share of the likeliest (default: 0, off)"},
+    "top_k": {"type": int, "default": -1, "help": "sample from the k likeliest tokens (default: -1, off)"},
+    "min_p": {
+        "type": float,
+        "default": 0.0,
+        "help": "drop tokens less probable than this share of the likeliest one (default: 0, off)",
+    },
     "presence_penalty": {
         "type": float,
         "default": 0.0,
-        "help": "subtracted from the logits of tokens in the output (default: 0, off)",
+        "help": "subtracted from the logits of tokens that are in the output (default: 0, off)",
     },
     "frequency_penalty": {
         "type": float,
         "default": 0.0,
-        "help": "subtracted once per time that the token is in the output (default: 0, off)",
+        "help": "subtracted from a token's logit for each time that the token is in the output (default: 0, off)",
     },
     "repetition_penalty": {
         "type": float,
         "default": 1.0,
-        "help": "divides the logits of tokens in prompt or output (default: 1.0, off)",
+        "help": "divides the logits of tokens that are in the prompt or the output (default: 1.0, off)",
     },
-    "seed": {"type": int, "help": "same seed, same text"},
-    "stop": {"action": "append", "default": [], "help": "end at this text; may be given several times"},
+    "seed": {"type": int, "help": "the same seed gives the same text"},
+    "stop": {"action": "append", "default": [], "help": "stop when this text appears; may be given several times"},
 }
 N_OPTION: dict[str, dict[str, Any]] = {
     "n": {"type": int, "default": 1, "help": "completions per prompt (default: 1)"},
@@ -58,7 +65,7 @@ N_OPTION: dict[str, dict[str, Any]] = {
 def add_options(
     parser: argparse.ArgumentParser, title: str, options: dict[str, dict[str, Any]], but: Sequence[str] = ()
 ) -> None:
-    """A group of options, named by `title`; that of the engine begins with `--model`."""
+    """Add a group of options under `title`. The engine's group begins with `--model`."""
     group = parser.add_argument_group(title)
     if title == "engine":
         group.add_argument(
@@ -77,15 +84,16 @@ def load(args: argparse.Namespace) -> "LLM":
 
 
 def check_tokenizer(llm: "LLM") -> None:
-    """ValueError when the model has no tokenizer files: a command's prompts are text."""
+    """ValueError if the model has no tokenizer files, because a command's prompts are text."""
     if llm.tokenizer is None:
         raise ValueError(
-            f"{llm.model.path}: no tokenizer files there, and prompts are text here; put tokenizer.json in that folder"
+            f"{llm.model.path}: no tokenizer files there, but this command's prompts are text; put tokenizer.json in that "
+            "folder"
         )
 
 
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":
-    """What the options say about sampling."""
+    """The SamplingParams that the options ask for."""
     from nanoinfer import SamplingParams
 
     return SamplingParams(**_pick(args, {**SAMPLING_OPTIONS, **N_OPTION}))

@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo paged`: block tables and slots, step by step, and a comparison with the engine's tokens."""
+"""`python -m nanoinfer demo paged`: shows block tables and slots step by step, and compares tokens with the engine's."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ WIDTH = 100  # of a line of text, at most
 
 
 def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
-    """Decode three prompts with forward_tensor and advance_step alone and print every step.
+    """Decode three prompts with only forward_tensor and advance_step, and print every step.
 
-    Returns whether the tokens equal the engine's. ValueError when the model has no tokenizer, or a number is out of range.
+    Returns whether the tokens equal the engine's. ValueError if the model has no tokenizer, or a number is out of range.
     """
     if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
+        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
     prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
     generator = GeneratorTorch(llm.model)
     blocks = sum(-(-(len(prompt) + max(num_steps, 0)) // max(block_size, 1)) for prompt in prompts)
@@ -36,9 +36,9 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     rows = f"{len(prompts)} requests and {NUM_PADDING} row of padding"
     limit = room()
     print(styled(filled(f"Model {llm.model.name}: {blocks} blocks of {block_size} slots, {rows}.", limit), "bold"))
-    formula = f"slot = block_table[n // {block_size}] * {block_size} + n % {block_size}"
-    print(filled(f"The token at index n of a request has {formula}.", limit))
-    prefill = "One prefill of all prompts; blocks for the tokens to be generated are reserved as well"
+    formula = f"slot block_table[n // {block_size}] * {block_size} + n % {block_size}"
+    print(filled(f"The token at index n of a request is in {formula}.", limit))
+    prefill = "One prefill of all prompts. Blocks for the tokens to be generated are reserved too"
     print("\n" + styled(filled(prefill, limit), "bold"))
     print(side_by_side(_prefill_columns(steps[0], [len(prompt) for prompt in prompts]), limit))
     decode = f"{num_steps} decode steps: advance_step, forward_tensor, argmax, and nothing else"
@@ -56,7 +56,7 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     if tokens != expected and llm.model.dtype != torch.float32:
         dtype = str(llm.model.dtype).removeprefix("torch.")
         print(
-            f"In {dtype} the order of a sum may decide between two tokens; run with --dtype float32 to rule out rounding."
+            f"In {dtype}, the order of a sum may decide between two tokens. Run with --dtype float32 to rule out rounding."
         )
     return tokens == expected
 
@@ -77,7 +77,7 @@ def _prefill_columns(step: Step, lens: Sequence[int]) -> list[list[str]]:
 
 
 def _decode_columns(steps: Sequence[Step]) -> list[list[str]]:
-    """One row per step: the four tensors that advance_step writes, one number per row, and the sampled tokens."""
+    """One row per step: the four tensors that advance_step writes, with one number per request, and the sampled tokens."""
     columns = {
         "input_tokens": [step.input_tokens.tolist() for step in steps],
         "input_positions": [step.input_positions.tolist() for step in steps],

@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo sessions`: the run that seed 004 shows, three requests decoded side by side."""
+"""`python -m nanoinfer demo sessions`: the first engine of the notebooks decodes three requests side by side."""
 
 from nanoinfer.commands.terminal import styled
 from nanoinfer.llm import LLM
@@ -9,12 +9,12 @@ MAX_NEW_TOKENS = 48
 
 
 def run_sessions_demo(llm: LLM) -> None:
-    """Serve the prompts with an OfflineScheduler, greedily, and print each one's text, an empty line between them.
+    """Serve the prompts greedily with an OfflineScheduler, and print the texts with an empty line between them.
 
-    ValueError when the model has no tokenizer.
+    ValueError if the model has no tokenizer.
     """
     if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files; the demo's prompts are text")
+        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
     scheduler = OfflineScheduler(InferenceEngine(llm.model))
     for prompt in PROMPTS:
         scheduler.add_request(prompt, MAX_NEW_TOKENS, do_sample=False)

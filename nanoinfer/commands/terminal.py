@@ -12,14 +12,14 @@ _STYLE = re.compile(r"\033\[[\d;]*m")
 
 
 def styled(text: object, *styles: str) -> str:
-    """`text` in the given styles when standard output is a terminal (and NO_COLOR is not set), else unchanged."""
+    """`text` in the given styles if standard output is a terminal (and NO_COLOR is not set); otherwise unchanged."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return str(text)
     return f"\033[{';'.join(CODES[style] for style in styles)}m{text}\033[0m"
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, on one line; one of the operating system names the file first, and no number."""
+    """An exception's message on one line. For an error of the operating system: the file, then the reason, no number."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
@@ -27,33 +27,33 @@ def one_line(error: BaseException) -> str:
 
 
 def room() -> int | None:
-    """Columns of the terminal that standard output goes to, or those that COLUMNS asks for; None for files and pipes."""
+    """Columns of the terminal that standard output goes to, or the number in COLUMNS; None for files and pipes."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
     return None
 
 
 def width(text: str) -> int:
-    """Characters that `text` takes on a line; styles take none."""
+    """How many characters `text` takes on a line, without its styles."""
     return len(_STYLE.sub("", text))
 
 
 def filled(text: str, limit: int | None, indent: str = "") -> str:
-    """`text` in lines of at most `limit` characters, those after the first indented; as it is for None."""
+    """`text` in lines of at most `limit` characters, indented from the second line on. None: the text unchanged."""
     return text if limit is None else textwrap.fill(text, limit, subsequent_indent=indent)
 
 
 def shortened(text: str, limit: int) -> str:
-    """`text` on one line; its beginning and its end where it is longer than `limit`."""
+    """`text` on one line, or only its beginning and its end if it is longer than `limit`."""
     line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit // 2]} ... {line[-limit // 2 :]}"
 
 
 def side_by_side(columns: Sequence[Sequence[str]], limit: int | None = None, gap: int = 2) -> str:
-    """Columns, each a list of as many cells, as a table whose lines have at most `limit` characters.
+    """A table whose lines have at most `limit` characters. Each column is a list of cells, all of the same length.
 
-    Where they are more, the columns that find no place follow below, beside the first column again; and a column that is
-    too wide even so has its cells wrapped.
+    If the table is wider, the columns that don't fit follow below, beside the first column again. Cells of a column that
+    is still too wide are wrapped.
     """
     if limit is not None:
         first = _wrapped(columns[0], limit // 2)
@@ -69,7 +69,7 @@ def side_by_side(columns: Sequence[Sequence[str]], limit: int | None = None, gap
 
 
 def _wrapped(cells: Sequence[str], limit: int) -> list[str]:
-    """Cells of which none is wider than `limit`; those that were have several lines now, and no style."""
+    """The cells, none wider than `limit`. A cell that was wider now has several lines and no style."""
     limit = max(limit, 1)
 
     def wrapped(cell: str) -> str:

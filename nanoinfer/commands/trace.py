@@ -1,4 +1,4 @@
-"""`python -m nanoinfer trace`: a run described step by step, and written as a page that plays it."""
+"""`python -m nanoinfer trace`: describes a run step by step, and writes a page that plays it."""
 
 import argparse
 import os
@@ -6,19 +6,19 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments; without prompts it serves the example of trace_example.py."""
+    """The command's arguments. Without prompts, it serves the example of trace_example.py."""
     parser.add_argument(
-        "prompt", nargs="*", help="texts to continue, all at once (default: an example in a small pool)"
+        "prompt", nargs="*", help="texts to continue, all at the same time (default: an example in a small pool)"
     )
     parser.add_argument(
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=24, help="per prompt (default: 24)")
-    parser.add_argument("--out", type=os.path.expanduser, help="write the player here, an .html file")
-    parser.add_argument("--json", type=os.path.expanduser, help="write the trace here, to be read by Trace.load")
-    parser.add_argument("--perfetto", type=os.path.expanduser, help="write the trace here for ui.perfetto.dev")
-    parser.add_argument("--png", type=os.path.expanduser, help="write a picture of the run here, a .png file")
-    parser.add_argument("--title", help="of the page")
+    parser.add_argument("--max-new-tokens", type=int, default=24, help="new tokens per prompt (default: 24)")
+    parser.add_argument("--out", type=os.path.expanduser, help="write the player to this .html file")
+    parser.add_argument("--json", type=os.path.expanduser, help="write the trace to this file, for Trace.load")
+    parser.add_argument("--perfetto", type=os.path.expanduser, help="write the trace to this file, for ui.perfetto.dev")
+    parser.add_argument("--png", type=os.path.expanduser, help="write a picture of the run to this .png file")
+    parser.add_argument("--title", help="title of the page and the picture")
     parser.set_defaults(run=run)
 
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check_matplotlib() -> None:
-    """ValueError where matplotlib is missing: before anything is computed."""
+    """ValueError if matplotlib is missing. Called before anything is computed."""
     try:
         import nanoinfer.viz  # noqa: F401
     except ImportError as error:

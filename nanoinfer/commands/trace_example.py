@@ -1,4 +1,4 @@
-"""The example trace: a few requests with shared beginnings, in so small a pool that everything happens once."""
+"""The example trace: a few requests with shared beginnings, in a pool so small that everything happens at least once."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from nanoinfer.trace.recorder import record
 from nanoinfer.trace.trace import Trace
 
 OPENING = "Once upon a time, there was a little fox named Ruby. She lived in a small house near the river."
-# After how many steps a prompt arrives, the prompt, and how many tokens it may produce.
+# Each: the number of steps after which the prompt arrives, the prompt, and how many tokens may be generated.
 ARRIVALS = (
     (0, OPENING + " One day,", 24),
     (0, OPENING + " Every morning, she", 20),
@@ -19,7 +19,7 @@ ARRIVALS = (
     (24, OPENING + " One day,", 8),
 )  # fmt: skip
 ABORT = (28, 4)  # after 28 steps request 4 is aborted
-SETTINGS: dict[str, Any] = {  # of the LLM: tight enough for chunks, evictions and retractions
+SETTINGS: dict[str, Any] = {  # of the LLM: so tight that there are chunks, evictions and retractions
     "max_total_tokens": 128,
     "max_running_requests": 4,
     "chunked_prefill_size": 24,
@@ -28,9 +28,9 @@ SETTINGS: dict[str, Any] = {  # of the LLM: tight enough for chunks, evictions a
 
 
 def run_example(llm: LLM) -> Trace:
-    """Serve the arrivals on `llm`, made with SETTINGS, and return the trace. ValueError when it has no tokenizer."""
+    """Serve the arrivals on `llm`, made with SETTINGS, and return the trace. ValueError if it has no tokenizer."""
     if llm.tokenizer is None:
-        raise ValueError("trace: this model has no tokenizer files; the example's prompts are text")
+        raise ValueError("trace: this model has no tokenizer files, but the example's prompts are text")
     engine, arrivals = llm.engine, list(ARRIVALS)
     ids: list[int] = []
     with record(engine) as trace:

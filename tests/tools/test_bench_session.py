@@ -249,7 +249,7 @@ def test_nanoinfer_and_transformers_measured_for_real(
 def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..., Path]) -> None:
     settings = Settings([WORKLOADS["single"]], [parse_engine("llamacpp")], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), "bfloat16", settings)["engines"]
-    assert engine["error"] == "dtype bfloat16: this engine reads a converted file, which holds float32"
+    assert engine["error"] == "dtype bfloat16: this engine reads a converted file, whose dtype is float32"
 
 
 def test_recorded_failures_name_no_folders_of_this_machine(
@@ -269,7 +269,7 @@ def test_recorded_failures_name_no_folders_of_this_machine(
 def test_a_missing_converted_file_names_the_command_that_makes_it(name: str, checkpoint: Callable[..., Path]) -> None:
     settings = Settings([WORKLOADS["single"]], [parse_engine(name)], 1, bandwidth_bytes=2**20)
     (engine,) = measure_model(checkpoint(), None, settings)["engines"]
-    assert "not found; make it: python -m nanoinfer.bench.make_models" in engine["error"]
+    assert "not found; make it with python -m nanoinfer.bench.make_models" in engine["error"]
 
 
 def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

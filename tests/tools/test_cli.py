@@ -177,7 +177,7 @@ finally:
 
 
 def test_the_demos_help_says_what_it_does_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Alone, demo serves five requests" in run(["demo", "--help"], capsys)[1]
+    assert "Without arguments, demo serves five requests" in run(["demo", "--help"], capsys)[1]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
     argv = ["trace", "One day", "One day, a fox", "--max-new-tokens", "3", "--title", "Two & two"]
     code, out, _ = run([*argv, *(word for name, path in files.items() for word in (f"--{name}", str(path)))], capsys)
     assert code == 0
-    assert "Step 1 EXTEND: request 0 admitted" in out
+    assert "Step 1 EXTEND: request 0 is admitted" in out
     assert len(Trace.load(files["json"])) == out.count("Step ")
     assert "traceEvents" in files["perfetto"].read_text()
     assert "<title>Two &amp; two</title>" in files["out"].read_text()

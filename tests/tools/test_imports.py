@@ -34,7 +34,7 @@ ROOMS = (
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
     ("calls llm", "a model and its engine in one object, for any thread"),
-    ("async_stream async_engine teaching", "an engine for asyncio; what the notebooks teach with"),
+    ("async_stream async_engine teaching explore", "an engine for asyncio; what the notebooks teach with"),
     ("nanoinfer", "the public names"),
     ("commands bench", "what the commands do"),
     ("cli __main__", "the command line"),
@@ -44,7 +44,8 @@ LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.bench", "nanoinfer.commands"),
+    *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
+    *("nanoinfer.bench", "nanoinfer.commands"),
 )
 
 

@@ -27,7 +27,7 @@ def test_demo_sessions_prints_the_run_of_the_seed(story: LLM, capsys: pytest.Cap
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--steps", "3"], "options of demo paged only"), (["--model", "llama"], "no tokenizer files")],
+    [(["--steps", "3"], "only demo paged has these options"), (["--model", "llama"], "no tokenizer files")],
 )
 def test_demo_sessions_refuses_in_one_line(
     options: list[str], message: str, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]

@@ -1,1 +1,1 @@
-"""One file per engine. `worker.py` runs it in the engine's environment; nothing here imports nanoinfer's bench."""
+"""One file per engine. `worker.py` runs it in the engine's environment, so nothing here imports nanoinfer's bench."""

@@ -1,7 +1,7 @@
 """llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`.
 
-llama.cpp leaves batching to its caller, so the loop of a small server is here: a batch has one decode token of every
-request whose prompt is computed, then as many prompt tokens of the other requests as fit.
+llama.cpp leaves batching to its caller, so this file has the loop of a small server. A batch contains one decode token for
+every request whose prompt is computed, and then as many prompt tokens of the other requests as fit.
 """
 
 import os
@@ -15,7 +15,7 @@ Emit = Callable[[int, list[int]], None]
 
 @dataclass
 class Running:
-    """A request in a slot: `done` of its tokens are in the K/V cache; `token` is the newest, once there is one."""
+    """A request in a slot. `done` of its tokens are in the K/V cache; `token` is the newest token, once there is one."""
 
     index: int
     prompt: list[int]
@@ -25,7 +25,8 @@ class Running:
 
 
 class Peer:
-    """16 slots. Unshared prompts have one K/V region per slot (faster); shared ones use one pool, copied by reference."""
+    """16 slots. Prompts that share nothing have one K/V region per slot, which is faster. Those that share a prefix use one
+    pool, in which K/V is copied by reference."""
 
     prefix_cache = True
 
@@ -33,7 +34,8 @@ class Peer:
         path = f"{model}.gguf"
         if not os.path.isfile(path):
             raise FileNotFoundError(
-                f"{path}: not found; make it: python -m nanoinfer.bench.make_models gguf {model} (needs the package gguf)"
+                f"{path}: not found; make it with python -m nanoinfer.bench.make_models gguf {model} "
+                "(needs the package gguf)"
             )
         import ctypes
 
@@ -55,7 +57,7 @@ class Peer:
         self.versions = {"llama-cpp-python": llama_cpp.__version__}
 
     def prepare(self, shared: bool) -> None:
-        """An empty context for prompts that share a prefix (`shared`) or do not."""
+        """Make an empty context for prompts that share a prefix (`shared`) or share nothing."""
         lib = self.lib
         if self.context is None or shared != self.shared:
             if self.context is not None:
@@ -131,8 +133,8 @@ class Peer:
             self._running[slot] = Running(index, prompt, new_tokens, start)
 
     def _overlap(self, slot: int, prompt: list[int]) -> tuple[int, int]:
-        """Tokens of the common prefix of `prompt`, without its last token, and the slot's prompt; and how many of them
-        are computed already."""
+        """The number of tokens in the common prefix of the slot's prompt and `prompt` (without its last token), and how
+        many of these are already computed."""
         stored, done = self._stored[slot]
         common = 0
         for token, other in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
@@ -142,7 +144,8 @@ class Peer:
         return common, min(common, done)
 
     def _fill_batch(self) -> list[tuple[int, int]]:
-        """Decode tokens first, then prompt tokens; returns the rows whose logits are wanted, each with its slot."""
+        """Fill the batch with decode tokens first, then prompt tokens. Returns the rows whose logits are wanted, with their
+        slots."""
         wanted: list[tuple[int, int]] = []
         batch, size = self.batch, 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Peer:
-    """`options` are LLM's. Takes and returns token ids, as every measured engine: no tokenizer is loaded."""
+    """`options` are LLM's. Like every measured engine, it takes and returns token ids and loads no tokenizer."""
 
     prefix_cache = True
 

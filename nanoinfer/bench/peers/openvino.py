@@ -16,7 +16,7 @@ class Peer:
         path = f"{model}.ov"
         if not os.path.isdir(path):
             raise FileNotFoundError(
-                f"{path}: not found; make it: python -m nanoinfer.bench.make_models openvino {model} "
+                f"{path}: not found; make it with python -m nanoinfer.bench.make_models openvino {model} "
                 "--optimum-cli PATH/TO/optimum-cli (from the package optimum-intel)"
             )
         import openvino

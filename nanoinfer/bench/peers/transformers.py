@@ -1,4 +1,4 @@
-"""Hugging Face transformers: `generate` on left-padded batches. No continuous batching, no prefix cache."""
+"""Hugging Face transformers: `generate` on left-padded batches, without continuous batching or a prefix cache."""
 
 from collections import deque
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Peer:
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
 
         class Watch(StoppingCriteria):
-            """Called after every token, so that each one is reported when it appears."""
+            """Called after every token, so that each token is reported when it appears."""
 
             def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
                 newest = input_ids[:, -1].tolist()

@@ -1,4 +1,4 @@
-"""vLLM, its CPU build, in this process: continuous batching, chunked prefill, prefix cache."""
+"""vLLM's CPU build, in this process: continuous batching, chunked prefill, prefix cache."""
 
 import os
 from collections.abc import Callable

@@ -1,19 +1,19 @@
-"""The process an engine is measured in: it loads the engine once, then serves one workload per line of input.
+"""The process in which an engine is measured. It loads the engine once, then serves one workload per line of input.
 
     python worker.py PEER.py '{"model": "...", "dtype": "bfloat16", "threads": 2}'
 
-A peer file defines `class Peer`, which is all that another engine needs to be measured:
+To measure another engine, write a peer file that defines `class Peer`:
 
-    Peer(model, dtype, threads, **options)   load; nothing slow may be left for the first request
+    Peer(model, dtype, threads, **options)   load everything, so that nothing slow is left for the first request
     versions: dict[str, str]                 versions of the packages that matter, for the report
     prefix_cache: bool                       whether it reuses K/V of earlier requests
     prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
     add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token
     busy() -> bool                           whether any request is unfinished
-    step(emit)                               go on, and call emit(index, token_ids) as soon as there are new tokens
+    step(emit)                               continue, and call emit(index, token_ids) as soon as there are new tokens
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
 
-The clock is here, so it is the same for all engines. Needs Python 3.10 or later and only the standard library.
+The clock is in this file, so it is the same for all engines. It needs only Python 3.10 or later and its standard library.
 """
 
 import ctypes
@@ -35,12 +35,12 @@ from typing import Any
 def main() -> None:
     """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}` per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # engines print, from C++ too; standard output must carry only answers
+    os.dup2(2, 1)  # engines print, even from C++, but standard output must contain only answers
     _die_with_parent()
     here = Path(__file__).resolve().parent
     sys.path[:] = [
         entry for entry in sys.path if Path(entry).resolve() != here
-    ]  # a peer's file has the name of the package it imports
+    ]  # a peer's file has the same name as the package it imports
 
     def send(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -70,7 +70,7 @@ def load_peer(file: Path, arguments: dict[str, Any]) -> Any:
 
 
 def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
-    """Serve a job's `prime` requests, then its requests: their tokens, the seconds from the start to each token, memory."""
+    """Serve a job's `prime` requests, then its requests. Returns the tokens, the seconds from the start to each, memory."""
     if hasattr(peer, "prepare"):
         peer.prepare(job.get("shared", False))
     if job.get("prime"):
@@ -92,9 +92,9 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[float]], float]:
-    """Add requests to the peer as they arrive and step it until all are done: tokens, times, seconds in total.
+    """Add requests to the peer as they arrive, and step it until all are done. Returns tokens, times, seconds in total.
 
-    RuntimeError when a request did not get exactly `new_tokens` tokens.
+    RuntimeError if a request did not get exactly `new_tokens` tokens.
     """
     tokens: list[list[int]] = [[] for _ in requests]
     times: list[list[float]] = [[] for _ in requests]
@@ -130,7 +130,7 @@ def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _die_with_parent() -> None:
-    """Die with the parent: a worker is stopped most of the time, and only its parent would wake it. Linux only."""
+    """Die when the parent dies: a worker is stopped most of the time, and only its parent would wake it. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
@@ -167,7 +167,7 @@ def _family() -> list[int]:
 
 
 def _cpu_seconds_elsewhere() -> float:
-    """Processor seconds used so far by the rest of the machine, the hypervisor's other guests included. 0 if unknown."""
+    """Processor seconds that the rest of the machine has used, including the hypervisor's other guests; 0: unknown."""
     try:
         user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     except (OSError, ValueError):
