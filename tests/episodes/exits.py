@@ -195,6 +195,9 @@ def main() -> None:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                torch.set_num_threads(
+                    1
+                )  # torch makes its thread pool anew after a fork, and not from two threads at once
                 act(scene, model)
                 return
             code = wait_for(pid, SECONDS)

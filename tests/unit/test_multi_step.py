@@ -129,8 +129,8 @@ def test_demo_paged_fails_when_the_tokens_differ(
     ("argv", "message"),
     [
         (["demo", "pages"], "pages"),
-        (["demo", "--steps", "3"], "options of demo paged only"),
-        (["demo", "--block-size", "3"], "options of demo paged only"),
+        (["demo", "--steps", "3"], "only demo paged has these options"),
+        (["demo", "--block-size", "3"], "only demo paged has these options"),
         (["demo", "paged", "--steps", "0"], "num_steps=0"),
         (["demo", "paged", "--steps", "5000"], "num_steps=5000"),
         (["demo", "paged", "--block-size", "0"], "page_size=0"),
