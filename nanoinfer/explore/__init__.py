@@ -1,8 +1,8 @@
 """Explorables: pages with sliders that choose among recorded runs of the live engine.
 
-An explorable is one HTML file: it needs no network and no Jupyter. Python runs the engine once for every combination of
-the controls and writes down what there is to see; the page looks it up and draws it. No part of the engine is written
-again in JavaScript, and no number is computed there.
+An explorable is one HTML file: it needs no network and no Jupyter. Python runs the engine, and
+writes down for every combination of the controls what there is to see; the page looks it up and draws it. No part of the
+engine is written again in JavaScript, and no number is computed there.
 
     from nanoinfer.explore import Bar, Bars, Control, Explorable, Frame
 

@@ -13,9 +13,10 @@ from nanoinfer.explore.sampling import sampling
 from nanoinfer.explore.token_life import token_life
 from nanoinfer.explore.tree_steps import tree_steps
 from nanoinfer.llm import LLM
+from nanoinfer.teaching.prompts import FOX
 from nanoinfer.teaching.random_model import random_model
 
-PROMPT = "Once upon a time, there was a little fox named Lily. One day she found a"
+PROMPT = FOX + " One day she found a"
 
 CATALOGUE: dict[str, Callable[[LLM], Explorable]] = {
     "padding": padding,

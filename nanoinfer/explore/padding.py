@@ -11,12 +11,13 @@ from nanoinfer.explore.panels.cells import Cell, CellRow, Cells
 from nanoinfer.explore.panels.numbers import Number, Numbers
 from nanoinfer.llm import LLM
 from nanoinfer.sessions import InferenceEngine, InferenceSession, KVAccount
+from nanoinfer.teaching.prompts import FOX
 from nanoinfer.viz.words import num_bytes, percent
 
 LONGEST = (4, 8, 16, 24, 32, 48)
 SHORTEST = 4
 MIXES = ("one long, the others short", "half long, half short", "every length in between", "all equally long")
-TEXT = "Once upon a time, there was a little fox named Lily. " * 8
+TEXT = (FOX + " ") * 8
 
 
 def padding(llm: LLM, longest: Sequence[int] = LONGEST, sessions: int = 8, text: str = TEXT) -> Explorable:

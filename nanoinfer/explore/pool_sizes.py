@@ -66,7 +66,7 @@ def cause(moment: Moment) -> str:
     """Why requests were retracted in this step."""
     room = moment.room
     return (
-        f"step {moment.step}: the next pass needs {count(room.needed, 'slot')}, {room.obtainable or 'none'} can be had; "
+        f"step {moment.step}: the next pass needs {count(room.needed, 'slot')}, {room.obtainable or 'none'} available; "
         f"{' and '.join(f'request {i}' for i in moment.retracted)} retracted"
     )
 
@@ -93,7 +93,7 @@ def sentence(size: int, shown: list[Moment]) -> str:
         first, had = retracted[0], retracted[0].room.obtainable
         said.append(
             f"In step {first.step} the running requests need {count(first.room.needed, 'slot')} for their next tokens, and "
-            f"{f'only {had}' if had else 'none'} can be had, even with eviction: "
+            f"{f'only {had}' if had else 'none'} {'is' if had == 1 else 'are'} available, even with eviction: "
             f"{' and '.join(f'request {i}' for i in first.retracted)} gives back its slots and waits."
         )
         if len(retracted) > 1:

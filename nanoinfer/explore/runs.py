@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Before a step: slots that could be had, free or evictable, and slots that a DECODE of all running requests needs."""
+    """Before a step: the slots that are free or evictable, and those that a DECODE of all running requests needs."""
 
     obtainable: int
     needed: int
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass
 class Moment:
-    """A step of a run, with all that a picture of it needs. Requests are meant by their index in the trace.
+    """A step of a run, with all that a picture of it needs. A request is named by its index in the trace.
 
     - `phases`: what each unfinished request did; `computed`: tokens of each request in the pass.
     - After the step: `free` slots, `unlocked` and `locked` ones of the tree, and those that each request holds.
@@ -79,7 +79,7 @@ class Moment:
 @cache
 def loaded(name: str) -> LoadedModel:
     """The model of that name, loaded once."""
-    return load_model(name, None, "cpu", None, "auto", None)
+    return load_model(name)
 
 
 def model_of(llm: LLM | str) -> LoadedModel:

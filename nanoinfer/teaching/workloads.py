@@ -1,6 +1,6 @@
 """Workloads in counts of steps: requests that arrive before given steps, an engine that serves them, and what came of it.
 
-    workload = [Request(FOX, 20), Request(BEAR, 16, at=3)]     the second arrives before step 3, counted from 0
+    workload = [Request(FOX, 20), Request(BEAR, 16, at=3)]     the second arrives after 3 steps
     run = serve(workload, max_total_tokens=64)                 a new engine around the story model
     draw(run, "64 slots")                                      its timeline
     compare({"64 slots": run})                                 one line of numbers per run
@@ -32,7 +32,7 @@ from nanoinfer.viz.timeline import timeline
 
 @dataclass(frozen=True)
 class Request:
-    """Arrives before step `at` (0 is the first) and makes `new_tokens` tokens, or fewer when `stop` ends its text."""
+    """Arrives after `at` steps and makes `new_tokens` tokens, or fewer when `stop` ends its text."""
 
     prompt: str | Sequence[int]
     new_tokens: int
@@ -55,7 +55,7 @@ class Run:
     passes: str = ""  # E or D
     new_tokens: list[int] = field(default_factory=list)  # T of each pass
     waiting: list[int] = field(default_factory=list)  # requests
-    in_use: list[int] = field(default_factory=list)  # slots that cannot be had: running requests hold or lock them
+    in_use: list[int] = field(default_factory=list)  # slots that running requests hold or lock
     ratio: list[float] = field(default_factory=list)  # the new_token_ratio
     seconds: list[float] = field(default_factory=list)
     error: str = ""  # what a scheduler that cannot get its slots raised

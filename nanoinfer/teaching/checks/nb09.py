@@ -1,4 +1,4 @@
-"""Checks of notebook 09, counting slots: an audit, and what can be had."""
+"""Checks of notebook 09, counting slots: an audit, and how many are obtainable."""
 
 import numpy as np
 
@@ -146,4 +146,4 @@ def _(given: Given) -> str | None:
         )
         if want:
             held.append(pair)
-    return "what can be had is right after 200 random operations"
+    return "the number is right after 200 random operations"
