@@ -32,5 +32,7 @@ MODEL_FAMILIES: Registry[Any] = Registry("architecture")  # model/families.py
 QUANTIZATIONS: Registry[Any] = Registry(  # model/layers/linear_weights.py
     "quantization", "; quantized checkpoints are not supported, use the original"
 )
-KV_STORAGES: Registry[Any] = Registry("kv_cache_dtype")  # cache/kv_storage.py
+KV_STORAGES: Registry[Any] = Registry(  # cache/kv_storage.py, cache/int8_kv_storage.py
+    "kv_cache_dtype", "; fp8 is not implemented, int8 takes as little memory"
+)
 SCHEDULE_POLICIES: Registry[Any] = Registry("schedule_policy")  # scheduling/policy.py

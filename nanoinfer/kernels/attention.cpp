@@ -1,139 +1,79 @@
-// Paged attention with grouped heads: new tokens over their requests' slots, blocks of keys at a time, with a running
-// maximum and sum (Milakov and Gimelshein, 2018; FlashAttention). Both products are made of the same tile as `linear`:
-// a block of keys, copied together from wherever its slots are, takes the place of the packed weights.
+// Paged attention with grouped heads: new tokens over their requests' slots, a block of keys at a time.
 //
 // A block is always keys 64 i .. 64 i + 63 of the sequence and blocks are taken in order, so what a token gets does not
 // depend on how many tokens are computed together, nor on where their K/V came from.
-#include "packing.h"
-#include <cmath>
-#include <vector>
+#include "query_rows.h"
+#include "team.h"
 
-// What one thread works with: a few query rows of one key head (every token brings the heads that share it).
-template <class E>
-struct Work {
-    typedef typename E::T T;
-    long dim, padded, rows;
-    std::vector<T> query, probs;
-    std::vector<float> keys, values, scores, sums, maximum, total, decay;
+// Some new tokens of a request, and the key heads whose rows are computed together.
+struct AttentionTask { int request, token, tokens, head, heads; };
 
-    Work(long dim, long max_rows)
-        : dim(dim), padded((dim + COLUMNS - 1) / COLUMNS * COLUMNS), query(max_rows * dim), probs(max_rows * BLOCK),
-          keys(BLOCK * dim / E::STEP), values(BLOCK * padded / E::STEP), scores(max_rows * BLOCK), sums(max_rows * padded),
-          maximum(max_rows), total(max_rows), decay(max_rows) {}
-
-    // scores = query x keys
-    void multiply_by_keys() {
-        Floats out[ROWS][PANELS];
-        for (long row = 0, n; row < rows; row += n) {
-            n = share(rows - row);
-            for (long c = 0; c < BLOCK; c += COLUMNS) {
-                tile<E>(n, &query[row * dim], dim, &keys[c * dim / E::STEP], dim, out);
-                for (int m = 0; m < n; m++) memcpy(&scores[(row + m) * BLOCK + c], out[m], sizeof out[m]);
-            }
-        }
-    }
-
-    // sums = sums * decay + probs x values, over the first `count` keys of the block
-    void multiply_by_values(long count) {
-        Floats out[ROWS][PANELS];
-        for (long row = 0, n; row < rows; row += n) {
-            n = share(rows - row);
-            for (long d = 0; d < padded; d += COLUMNS) {
-                tile<E>(n, &probs[row * BLOCK], BLOCK, &values[d * BLOCK / E::STEP], count, out);
-                for (int m = 0; m < n; m++)
-                    for (int p = 0; p < PANELS; p++) {
-                        float* to = &sums[(row + m) * padded + d + p * LANES];
-                        store(to, load<Floats>(to) * decay[row + m] + out[m][p]);
-                    }
-            }
-        }
-    }
-
-    // One row's scores of a block -> its probabilities, not yet divided by their total. It sees keys first .. last - 1.
-    void soften(long row, int first, int last, float scale) {
-        float* score = &scores[row * BLOCK];
-        T* prob = &probs[row * BLOCK];
-        decay[row] = 1;
-        if (first >= last) {
-            memset(prob, 0, BLOCK * sizeof(T));
-            return;
-        }
-        for (int k = 0; k < first; k++) score[k] = -INFINITY;
-        for (int k = last; k < BLOCK; k++) score[k] = -INFINITY;
-        Floats most = load<Floats>(score);
-        for (int k = LANES; k < last; k += LANES) {
-            Floats s = load<Floats>(score + k);
-            most = s > most ? s : most;
-        }
-        float highest = std::max(maximum[row], largest(most) * scale);
-        Floats added = {};
-        for (int k = 0; k < BLOCK; k += LANES) {
-            Floats e = exp_of_negative(load<Floats>(score + k) * scale - highest);
-            added += e;
-            E::put(prob + k, e);
-        }
-        decay[row] = std::exp(maximum[row] - highest);
-        total[row] = total[row] * decay[row] + sum(added);
-        maximum[row] = highest;
-    }
-};
+// Divides a pass into tasks. As many rows as possible share the work of packing a block, as long as all threads have some.
+// Where each request has few rows, all its heads go together, too, because their keys are neighbours in memory.
+static void divide(const int32_t* seq_lens, const int32_t* qo_indptr, long batch, long heads, long kv_heads,
+                   std::vector<AttentionTask>& tasks) {
+    constexpr long LEAST_ROWS = 64, MOST_ROWS = 512;
+    long threads = omp_get_max_threads ? omp_get_max_threads() : 1, share = heads / kv_heads, total = qo_indptr[batch];
+    long tokens = std::max(1L, std::clamp(total * heads / threads, LEAST_ROWS, MOST_ROWS) / share);
+    bool few = total <= batch && share <= LANES, together = few && (batch >= 2 * threads || threads == 1);
+    tasks.clear();
+    for (int b = 0; b < batch; b++)
+        for (int token = qo_indptr[b]; seq_lens[b] && token < qo_indptr[b + 1]; token += tokens)
+            for (int head = 0; head < kv_heads; head += together ? kv_heads : 1)
+                tasks.push_back({b, token, (int)std::min<long>(tokens, qo_indptr[b + 1] - token), head,
+                                 together ? (int)kv_heads : 1});
+}
 
 // q [T, heads, dim] (tokens `q_stride` apart), keys and values [N, kv_heads, dim] -> out [T, heads, dim]. Request b has
-// new tokens qo_indptr[b] .. qo_indptr[b + 1] and slots kv_indices[kv_indptr[b] .. kv_indptr[b + 1]], the new ones last.
-// `window`: how many tokens back a token sees, itself included; 0 for all. `dim` is even: a head's keys are whole words.
+// new tokens qo_indptr[b] .. qo_indptr[b + 1] and `seq_lens[b]` slots from kv_indices[kv_start[b]], the new tokens' last.
+// A request without slots is padding: its rows of `out` are left as they are.
+// `key_scales`, `value_scales` [N, kv_heads]: keys and values are int8, these times a scale; null: they are elements.
+// `window`: how many tokens back a token sees, itself included; 0 for all. `cap`: bounds the scores by cap * tanh(score / cap);
+// 0 for no bound.
 template <class E>
-static void attention(const typename E::T* q, const typename E::T* keys, const typename E::T* values,
-                      typename E::T* out, const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,
-                      long batch, long heads, long kv_heads, long dim, long q_stride, float scale, long window) {
-    typedef typename E::T T;
-    struct Task { int request, head, token; };
-    long group = heads / kv_heads, slot_stride = kv_heads * dim;
-    int tokens = (int)std::max<long>(1, BLOCK / group);  // at a time
-    std::vector<Task> tasks;
-    for (int b = 0; b < batch; b++)
-        for (int token = qo_indptr[b]; token < qo_indptr[b + 1]; token += tokens)
-            for (int head = 0; head < kv_heads; head++) tasks.push_back({b, head, token});
-#pragma omp parallel if (tasks.size() > 1)
-    {
-        Work<E> work(dim, tokens * group);
-#pragma omp for schedule(dynamic)
-        for (long i = (long)tasks.size() - 1; i >= 0; i--) {  // a prompt's last tokens see most: longest first
-            auto [b, head, token] = tasks[i];
-            int count = std::min(tokens, qo_indptr[b + 1] - token);
-            const int32_t* slots = kv_indices + kv_indptr[b];
-            long position = kv_indptr[b + 1] - kv_indptr[b] - (qo_indptr[b + 1] - token), end = position + count;
-            work.rows = count * group;
-            for (long t = 0; t < count; t++)
-                memcpy(&work.query[t * group * dim], q + (token + t) * q_stride + head * group * dim, group * dim * sizeof(T));
-            std::fill(work.maximum.begin(), work.maximum.end(), -INFINITY);
-            std::fill(work.total.begin(), work.total.end(), 0.0f);
-            std::fill(work.sums.begin(), work.sums.end(), 0.0f);
+static void attention(const typename E::T* q, const void* keys, const void* values, const float* key_scales,
+                      const float* value_scales, typename E::T* out, const int32_t* kv_indices, const int32_t* kv_start,
+                      const int32_t* seq_lens, const int32_t* qo_indptr, long batch, long heads, long kv_heads, long dim,
+                      long q_stride, float scale, long window, float cap) {
+    static thread_local std::vector<AttentionTask> tasks;
+    const Stored<E> k{keys, key_scales, kv_heads, dim}, v{values, value_scales, kv_heads, dim};
+    long share = heads / kv_heads;
+    divide(seq_lens, qo_indptr, batch, heads, kv_heads, tasks);
+    const AttentionTask* last = tasks.data() + tasks.size() - 1;
+    for_each(tasks.size(), [=](long i) {  // a prompt's last tokens see most: longest first
+        const AttentionTask task = *(last - i);
+        const int32_t* slots = kv_indices + kv_start[task.request];
+        long position = seq_lens[task.request] - (qo_indptr[task.request + 1] - task.token);
+        long end = position + task.tokens, rows = task.tokens * share;
+        QueryRows<E> work(dim, rows, task.heads);
+        KVBlock<E> kv(work.padded);
+        Tiles tiles;
+        auto head_of = [&](long head, long row) { return (task.head + head) * share + row % share; };
+        // The keys that the task's t-th token sees, and the block where the first of them is.
+        auto end_of = [&](long t) { return position + t + 1; };
+        auto first_of = [&](long t) { return window ? std::max(0L, end_of(t) - window) : 0; };
+        auto first_block_of = [&](long t) { return first_of(t) / BLOCK * BLOCK; };
 
-            long start = window ? std::max(0L, position - window + 1) / BLOCK * BLOCK : 0;
-            for (long block = start; block < end; block += BLOCK) {
+        for (long h = 0; h < task.heads; h++)
+            work.load(h, [&](long row) { return q + (task.token + row / share) * q_stride + head_of(h, row) * dim; });
+        for (long block = first_block_of(0); block < end; block += BLOCK)
+            for (long h = 0; h < task.heads; h++) {
                 int present = (int)std::min<long>(BLOCK, end - block);
-                int following = (int)std::clamp(end - block - BLOCK, 0L, (long)BLOCK);
-                prefetch(values + head * dim, slot_stride, slots + block, present, dim);
-                pack_keys((const float*)(keys + head * dim), slot_stride / E::STEP, slots + block, present, dim / E::STEP,
-                          work.keys.data());
-                pack_values<E>(values + head * dim, slot_stride, slots + block, present, dim, work.values.data());
-                prefetch(keys + head * dim, slot_stride, slots + block + BLOCK, following, dim);
-                work.multiply_by_keys();
-                for (long row = 0; row < work.rows; row++) {
-                    long at = position + row / group - block;  // the row's own key, counted from the block's first
-                    long first = window ? std::max(0L, at - window + 1) : 0;
-                    work.soften(row, (int)std::min<long>(first, BLOCK), (int)std::clamp(at + 1, 0L, (long)BLOCK), scale);
+                kv.load(k, v, task.head + h, slots + block, present, !work.few);
+                for (long group = 0; group < work.groups; group++) {
+                    long first = group * GROUP / share, final = (std::min(rows, group * GROUP + GROUP) - 1) / share;
+                    if (end_of(final) <= block || first_of(first) >= block + BLOCK) continue;
+                    bool whole = end_of(first) >= block + BLOCK && first_of(final) <= block;
+                    Seen seen[2];
+                    for (long lane = 0, t = first, next = (t + 1) * share - group * GROUP; !whole && lane < GROUP; lane++) {
+                        if (lane == next && t < final) t++, next += share;
+                        seen[lane / LANES].first[lane % LANES] = (int)(first_of(t) - block);
+                        seen[lane / LANES].end[lane % LANES] = (int)(end_of(t) - block);
+                    }
+                    work.attend(h, group, kv, scale, cap, whole ? nullptr : seen, block == first_block_of(first));
                 }
-                work.multiply_by_values((present + E::STEP - 1) / E::STEP * E::STEP);
             }
-            for (long row = 0; row < work.rows; row++) {
-                T* to = out + ((token + row / group) * heads + head * group + row % group) * dim;
-                const float* sums = &work.sums[row * work.padded];
-                float inverse = 1 / work.total[row];
-                long d = 0;
-                for (; d + LANES <= dim; d += LANES) E::put(to + d, load<Floats>(sums + d) * inverse);
-                for (; d < dim; d++) to[d] = E::put1(sums[d] * inverse);
-            }
-        }
-    }
+        for (long h = 0; h < task.heads; h++)
+            work.write(h, [&](long row) { return out + ((task.token + row / share) * heads + head_of(h, row)) * dim; });
+    });
 }

@@ -6,7 +6,7 @@ import torch
 
 
 class Kernels(Protocol):
-    """The operations of a decoder layer except attention, each on `T` tokens at a time.
+    """The operations of a decoder except attention, each on `T` tokens at a time.
 
     TorchKernels defines the results; every other implementation gives the same numbers up to rounding.
     """
@@ -19,6 +19,32 @@ class Kernels(Protocol):
         """`x` [T, in] times the packed weight's transpose, plus `bias` [out] → [T, out]."""
         ...
 
+    def pack_gated(self, weight: torch.Tensor) -> Any:
+        """Return `weight` [2 * size, in], gate and up one after the other, in the layout that `gated_linear` reads."""
+        ...
+
+    def gated_linear(
+        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, size: int, activation: str
+    ) -> torch.Tensor:
+        """The operation `activation`, "silu_and_mul" or "gelu_tanh_and_mul", of `linear`: [T, in] → [T, size].
+
+        The same bits as those two calls. `packed` is `pack_gated`'s, `bias` [2 * size].
+        """
+        ...
+
+    def linear_argmax(
+        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The number of each row's largest output, int64 [T], and that output, float32 [T].
+
+        Ties go to the first, and NaN counts as the largest.
+        """
+        ...
+
+    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` [T] int64 of `table` [V, size] → [T, size]. IndexError for an id outside the table."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / rms(x) * weight` over the last dimension: [..., size] → the same shape."""
         ...
@@ -27,6 +53,10 @@ class Kernels(Protocol):
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`(rms_norm(residual + x), residual + x)`, all [T, size]. May change `residual` in place."""
+        ...
+
+    def norm_heads(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`rms_norm` of each head of `x` [T, heads, D], `weight` [D] → the same shape. Changes `x` in place."""
         ...
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -42,4 +72,12 @@ class Kernels(Protocol):
 
     def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """`gelu(gate) * up` of `x` = [gate, up] side by side, GELU by its tanh formula: [T, 2 * size] → [T, size]."""
+        ...
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """`x * factor`, `x` [T, size]. May change `x` in place."""
+        ...
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """`cap * tanh(x / cap)`, `x` [T, size]. May change `x` in place."""
         ...

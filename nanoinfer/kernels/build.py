@@ -17,7 +17,7 @@ import torch
 from nanoinfer.errors import KernelsUnavailableError
 
 SOURCES = Path(__file__).parent
-COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"]
+COMPILE_FLAGS = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-w"]
 
 
 def library() -> ctypes.CDLL:
@@ -51,19 +51,32 @@ def _found_or_compiled() -> Path:
 
     Its name has a checksum of each of these and of its content: `kernels-<source, flags, CPU>-<compiler>-<content>.so`.
     """
-    flags, folder = [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")], _cache_directory()
+    flags, folder = compile_flags(), _cache_directory()
     source = [file.read_bytes() for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
     name = f"kernels-{_digest(' '.join([*flags, _cpu(), torch.__version__]).encode(), *source)}"
-    compiler = _words("CXX") or [found for found in map(shutil.which, ("g++", "c++")) if found][:1]
-    if compiler and shutil.which(compiler[0]):
-        name = f"{name}-{_digest(' '.join(compiler).encode())}"
-        return _whole(folder, name) or _compile(compiler, flags, folder, name)
-    if found := _whole(folder, name):
+    try:
+        command = compiler()
+    except KernelsUnavailableError as error:
+        if found := _whole(folder, name):
+            return found
+        missing = f"{error}, and {folder} has no intact library from an earlier build"
+        raise KernelsUnavailableError(f"{missing}; install g++ or set CXX") from None
+    name = f"{name}-{_digest(' '.join(command).encode())}"
+    return _whole(folder, name) or _compile(command, flags, folder, name)
+
+
+def compiler() -> list[str]:
+    """The command that compiles C++, in words: `$CXX`, or else g++ or c++. KernelsUnavailableError when there is none."""
+    found = _words("CXX") or [found for found in map(shutil.which, ("g++", "c++")) if found][:1]
+    if found and shutil.which(found[0]):
         return found
-    missing = f"$CXX names {compiler[0]}, which is not found" if compiler else "neither $CXX nor g++ nor c++ is found"
-    raise KernelsUnavailableError(
-        f"no C++ compiler: {missing}, and {folder} has no intact library from an earlier build; install g++ or set CXX"
-    )
+    missing = f"$CXX names {found[0]}, which is not found" if found else "neither $CXX nor g++ nor c++ is found"
+    raise KernelsUnavailableError(f"no C++ compiler: {missing}")
+
+
+def compile_flags() -> list[str]:
+    """The compiler's flags, those of `$NANOINFER_CXXFLAGS` included."""
+    return [*COMPILE_FLAGS, *_words("NANOINFER_CXXFLAGS")]
 
 
 def _whole(folder: Path, name: str) -> Path | None:

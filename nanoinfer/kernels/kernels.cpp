@@ -1,37 +1,42 @@
-// The library's entry points: every kernel for every element type, `<kernel>_<type>`, callable from C.
+// The library's entry points: every kernel for every element type, `<kernel>_<type>` (see program.h).
 #include "attention.cpp"
 #include "elementwise.cpp"
+#include "int4.cpp"
+#include "int8.cpp"
+#include "int8_storage.cpp"
 #include "linear.cpp"
+#include "memory.cpp"
+#include "program.h"
 
-#define FOR_TYPE(E, name)                                                                                              \
-    extern "C" void linear_##name(const E::T* x, const float* packed, const E::T* bias, E::T* y, long rows, long in,   \
-                                  long out) {                                                                          \
-        linear<E>(x, packed, bias, y, rows, in, out);                                                                  \
-    }                                                                                                                  \
-    extern "C" void add_rms_norm_##name(const E::T* x, E::T* residual, const E::T* weight, E::T* out, long rows,       \
-                                        long size, float eps) {                                                        \
-        add_rms_norm<E>(x, residual, weight, out, rows, size, eps);                                                    \
-    }                                                                                                                  \
-    extern "C" void rotate_##name(E::T* x, const E::T* cos, const E::T* sin, const int64_t* positions, long rows,      \
-                                  long row_stride, long heads, long dim) {                                             \
-        rotate<E>(x, cos, sin, positions, rows, row_stride, heads, dim);                                               \
-    }                                                                                                                  \
-    extern "C" void silu_and_mul_##name(const E::T* x, E::T* out, long rows, long size) {                              \
-        activation_and_mul<E, Silu>(x, out, rows, size);                                                               \
-    }                                                                                                                  \
-    extern "C" void gelu_tanh_and_mul_##name(const E::T* x, E::T* out, long rows, long size) {                         \
-        activation_and_mul<E, GeluTanh>(x, out, rows, size);                                                           \
-    }                                                                                                                  \
-    extern "C" void attention_##name(const E::T* q, const E::T* keys, const E::T* values, E::T* out,                   \
-                                     const int32_t* kv_indices, const int32_t* kv_indptr, const int32_t* qo_indptr,    \
-                                     long batch, long heads, long kv_heads, long dim, long q_stride, float scale,      \
-                                     long window) {                                                                    \
-        attention<E>(q, keys, values, out, kv_indices, kv_indptr, qo_indptr, batch, heads, kv_heads, dim, q_stride,    \
-                     scale, window);                                                                                   \
-    }
+#define FOR_TYPE(E, type)                                                                                              \
+    EXPORT(linear_##type, linear<E>)                                                                                   \
+    EXPORT(int4_linear_##type, int4_linear<E>)                                                                         \
+    EXPORT(linear_silu_and_mul_##type, gated_linear<E, Silu>)                                                          \
+    EXPORT(linear_gelu_tanh_and_mul_##type, gated_linear<E, GeluTanh>)                                                 \
+    EXPORT(linear_argmax_##type, linear_argmax<E>)                                                                     \
+    EXPORT(add_rms_norm_##type, add_rms_norm<E>)                                                                       \
+    EXPORT(norm_heads_##type, norm_heads<E>)                                                                           \
+    EXPORT(rotate_##type, rotate<E>)                                                                                   \
+    EXPORT(silu_and_mul_##type, activation_and_mul<E, Silu>)                                                           \
+    EXPORT(gelu_tanh_and_mul_##type, activation_and_mul<E, GeluTanh>)                                                  \
+    EXPORT(scale_##type, scale<E>)                                                                                     \
+    EXPORT(softcap_##type, softcap<E>)                                                                                 \
+    EXPORT(store_int8_##type, store_int8<E>)                                                                           \
+    EXPORT(attention_##type, attention<E>)                                                                             \
+    extern "C" long linear_columns_##type() { return columns_of<E>(); }                                                \
+    extern "C" long linear_inputs_##type() { return inputs_of<E>(); }
 
 FOR_TYPE(Float32, float32)
 #if defined(__AVX512BF16__)
 FOR_TYPE(BFloat16, bfloat16)
 #endif
+#if defined(HAS_INT8)
+EXPORT(int8_linear_float32, int8_linear<Float32>)
+#if defined(__AVX512BF16__)
+EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
+#endif
+#endif
+EXPORT(gather_rows, gather)
+EXPORT(store_rows, store_kv)
+EXPORT(replay, replay_calls)
 extern "C" long columns() { return COLUMNS; }

@@ -1,27 +1,58 @@
-// y = x W^T (+ bias): x [rows, in], y [rows, out]. W is packed once into groups of COLUMNS outputs, each a stream of
-// [in / STEP][COLUMNS] words, so that a product of one row reads the weights from memory front to back.
-#include "vectors.h"
+// y = x W^T (+ bias): x [rows, in], y [rows, out]. product.h says how W is packed and multiplied; finish.h, what becomes of it.
+#include "finish.h"
+#include "product_tiles.h"
+#include "product_vectors.h"
+
+// Calls body with the fastest unit that this processor and its operating system let us use (a null pointer of its type).
+template <class E, class Body>
+static auto with_unit(const Body& body) {
+#if defined(HAS_AMX)
+    if constexpr (E::STEP == 2)
+        if (amx_allowed()) return body((BFloat16Tiles*)nullptr);
+#endif
+    return body((Vectors<E>*)nullptr);
+}
+
+// How W is packed: the outputs of a group, and the number of inputs that it is filled up to a multiple of.
+template <class E> static long columns_of() { return with_unit<E>([](auto* unit) { return (long)unit->COLUMNS; }); }
+template <class E> static long inputs_of() { return with_unit<E>([](auto* unit) { return (long)unit->INPUTS; }); }
+
+// The product with as many groups as `out` results need.
+template <class E, class Finish>
+static void multiply(const typename E::T* x, const float* packed, long rows, long in, long out, const Finish& finish) {
+    with_unit<E>([&](auto* unit) {
+        typedef std::remove_pointer_t<decltype(unit)> Unit;
+        long made = Finish::template made<Unit::COLUMNS>();
+        product<Unit>(x, packed, rows, in, (out + made - 1) / made, finish);
+    });
+}
 
 template <class E>
 static void linear(const typename E::T* x, const float* packed, const typename E::T* bias, typename E::T* y, long rows,
                    long in, long out) {
-    long groups = (out + COLUMNS - 1) / COLUMNS, words = in / E::STEP * COLUMNS;
-#pragma omp parallel for schedule(static)
-    for (long group = 0; group < groups; group++) {
-        long first = group * COLUMNS, width = out - first < COLUMNS ? out - first : COLUMNS;
-        for (long row = 0, n; row < rows; row += n) {
-            n = share(rows - row);
-            Floats sums[ROWS][PANELS];
-            tile<E>(n, x + row * in, in, packed + group * words, in, sums);
-            for (int m = 0; m < n; m++) {
-                typename E::T* to = y + (row + m) * out + first;
-                if (width == COLUMNS && !bias) {
-                    for (int p = 0; p < PANELS; p++) E::put(to + p * LANES, sums[m][p]);
-                    continue;
-                }
-                for (int c = 0; c < width; c++)
-                    to[c] = E::put1(((float*)sums[m])[c] + (bias ? E::get1(bias[first + c]) : 0.0f));
-            }
-        }
+    multiply<E>(x, packed, rows, in, out, Store<E>{bias, y, out});
+}
+
+// y = activation(gate) * up, where W and bias have [gate, up] one after the other, and are packed half a group each by turns.
+template <class E, class Activation>
+static void gated_linear(const typename E::T* x, const float* packed, const typename E::T* bias, typename E::T* y, long rows,
+                         long in, long out) {
+    multiply<E>(x, packed, rows, in, out, StoreGated<E, Activation>{bias, y, out});
+}
+
+// Each row's largest output and its number: the first of equals, and the first NaN if there is one. No output is stored.
+template <class E>
+static void linear_argmax(const typename E::T* x, const float* packed, const typename E::T* bias, int64_t* numbers,
+                          float* largest, long rows, long in, long out) {
+    long most_groups = (out + LANES - 1) / LANES;  // a group has at least LANES columns
+    static thread_local std::vector<Largest> found;
+    found.resize(std::max<long>(found.size(), rows * most_groups));
+    multiply<E>(x, packed, rows, in, out, FindLargest<E>{bias, found.data(), out, most_groups});
+    for (long row = 0; row < rows; row++) {
+        Largest best = found[row * most_groups];
+        long groups = (out + columns_of<E>() - 1) / columns_of<E>();
+        for (long group = 1; group < groups; group++)
+            if (Largest next = found[row * most_groups + group]; above(next.value, best.value)) best = next;
+        numbers[row] = best.number, largest[row] = best.value;
     }
 }

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import embedding, gelu, linear, silu
 
 
 class TorchKernels:
@@ -17,6 +17,28 @@ class TorchKernels:
         """`x @ weight.T + bias`."""
         return linear(x, packed, bias)
 
+    def pack_gated(self, weight: torch.Tensor) -> Any:
+        """The same layout as for any product."""
+        return self.pack(weight)
+
+    def gated_linear(
+        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, size: int, activation: str
+    ) -> torch.Tensor:
+        """The product of both, then the activation."""
+        result: torch.Tensor = getattr(self, activation)(self.linear(x, packed, bias, 2 * size))
+        return result
+
+    def linear_argmax(
+        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, out_features: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product, then its maximum."""
+        largest, token_ids = self.linear(x, packed, bias, out_features).max(dim=-1)
+        return token_ids, largest.float()
+
+    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """One row per token."""
+        return embedding(ids, table)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The mean square is in float32; the result is rounded before it is multiplied by the weight (as Hugging Face)."""
         x32 = x.float()
@@ -29,6 +51,10 @@ class TorchKernels:
         """First the sum, then its norm."""
         residual = residual + x
         return self.rms_norm(residual, weight, eps), residual
+
+    def norm_heads(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Like `rms_norm`, but in place."""
+        return x.copy_(self.rms_norm(x, weight, eps))
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Element i of each half of a head: together the two coordinates of a point, which is rotated."""
@@ -45,3 +71,11 @@ class TorchKernels:
         """GELU of the first half, times the second half."""
         gate, up = x.chunk(2, dim=-1)
         return gelu(gate, approximate="tanh") * up
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """One product per element."""
+        return x * factor
+
+    def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """The bound is smooth: small values hardly change."""
+        return torch.tanh(x / cap) * cap

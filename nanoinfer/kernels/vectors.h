@@ -57,8 +57,7 @@ struct BFloat16 {
     typedef uint16_t T;
     static constexpr int STEP = 2;
     static Floats get(const T* from) {
-        typedef T Halves __attribute__((vector_size(LANES * 2)));
-        return (Floats)(__builtin_convertvector(load<Halves>(from), Ints) << 16);
+        return (Floats)((Ints)_mm512_cvtepu16_epi32(load<__m256i>(from)) << 16);  // g++ 12 makes four of __builtin_convertvector
     }
     static void put(T* to, Floats v) { store(to, _mm512_cvtneps_pbh(v)); }
     static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
@@ -71,6 +70,27 @@ struct BFloat16 {
     }
 };
 #endif
+
+// The first `n` of LANES elements are loaded, the others are 0; or they are stored, and the others are left alone.
+template <class E> inline Floats get_some(const typename E::T* from, long n) {
+    if (n >= LANES) return E::get(from);
+    typename E::T some[LANES] = {};
+    memcpy(some, from, n * sizeof *from);
+    return E::get(some);
+}
+template <class E> inline void put_some(typename E::T* to, long n, Floats v) {
+    if (n >= LANES) return E::put(to, v);
+    typename E::T some[LANES];
+    E::put(some, v);
+    memcpy(to, some, n * sizeof *to);
+}
+
+// What is left of `v` when it has been stored as the element type.
+template <class E> inline Floats as_stored(Floats v) {
+    typename E::T stored[LANES];
+    E::put(stored, v);
+    return E::get(stored);
+}
 
 // out[m] = the products of row x[m] (`size` elements) with COLUMNS columns, for M rows. `words` holds the columns as
 // [size / STEP][COLUMNS] words: one stream, read once for all M rows. Every sum runs over k in order, whatever M is:

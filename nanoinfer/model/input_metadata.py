@@ -37,6 +37,7 @@ class InputMetadata:
     | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
+    | `only_likeliest` | bool | captured passes: each row's likeliest token is enough, if the head can find it by itself |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
 
     Attention backends read, besides `forward_mode`:
@@ -96,6 +97,7 @@ class InputMetadata:
     kv_last_page_len: torch.Tensor = UNSET
 
     logit_rows: torch.Tensor | None = None
+    only_likeliest: bool = False
     attention_mask: torch.Tensor | None = None
     attention_backend: Any = None
     attention_plan: Any = None

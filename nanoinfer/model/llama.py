@@ -8,7 +8,7 @@ from torch import nn
 from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
+from nanoinfer.model.layers.linear import FusedLinear, GatedLinear, Linear, LMHead, quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
@@ -42,7 +42,8 @@ class Attention(nn.Module):
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
         qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : self.num_heads]), self.k_norm(qk[:, self.num_heads :])), dim=1)
+            self.q_norm.norm_heads(qk[:, : self.num_heads])
+            self.k_norm.norm_heads(qk[:, self.num_heads :])
         qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn the same way: one call for both
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         attended = self.attn.forward(q, k, v, metadata).reshape(len(x), -1)
@@ -54,16 +55,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.kernels: Kernels = TorchKernels()
-        self.activation = config.activation
-        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
-        self.gate_up_proj = FusedLinear(config.hidden_size, parts, config.mlp_bias, dtype, device)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias, dtype, device)
+        size = config.intermediate_size
+        self.gate_up_proj = GatedLinear(config.hidden_size, size, config.activation, config.mlp_bias, dtype, device)
+        self.down_proj = Linear(size, config.hidden_size, config.mlp_bias, dtype, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden]."""
-        activation_and_mul = getattr(self.kernels, self.activation)
-        return self.down_proj(activation_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj(x))
 
 
 class DecoderLayer(nn.Module):
@@ -105,6 +103,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer], dtype: torch.dtype, device: torch.device):
         super().__init__()
+        self.kernels: Kernels = TorchKernels()
         table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=True)
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()  # rounded like the table
@@ -116,9 +115,9 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """`input_ids` [T] → [T, hidden]. With `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
         what comes after attention for these rows only."""
-        x, residual = self.embed_tokens(input_ids), None
+        x, residual = self.kernels.embed(self.embed_tokens.weight, input_ids), None
         if self.embedding_scale != 1.0:
-            x = x * self.embedding_scale
+            x = self.kernels.scale(x, self.embedding_scale)
         *layers, last = self.layers
         for layer in layers:
             x, residual = layer(x, residual, rotation, metadata)
@@ -162,10 +161,11 @@ class LlamaForCausalLM(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Linear):
                 module.pack(kernels, quantization, name)
-            elif isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm):
                 module.use_kernels(kernels, self.config.norm_offset)
             elif hasattr(module, "kernels"):
                 module.kernels = kernels
+        self.quantization = quantization_of(self)
 
     def rotation(self, positions: torch.Tensor) -> Any:
         """What the layers take as `rotation`. A family with several tables overrides this method."""

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from nanoinfer.cache.int8_kv_storage import Int8KVStorage
 from nanoinfer.cache.kv_storage import KVStorage
 from nanoinfer.model.input_metadata import InputMetadata
 
@@ -12,6 +13,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 SOFTCAP = "softcap"  # a layer's `softcap`
 MASK = "mask"  # `attention_mask`; sliding windows then go by `positions`, which may differ from the tokens' indices
 ENCODED_KV = "encoded K/V (kv_cache_dtype)"  # K/V that only `token_to_kv_pool.read` can decode
+INT8_KV = "K/V in int8 (kv_cache_dtype)"  # Int8KVStorage's; a backend with ENCODED_KV can do that, too
 UNSTORED = "unstored"  # new tokens with slot −1, whose K/V is only in `token_to_kv_pool.new`
 
 
@@ -37,8 +39,9 @@ class AttentionLayer:
 class AttentionBackend(Protocol):
     """Attends over K/V in the TokenToKVPool. The K/V of the new tokens is already there when `forward_*` is called.
 
-    A backend may have a set `features`: those of SOFTCAP, MASK, ENCODED_KV and UNSTORED that it supports. A backend
-    without it supports none of them, and is never asked to.
+    A backend may have a method `store(k, v, layer, metadata)` that writes K/V [T, Hk, D] into slots `out_cache_loc`. It may
+    have a set `features`: those of SOFTCAP, MASK, ENCODED_KV, INT8_KV and UNSTORED that it supports. A backend without it
+    supports none of them, and is never asked to.
     """
 
     def init_forward(self, metadata: InputMetadata) -> None:
@@ -55,11 +58,14 @@ class AttentionBackend(Protocol):
 
 def missing_features(backend: Any, wanted: set[str]) -> set[str]:
     """The features among `wanted` that `backend` does not support."""
-    return wanted - set(getattr(backend, "features", ()))
+    features = set(getattr(backend, "features", ()))
+    return wanted - features - ({INT8_KV} if ENCODED_KV in features else set())
 
 
 def wanted_features(network: nn.Module, kv_storage: KVStorage | None = None) -> set[str]:
     """The features that every pass needs, because of the attention layers of `network` and the storage of its pool."""
     layers = (value for module in network.modules() for value in vars(module).values())
     wanted = {SOFTCAP for layer in layers if isinstance(layer, AttentionLayer) and layer.softcap is not None}
-    return wanted if kv_storage is None or kv_storage.has_plain_buffers else wanted | {ENCODED_KV}
+    if kv_storage is None or kv_storage.has_plain_buffers:
+        return wanted
+    return wanted | {INT8_KV if type(kv_storage) is Int8KVStorage else ENCODED_KV}

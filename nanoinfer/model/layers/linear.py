@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels
+from nanoinfer.kernels import Kernels, Selection, TorchKernels
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS
 
@@ -51,6 +52,37 @@ class FusedLinear(Linear):
         self.parts = parts
 
 
+class GatedLinear(FusedLinear):
+    """`activation(gate(x)) * up(x)`: two projections of one input, of which only the combination is needed.
+
+    `activation`: an operation of Kernels. If the kind of weights has a `gated` one, that does all of it.
+    """
+
+    def __init__(
+        self, in_features: int, size: int, activation: str, bias: bool, dtype: torch.dtype, device: torch.device
+    ):
+        super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias, dtype, device)
+        self.activation = activation
+        self.kernels: Kernels = TorchKernels()
+
+    def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
+        """As in Linear."""
+        if (gated := getattr(QUANTIZATIONS[quantization], "gated", None)) is None:
+            super().pack(kernels, quantization, name)
+        else:
+            assert self.weight is not None, "packed already"
+            bias = None if self.bias is None else self.bias.data
+            self.weights, self.weight = gated(self.weight.data, bias, kernels, name, self.activation), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [T, in_features] → [T, size]."""
+        y = super().forward(x)
+        if getattr(self.weights, "applies_activation", False):
+            return y
+        combined: torch.Tensor = getattr(self.kernels, self.activation)(y)
+        return combined
+
+
 class LMHead(Linear):
     """Hidden states to logits, without bias. Logits are multiplied by `config.logit_scale`; then, if there is a
     `config.logit_softcap` c, they become c * tanh(logit / c)."""
@@ -58,10 +90,32 @@ class LMHead(Linear):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__(config.hidden_size, config.vocab_size, False, dtype, device)
         self.scale, self.softcap = config.logit_scale, config.logit_softcap
+        self.kernels: Kernels = TorchKernels()
+
+    def likeliest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`x` [k, hidden_size] → each row's likeliest token, int64 [k], and its logit, float32 [k]. No others are stored.
+        None when the weights or what is done to logits need all of them."""
+        find = getattr(self.weights, "likeliest", None)
+        return None if find is None or self.scale != 1.0 or self.softcap is not None else find(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [k, hidden_size] → [k, V]."""
         logits = super().forward(x)
         if self.scale != 1.0:
-            logits = logits * self.scale
-        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+            logits = self.kernels.scale(logits, self.scale)
+        return logits if self.softcap is None else self.kernels.softcap(logits, self.softcap)
+
+
+def quantization_of(network: nn.Module) -> Selection:
+    """The kind of quantized weights of `network`, and why plain torch multiplies by them, if it does. No name: none."""
+    weights = (module.weights for module in network.modules() if isinstance(module, Linear))
+    found = (getattr(each, "selection", None) for each in weights)
+    return next((each for each in found if isinstance(each, Selection)), Selection(""))
+
+
+def weight_bytes(network: nn.Module) -> int:
+    """The memory that `network`'s parameters and linear weights take; what is shared counts once."""
+    linear = [module for module in network.modules() if isinstance(module, Linear)]
+    packed = [each for module in linear for each in vars(module.weights).values() if isinstance(each, torch.Tensor)]
+    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in (*network.parameters(), *packed)}
+    return sum(each.numel() * each.itemsize for each in places.values())

@@ -1,10 +1,11 @@
-"""Kinds of linear weights: what a Linear keeps after loading, and how it multiplies by it.
+"""Kinds of linear weights: what a Linear keeps after loading, and how it multiplies by it. int8_weights.py and
+int4_weights.py are two more.
 
 One line adds a kind: `QUANTIZATIONS["mine"] = MyWeights`. Then `LLM(model, quantization="mine")` serves any checkpoint
 with it.
 """
 
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -15,6 +16,8 @@ from nanoinfer.registry import QUANTIZATIONS
 class LinearWeights(Protocol):
     """A Linear makes one of these from its loaded weight, with the arguments of DenseWeights. It keeps only what it needs.
 
+    A kind may name another one for gate and up, `gated`. That takes the activation's name as its last argument, its
+    `multiply` returns what the activation makes of both, and its attribute `applies_activation` is true (see GatedLinear).
     A kind that should skip some layers, such as the head, can look at `name` and return DenseWeights for them.
     """
 
@@ -29,6 +32,8 @@ class DenseWeights:
     `weight` [out, in], `bias` [out] or None; `name`: the Linear's path in the network (`model.layers.0.mlp.down_proj`).
     """
 
+    gated: ClassVar[Any]
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
         self.kernels, self.bias, self.out_features = kernels, bias, len(weight)
         self.packed = kernels.pack(weight)
@@ -37,5 +42,27 @@ class DenseWeights:
         """`x @ weight.T + bias`."""
         return self.kernels.linear(x, self.packed, self.bias, self.out_features)
 
+    def likeliest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The number of each row's largest output, int64 [T], and that output, float32 [T]."""
+        return self.kernels.linear_argmax(x, self.packed, self.bias, self.out_features)
 
+
+class GatedDenseWeights(DenseWeights):
+    """DenseWeights of gate and up, whose product never goes to memory. `activation`: an operation of Kernels.
+
+    `multiply` and `out_features` are about what the activation makes of them.
+    """
+
+    applies_activation = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str, activation: str):
+        self.kernels, self.bias, self.out_features = kernels, bias, len(weight) // 2
+        self.activation, self.packed = activation, kernels.pack_gated(weight)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """`activation(gate) * up`, [T, in] → [T, out / 2]."""
+        return self.kernels.gated_linear(x, self.packed, self.bias, self.out_features, self.activation)
+
+
+DenseWeights.gated = GatedDenseWeights
 QUANTIZATIONS[None] = DenseWeights

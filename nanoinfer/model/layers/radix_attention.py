@@ -11,8 +11,11 @@ class RadixAttention(AttentionLayer):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: InputMetadata) -> torch.Tensor:
         """`q` [T, H, D], `k` and `v` [T, Hk, D] → [T, H, D]. Writes `k` and `v` into slots `out_cache_loc`."""
-        metadata.token_to_kv_pool.set_kv_buffer(self.layer_id, metadata.out_cache_index, k, v)
         backend: AttentionBackend = metadata.attention_backend
+        if hasattr(backend, "store"):  # in a way of its own
+            backend.store(k, v, self, metadata)
+        else:
+            metadata.token_to_kv_pool.set_kv_buffer(self.layer_id, metadata.out_cache_index, k, v)
         if metadata.forward_mode is ForwardMode.EXTEND:
             return backend.forward_extend(q, self, metadata)
         return backend.forward_decode(q, self, metadata)

@@ -28,6 +28,10 @@ class RMSNorm(nn.Module):
         """`x` [..., size] → the same shape and dtype."""
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
+    def norm_heads(self, x: torch.Tensor) -> None:
+        """Norm each head of `x` [T, heads, size] in place."""
+        self.kernels.norm_heads(x, self.weight, self.eps)
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's output `x` to the residual stream; returns `(norm of the sum, the sum)`. May change `residual`."""
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,0 +1,52 @@
+// Products by vectors of floats: up to 6 rows and COLUMNS columns at a time, whose sums all stay in registers.
+#pragma once
+#include "product.h"
+#include "vectors.h"
+
+template <class E>
+struct Vectors {
+    typedef typename E::T T;
+    static constexpr long COLUMNS = ::COLUMNS, ROWS = ::ROWS, INPUTS = 16 * E::STEP;
+    static constexpr long DEPTH = 2048 / COLUMNS, MOST_ROWS = 192;  // so many steps of a group are 128 KiB
+
+    long height;
+    explicit Vectors(long height) : height(height) {}
+
+    // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height][steps * INPUTS] * words [steps * INPUTS / STEP][COLUMNS], where
+    // only `left` inputs may be there. Every sum runs over the inputs in order.
+    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, bool fresh, Ahead ahead) const {
+        switch (height) {
+            case 6: return add<6>(x, stride, left, steps, words, sums, fresh, ahead);
+            case 5: return add<5>(x, stride, left, steps, words, sums, fresh, ahead);
+            case 4: return add<4>(x, stride, left, steps, words, sums, fresh, ahead);
+            case 3: return add<3>(x, stride, left, steps, words, sums, fresh, ahead);
+            case 2: return add<2>(x, stride, left, steps, words, sums, fresh, ahead);
+            default: return add<1>(x, stride, left, steps, words, sums, fresh, ahead);
+        }
+    }
+
+  private:
+    template <int M>
+    static void add(const T* x, long stride, long left, long steps, const float* words, float* out, bool fresh, Ahead ahead) {
+        Floats sums[M][PANELS] = {};
+        if (!fresh) memcpy(sums, out, sizeof sums);
+        auto add_word = [&](long k) __attribute__((always_inline)) {
+            Floats column[PANELS];
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
+#pragma GCC unroll 6
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) sums[m][p] = E::multiply_add(sums[m][p], column[p], x + m * stride + k);
+            words += COLUMNS;
+        };
+        for (; steps && left >= INPUTS; steps--, left -= INPUTS, x += INPUTS) {
+            ahead.ask();
+#pragma GCC unroll 4
+            for (long k = 0; k < INPUTS; k += E::STEP) add_word(k);
+        }
+        if (steps)
+            for (long k = 0; k < left; k += E::STEP) add_word(k);
+        memcpy(out, sums, sizeof sums);
+    }
+};

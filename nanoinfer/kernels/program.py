@@ -1,0 +1,125 @@
+"""Program: the kernel calls of a pass, recorded once and replayed without Python.
+
+It is to the CPU what a CUDA graph is to a GPU: the functions, pointers and sizes are fixed, and only what is in the memory
+that the pointers name changes from one run to the next.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanoinfer.kernels.functions import Call, function, record_calls
+from nanoinfer.kernels.program_memory import share_memory
+
+_ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+
+
+class NotCapturableError(Exception):
+    """Something computes outside the kernels. A program would leave it out, so there can be no program."""
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every torch operation: keeps what is allocated, lets views pass, and refuses all that computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name not in _ALLOCATIONS and not func.is_view:
+            raise NotCapturableError(f"torch computes {name}")
+        result = func(*args, **(kwargs or {}))
+        if name in _ALLOCATIONS:
+            self.buffers.append(result)
+        return result
+
+
+class Program:
+    """A list of kernel calls. `replay` makes them again by one call into C++.
+
+    `outputs`: the tensors that the recorded function returned; every replay fills them again. `labels`: the module in which
+    each call was made (`model.layers.0.mlp.down_proj`).
+    """
+
+    def __init__(self, calls: list[Call], buffers: list[torch.Tensor], outputs: Sequence[torch.Tensor]):
+        self.calls, self.outputs = calls, outputs
+        self.labels = [""] * len(calls)
+        self._words, self._memory = share_memory(calls, buffers, outputs)
+        start = ctypes.addressof(self._words)
+        table = []
+        for called, words in calls:
+            table += [called.address, start]
+            start += len(words)
+        self._table = (ctypes.c_int64 * max(1, len(table)))(*table)
+        self._times: ctypes.Array[ctypes.c_int64] | None = None
+        self._replay = function("replay")
+
+    @classmethod
+    def record(cls, compute: Callable[[], Sequence[torch.Tensor]], network: nn.Module | None = None) -> "Program":
+        """Run `compute` and keep its kernel calls. NotCapturableError when it computes anything else.
+
+        It returns its results. It may allocate tensors and take views of them. Tensors that it reads must stay in place.
+        `network`: the module to whose parts the `labels` refer.
+        """
+        labels: list[str] = []
+        with _Watch() as watch, record_calls() as calls, _module_names(network, calls, labels):
+            outputs = compute()
+        program = cls(calls, watch.buffers, outputs)
+        program.labels = labels
+        return program
+
+    def replay(self) -> None:
+        """Make the calls again."""
+        times = 0 if self._times is None else ctypes.addressof(self._times)
+        self._replay(ctypes.addressof(self._table), len(self.calls), times)
+
+    def measure(self, on: bool = True) -> None:
+        """Add up the time of each call from now on, or stop doing so. It costs nothing while it is off."""
+        self._times = (ctypes.c_int64 * max(1, len(self.calls)))() if on else None
+
+    def seconds(self) -> list[tuple[str, str, float]]:
+        """Of each call, in order: its function, its label, and the seconds it has taken since `measure`."""
+        assert self._times is not None, "not measured"
+        each = zip(self.calls, self.labels, self._times, strict=False)
+        return [(called.name, label, ns / 1e9) for (called, _), label, ns in each]
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory its activations take."""
+        return self._memory.numel()
+
+
+@contextmanager
+def _module_names(network: nn.Module | None, calls: list[Call], labels: list[str]) -> Iterator[None]:
+    """Fill `labels` with the name of the innermost module in which each of `calls` is made."""
+    names = {} if network is None else {module: name for name, module in network.named_modules()}
+    inside, thread = [""], threading.get_ident()
+
+    def label() -> None:
+        labels.extend([inside[-1]] * (len(calls) - len(labels)))
+
+    def enter(module: nn.Module, *_: Any) -> None:
+        if threading.get_ident() == thread:  # hooks are called in every thread
+            label()
+            inside.append(names.get(module, inside[-1]))
+
+    def leave(*_: Any) -> None:
+        if threading.get_ident() == thread:
+            label()
+            inside.pop()
+
+    hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True))
+    try:
+        yield
+        label()
+    finally:
+        for hook in hooks:
+            hook.remove()

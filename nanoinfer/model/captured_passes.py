@@ -1,0 +1,199 @@
+"""CapturedPasses: decode passes that were recorded once per batch size, and are replayed without Python between layers.
+
+A recorded pass always reads the same memory and computes the same number of rows. So it has buffers of its own for what
+changes from pass to pass, and batches of other sizes are filled up with rows of padding. It is nano-vllm's
+`capture_cudagraph`, for a CPU. For a GPU, see cuda_passes.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.program import NotCapturableError, Program
+from nanoinfer.kernels.selection import selection_of
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+
+
+def padded_size(num_requests: int) -> int:
+    """The size of the pass that serves so many requests: exact up to 16, then whole fours, and whole sixteens from 64 on.
+
+    With more sizes, less padding is computed; with fewer, fewer passes are recorded.
+    """
+    step = 1 if num_requests <= 16 else 4 if num_requests <= 64 else 16
+    return -(-num_requests // step) * step
+
+
+class CapturedPass:
+    """One pass of `size` requests with `num_new` new tokens each, T = size · num_new: its buffers and its program.
+
+    `fill` and `logits` [T, V] are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
+    position 0, slot −1. They have no K/V, and the kernels skip them where they can.
+    """
+
+    def __init__(self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False):
+        self.num_new = num_new
+        table = runner.req_to_token_pool.req_to_token
+        self._width = table.shape[1]
+        tokens = size * num_new
+        self.input_ids = torch.zeros(tokens, dtype=torch.int64)
+        self.metadata = InputMetadata(
+            forward_mode=ForwardMode.DECODE if num_new == 1 else ForwardMode.EXTEND,
+            batch_size=size,
+            total_num_tokens=tokens,
+            max_seq_len=0,  # unknown; whoever fills it has checked that sequences fit
+            req_pool_indices=torch.zeros(size, dtype=torch.int32),
+            start_loc=torch.zeros(size, dtype=torch.int32),
+            seq_lens=torch.zeros(size, dtype=torch.int32),
+            prefix_lens=None,
+            positions=torch.zeros(tokens, dtype=torch.int64),
+            req_to_token_pool=runner.req_to_token_pool,
+            token_to_kv_pool=runner.token_to_kv_pool,
+            out_cache_loc=torch.full((tokens,), -1, dtype=torch.int32),
+            qo_indptr=torch.arange(0, tokens + 1, num_new, dtype=torch.int32),
+            kv_indptr=torch.zeros(size, dtype=torch.int32),
+            kv_indices=table.view(-1),  # a request's slots are its row: nothing is copied
+            only_likeliest=only_likeliest,
+            attention_backend=runner.attention_backend,
+        )
+        names = ("positions", "seq_lens", "out_cache_loc", "kv_indptr")
+        self._ids, self._positions, self._seq_lens, self._slots, self._starts = (
+            tensor.numpy() for tensor in (self.input_ids, *(getattr(self.metadata, name) for name in names))
+        )
+        self._new = np.arange(num_new)
+        self._network = runner.model if isinstance(runner.model, nn.Module) else None
+        self._run = runner.run
+        self.program: Program | None = None
+
+    def fill(
+        self,
+        input_ids: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> None:
+        """Take a batch of at most `size` requests, each with `num_new` new tokens: `input_ids` and `out_cache_loc` [T],
+        rows and `seq_lens` [B], as in InputMetadata."""
+        lens = seq_lens.numpy()  # numpy's assignments take a tenth of torch's time
+        count, tokens = len(lens), len(lens) * self.num_new
+        self._ids[:tokens] = input_ids.numpy()
+        self._slots[:tokens] = out_cache_loc.numpy()
+        self._seq_lens[:count] = lens
+        self._starts[:count] = req_pool_indices.numpy() * self._width
+        self._positions[:tokens] = (lens[:, None] - self.num_new + self._new).reshape(-1)
+        if tokens < len(self._ids):
+            self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
+            self._seq_lens[count:], self._starts[count:] = 0, 0
+
+    def run(self) -> torch.Tensor:
+        """Compute what `fill` took: logits [T, V], padding included. The next run overwrites them.
+
+        The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
+        """
+        if self.program is None:
+            self.program = Program.record(self._compute, self._network)
+        else:
+            self.program.replay()
+        logits: torch.Tensor = self.program.outputs[0]
+        return logits
+
+    @property
+    def likeliest(self) -> torch.Tensor | None:
+        """Each row's likeliest token, int64 [T], if the pass was to find only these. Then its logits are theirs, [T, 1]."""
+        found: Sequence[torch.Tensor] = () if self.program is None else self.program.outputs[1:]
+        return found[0] if found else None
+
+    def _compute(self) -> tuple[torch.Tensor, ...]:
+        output = self._run(self.input_ids, self.metadata)
+        return (output.logits,) if output.likeliest is None else (output.logits, output.likeliest)
+
+
+class CapturedPasses:
+    """The captured passes of one ModelRunner, by size. `reason`: why passes are not captured; "" if they are. `note`: what
+    there is to say if they are."""
+
+    note = ""
+
+    def __init__(self, runner: Any):
+        self._runner = runner
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._recorded = self._runner.model, self._runner.attention_backend  # what passes are recorded from
+        self.reason = self._why_not()
+        self.passes: dict[tuple[int, ...], Any] = {}
+        self.likeliest: torch.Tensor | None = None
+
+    @classmethod
+    def select(cls, capture: str | bool, runner: Any) -> "CapturedPasses | None":
+        """Those that `capture` asks for: None for False. With True, KernelsUnavailableError says why it is impossible."""
+        if capture is False:
+            return None
+        captured = cls(runner)
+        if capture is True:
+            captured.try_out()
+            if captured.reason:
+                raise KernelsUnavailableError(f"capture=True: {captured.reason}")
+        return captured
+
+    def try_out(self) -> None:
+        """Find out `reason` now, by a pass of padding alone, which stores nothing."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        self.forward(nothing, nothing, nothing, nothing)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        num_new: int = 1,
+        only_likeliest: bool = False,
+    ) -> torch.Tensor | None:
+        """Logits [T, V] of a pass over `num_new` new tokens of each request, or None if it cannot be captured.
+
+        Arguments as in ModelRunner. The logits are overwritten by the next captured pass. With `only_likeliest`, the
+        attribute `likeliest` may have the likeliest tokens, int64 [T], afterwards; the logits are then theirs only, [T, 1].
+        """
+        model, backend = self._recorded
+        if self._runner.model is not model or self._runner.attention_backend is not backend:
+            self._start_over()  # somebody has given the runner another one
+        shape = None if self.reason else self._shape(seq_lens, num_new, only_likeliest)
+        if shape is None:
+            return None
+        captured = self.passes.get(shape)
+        if captured is None:
+            captured = self.passes[shape] = self._new_pass(*shape)
+        captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
+        try:
+            logits: torch.Tensor = captured.run()
+        except NotCapturableError as error:
+            self.passes.clear()
+            self.reason = str(error)
+            return None
+        likeliest = getattr(captured, "likeliest", None)
+        self.likeliest = None if likeliest is None else likeliest[: len(input_ids)]
+        return logits[: len(input_ids)]
+
+    def _why_not(self) -> str:
+        """Why nothing can be recorded, as far as one can tell before the first pass."""
+        if (device := self._runner.token_to_kv_pool.device.type) != "cpu":
+            return f"passes on device={device!r} are not recorded"
+        if (kernels := selection_of(getattr(self._runner.model, "kernels", self._runner.model))).name != "cpp":
+            return f"its kernels are {kernels.name}, and only those in C++ are recorded"
+        if (backend := selection_of(self._runner.attention_backend)).name != "cpp":
+            return f"its attention_backend is {backend.name}, and only the one in C++ is recorded"
+        if self._runner.req_to_token_pool.req_to_token.numel() > np.iinfo(np.int32).max:
+            return "the table of rows has more entries than the kernels can count"
+        return ""
+
+    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+        """Which of `passes` serves these sequences; None if none can."""
+        return max(1, padded_size(len(seq_lens))), num_new, only_likeliest
+
+    def _new_pass(self, *shape: int) -> Any:
+        size, num_new, only_likeliest = shape
+        return CapturedPass(self._runner, size, num_new, bool(only_likeliest))

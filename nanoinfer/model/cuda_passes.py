@@ -1,0 +1,168 @@
+"""CudaPasses: decode passes that are captured as CUDA graphs, by size and width. Not yet run on a GPU.
+
+They are what CapturedPasses are on a CPU, with plain torch in place of the kernels in C++. Three things differ. Rows are on
+the host, so the slots that a pass reads are copied to the GPU. Plain torch attends over a rectangle, so its width belongs
+to what is recorded. And torch takes slot −1 for the last one, so padding must be something else.
+
+Like all passes of plain torch, they do not promise the same bits for other sizes and widths.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from nanoinfer.kernels.cuda_graph import GraphRecorder
+from nanoinfer.kernels.selection import selection_of
+from nanoinfer.model.captured_passes import CapturedPasses
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+
+SMALLEST_WIDTH = 128
+# The columns of a pass's lines: token, row, length of the sequence, slot of the new token, slots of the whole sequence.
+TOKEN, ROW, LENGTH, SLOT, SEQUENCE = range(5)
+
+
+class Recording(Protocol):
+    """A CudaGraph, or what a test puts in its place."""
+
+    outputs: Sequence[torch.Tensor]
+
+    def replay(self) -> None:
+        """Compute the outputs again, from what is now in the memory that was read."""
+
+
+Record = Callable[[Callable[[], Sequence[torch.Tensor]]], Recording]
+
+
+def padded_size(num_requests: int) -> int:
+    """The size of the graph that serves so many requests: a power of two up to 16, then a multiple of 16.
+
+    These are nano-vllm's sizes. They are coarser than on a CPU: to a GPU, a few rows more cost little time.
+    """
+    return 1 << (num_requests - 1).bit_length() if num_requests <= 16 else -(-num_requests // 16) * 16
+
+
+class CudaPass:
+    """A decode pass of `size` requests with at most `width` tokens each: its input in a tensor `lines` on the GPU, and its
+    graph.
+
+    A request is one line of `lines`, int32 [size, 4 + width]. Rows of padding, and requests that have ended (slot −1), are
+    copies of the first other line. They compute what it computes, and write the same K/V to the same slot once more, which
+    changes nothing, whatever the storage of K/V. Their logits mean nothing.
+    """
+
+    def __init__(self, runner: Any, size: int, width: int, record: Record):
+        self._runner, self._size, self._width, self._record = runner, size, width, record
+        self._host = np.zeros((size, SEQUENCE + width), dtype=np.int32)
+        self.lines = torch.zeros((size, SEQUENCE + width), dtype=torch.int32, device=runner.token_to_kv_pool.device)
+        self.graph: Recording | None = None
+
+    def fill(
+        self,
+        input_ids: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+    ) -> None:
+        """Take a batch of 1 to `size` requests, all [B], as in InputMetadata. One copy to the GPU, which ends before this
+        returns. ValueError when no request has a slot: there is nothing to compute then."""
+        fields = [tensor.cpu().numpy() for tensor in (input_ids, req_pool_indices, seq_lens, out_cache_loc)]
+        has_slot = np.flatnonzero(fields[SLOT] >= 0)
+        if not len(has_slot):
+            raise ValueError("out_cache_loc: −1 for every request, must be a slot for at least one")
+        source = np.full(self._size, has_slot[0])
+        source[has_slot] = has_slot
+        tokens, rows, lens, slots = (field[source] for field in fields)
+        lines, table = self._host, self._runner.req_to_token_pool.req_to_token.cpu().numpy()
+        lines[:, TOKEN], lines[:, ROW], lines[:, LENGTH], lines[:, SLOT] = tokens, rows, lens, slots
+        lines[:, SEQUENCE:] = table[rows, : self._width]
+        lines[np.arange(self._size), SEQUENCE + lens - 1] = slots
+        self.lines.copy_(torch.from_numpy(lines))
+
+    def run(self) -> torch.Tensor:
+        """Compute what `fill` took: logits [size, V], padding included. The next run of any pass overwrites them.
+
+        The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
+        """
+        if self.graph is None:
+            self.graph = self._record(self.compute)
+        else:
+            self.graph.replay()
+        return self.graph.outputs[0]
+
+    def compute(self) -> tuple[torch.Tensor]:
+        """The whole pass, on the GPU alone: everything is made from `lines`, whose place and shape are fixed."""
+        rows, lens, slots = (self.lines[:, column].contiguous() for column in (ROW, LENGTH, SLOT))
+        starts = torch.arange(0, self._size * self._width, self._width, dtype=torch.int32, device=lens.device)
+        metadata = InputMetadata(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=self._size,
+            total_num_tokens=self._size * self._width,
+            max_seq_len=self._width,
+            req_pool_indices=rows,
+            start_loc=starts,
+            seq_lens=lens,
+            prefix_lens=None,
+            positions=lens.long() - 1,
+            req_to_token_pool=self._runner.req_to_token_pool,
+            token_to_kv_pool=self._runner.token_to_kv_pool,
+            out_cache_loc=slots,
+            kv_indptr=starts,
+            kv_indices=self.lines[:, SEQUENCE:].reshape(-1),
+            attention_backend=self._runner.attention_backend,
+        )
+        return (self._runner.run(self.lines[:, TOKEN].long(), metadata).logits,)
+
+
+class CudaPasses(CapturedPasses):
+    """The captured passes of one ModelRunner, by size and width. Only decode passes of one new token per request."""
+
+    note = "CUDA graphs, for passes of one new token per request"
+
+    def __init__(self, runner: Any, record: Record | None = None):
+        super().__init__(runner)
+        self._record = record or GraphRecorder(runner.token_to_kv_pool.device).record
+
+    def try_out(self) -> None:
+        """Find out `reason` now, by a pass of one token in a slot that is borrowed for it: padding needs a line to copy."""
+        pool = self._runner.token_to_kv_pool
+        if self.reason or (slots := pool.alloc(pool.page_size)) is None:
+            return
+        first, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+        try:
+            self.forward(first, first, one, slots[:1])
+        finally:
+            pool.free(slots)
+
+    def _why_not(self) -> str:
+        if (kernels := selection_of(getattr(self._runner.model, "kernels", self._runner.model))).name != "torch":
+            return f"its kernels are {kernels.name}, and only torch's are captured as CUDA graphs"
+        if (backend := selection_of(self._runner.attention_backend)).name != "torch_native":
+            return f"its attention_backend is {backend.name}, and only torch_native is captured as CUDA graphs"
+        return ""
+
+    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+        """Widths are powers of two, so that a growing sequence needs few graphs, and at most half of each line is idle."""
+        # No wider than the rotary tables: else the network would look at the positions, on the host.
+        rotary, most = getattr(self._runner.model, "rotary", None), self._runner.req_to_token_pool.max_context_len
+        most = most if rotary is None else min(most, len(rotary.cos))
+        longest = max(seq_lens.tolist(), default=1)
+        if num_new != 1 or longest > most:
+            return None
+        width = max(SMALLEST_WIDTH, 1 << (longest - 1).bit_length())
+        return padded_size(max(1, len(seq_lens))), min(width, most)
+
+    def _new_pass(self, *shape: int) -> CudaPass:
+        size, width = shape
+        return CudaPass(self._runner, size, width, self._record)
+
+
+def select_captured_passes(capture: str | bool, runner: Any) -> CapturedPasses | None:
+    """The captured passes that `capture` asks for, of the kind that suits the runner's device. Errors as in `select`."""
+    if runner.token_to_kv_pool.device.type != "cuda":
+        return CapturedPasses.select(capture, runner)
+    captured = CudaPasses.select(capture, runner)
+    if captured is not None and capture == "auto" and not captured.reason:
+        captured.reason = "CUDA graphs have not been run on a GPU yet: capture=True tries them"
+    return captured

@@ -1,0 +1,102 @@
+"""Int4Weights: linear weights in 4 bits, one scale per output channel and group of 32 inputs. Activations stay as they are.
+
+    w ≈ scale * q, q whole in -8..7
+    y = float32 sum over groups of scale * (sum over the group of x * q) + bias, rounded to the model's dtype
+
+4.5 bits per weight: 32 times 4, and 16 for the scale, which is in bfloat16.
+"""
+
+import torch
+from torch.nn.functional import pad
+
+from nanoinfer.kernels import Kernels
+from nanoinfer.kernels.selection import Selection
+from nanoinfer.model.layers.linear_weights import LinearWeights
+from nanoinfer.model.layers.quantized_weights import columns, cpp_function, on_huge_pages
+from nanoinfer.registry import QUANTIZATIONS
+
+GROUP = 32
+STEPS = (6, 6.5, 7, 7.5, 8, 8.5, 9)  # from 0 to a group's largest weight; what is then beyond -8..7 is clamped
+PART = 4096  # groups quantized at a time: they stay in the processor's cache
+TILE_ROWS = 16  # what the C++ kernel pads activations to
+
+
+class Int4Weights(LinearWeights):
+    """`weight` [out, in], `bias` [out] or None, `name`: as for DenseWeights.
+
+    `packed` [blocks of columns, groups, words] int32 is what int4.cpp reads. Without that kernel, `whole` [out, groups, 32]
+    int8 and `scale` [out, groups, 1] are kept, and `selection` says why plain torch multiplies by them.
+    ValueError for a weight with NaN or anything from 1e30 on.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
+        self.out_features, self.in_features = weight.shape
+        if not weight.abs().amax() < 1e30:
+            raise ValueError(f"quantization='int4': {name}.weight has NaN or too large numbers, must be below 1e30")
+        whole, scale = quantize(weight)
+        self.bias = weight.new_zeros(self.out_features, dtype=torch.float32) if bias is None else bias.float()
+        self._linear, reason = cpp_function("int4_linear", kernels, weight.dtype)
+        self.selection = Selection("int4", reason)
+        if self._linear is None:
+            self.whole, self.scale = whole, scale
+        else:
+            self.packed = on_huge_pages(pack(whole, scale))
+            self.bias = pad(self.bias, (0, -self.out_features % columns()))
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [T, in] in the model's dtype → [T, out]."""
+        if self._linear is None:
+            weight = (self.whole * self.scale.float()).flatten(1)[:, : self.in_features]
+            return (x.float() @ weight.T + self.bias).to(x.dtype)
+        assert x.shape[1] == self.in_features
+        x, rows = x.contiguous(), len(x)
+        y = x.new_empty(rows, self.out_features)
+        room = torch.empty(
+            -(-rows // TILE_ROWS) * TILE_ROWS, -(-self.in_features // GROUP) * GROUP, dtype=torch.float32
+        )
+        pointers = (each.data_ptr() for each in (x, room, self.packed, self.bias, y))
+        self._linear(*pointers, rows, self.in_features, self.out_features)
+        return y
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] → whole numbers [out, groups, 32] int8 and scales [out, groups, 1] bfloat16; missing inputs are 0.
+
+    Each of STEPS gives whole numbers q = round(group * steps / -largest), clamped to -8..7. The scale that fits them best
+    is (group · q) / q², which leaves the squared error group² - (group · q)² / q². The best of these scales is rounded to
+    bfloat16, and the group is rounded once more, with that scale.
+    """
+    groups = pad(weight, (0, -weight.shape[1] % GROUP)).view(-1, GROUP)
+    parts = [_quantize_part(part.float()) for part in groups.split(PART)]
+    whole, scale = (torch.cat(each) for each in zip(*parts, strict=True))
+    return whole.view(len(weight), -1, GROUP), scale.view(len(weight), -1, 1)
+
+
+def _quantize_part(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True))
+    scale, explained = torch.ones_like(largest), torch.zeros_like(largest)
+    for steps in STEPS:
+        q = (groups * torch.where(largest == 0, 0, -steps / largest)).round_().clamp_(-8, 7)
+        product = (groups * q).sum(dim=1, keepdim=True)
+        fit = product / q.square_().sum(dim=1, keepdim=True).clamp_(min=1)
+        better = fit * product > explained
+        explained, scale = torch.where(better, fit * product, explained), torch.where(better, fit, scale)
+    scale = scale.bfloat16()
+    return (groups / scale.float()).round_().clamp_(-8, 7).to(torch.int8), scale
+
+
+def pack(whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[out, groups, 32] and [out, groups, 1] → [blocks, groups, 4.5 columns] int32, in the order in which int4.cpp reads.
+
+    From its lowest bits on, a word has inputs 0, 2, 4, 6 and then 1, 3, 5, 7 of eight.
+    """
+    side, groups = columns(), whole.shape[1]
+    more = -len(whole) % side
+    eights = pad(whole, (0, 0, 0, 0, 0, more)).view(-1, side, groups, GROUP // 8, 8).view(torch.uint8)
+    bytes_ = eights[..., [0, 4, 1, 5]] & 15 | eights[..., [2, 6, 3, 7]] << 4
+    words = bytes_.view(torch.int32)[..., 0].permute(0, 2, 3, 1).flatten(2)
+    scales = pad(scale, (0, 0, 0, 0, 0, more)).view(-1, side, groups).transpose(1, 2).contiguous().flatten()
+    return torch.cat((words, scales.view(torch.int32).view(-1, groups, side // 2)), dim=2)
+
+
+QUANTIZATIONS["int4"] = Int4Weights
