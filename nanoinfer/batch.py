@@ -9,6 +9,7 @@ import torch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
+from nanoinfer.sampling.logits_processors import adjusts_logits
 
 
 @dataclass
@@ -19,6 +20,8 @@ class Batch:
     `out_cache_loc` int32 [T]; `out_cache_cont_start` and `_end` are set if those slots are neighbours. After an EXTEND with
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
     it (NaN for each request's first new token, because the token before it is not in this pass).
+
+    After a pass that found only the likeliest tokens (`only_likeliest`), `likeliest` int64 [B] has them.
 
     `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
     """
@@ -35,6 +38,7 @@ class Batch:
     wants_prompt_logprobs: bool = False
     chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
+    likeliest: torch.Tensor | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
@@ -96,6 +100,11 @@ class Batch:
             out_cache_cont_start=start,
             out_cache_cont_end=end,
         )
+
+    @property
+    def only_likeliest(self) -> bool:
+        """True when nothing about the logits is wanted but which token is the likeliest."""
+        return all(req.params.greedy and req.params.logprobs is None and not adjusts_logits(req) for req in self.reqs)
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:

@@ -36,8 +36,9 @@ class OneLineErrorParser(argparse.ArgumentParser):
 
     def _check_option(self, word: str) -> None:
         options = list(self._option_string_actions)
-        if not word.startswith("--") or " " in word or any(option.startswith(word) for option in options):
-            return  # not an option (a text may begin with dashes), or a known one, perhaps abbreviated
+        known = word in options or (len(word) > len("--n") and any(option.startswith(word) for option in options))
+        if not word.startswith("--") or " " in word or known:
+            return  # not an option (a text may begin with dashes), or a known one, perhaps abbreviated to several letters
         from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 
         name = word.removeprefix("--").replace("-", "_")
@@ -81,7 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_chat_arguments(commands.add_parser("chat", help="chat with the model; shows how much of each turn was cached"))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS))
+    single_passes = ("num_scheduler_steps",)  # it reads what each pass was about from the engine, after each step
+    add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS, but=single_passes))
 
     add_trace_arguments(
         commands.add_parser("trace", help="show what the engine does, step by step, as text or as a web page")
@@ -147,15 +149,20 @@ def _info(args: argparse.Namespace) -> None:
     import torch
     import transformers
 
-    from nanoinfer.stats import selections
+    from nanoinfer.model.layers.linear import weight_bytes
+    from nanoinfer.stats import captured, selections
 
     llm = load(args)
-    kernels, attention = selections(llm.engine.model_runner)
+    runner = llm.engine.model_runner
+    kernels, attention = selections(runner)
+    if runner.captured is not None:
+        runner.captured.try_out()  # some reasons against it show only in a pass
     model, config = llm.model, llm.model.config
     kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
     rows: list[tuple[str, object]] = [
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
+        ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
         ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
         ("K/V per token", f"{kv_bytes:,} bytes"),
@@ -163,11 +170,17 @@ def _info(args: argparse.Namespace) -> None:
         *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
         ("computed with", f"kernels {kernels}"),
         ("", f"attention {attention}"),
+        ("captured passes", captured(runner)),
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip
     names = [f"  {styled(name, 'cyan')}" for name, _ in rows]
     print(side_by_side([names, [_compact(value) for _, value in rows]], room()))
+
+
+def _quantization(network: Any) -> str:
+    kind = network.quantization
+    return f"{kind}, and embeddings and norms as in the checkpoint" if kind.name else "as in the checkpoint"
 
 
 def _compact(value: object) -> str:

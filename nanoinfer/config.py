@@ -25,8 +25,15 @@ class EngineConfig:
       requests run side by side and fewer are retracted; from 10.3 on, none is.
     - `max_queue`: how many requests may wait, counting each of `n` completions. One more is refused with QueueFullError.
       None: no limit.
-    - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it.
+    - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it;
+      `int8`: in eight bits with a scale for each token and head, for nearly twice the tokens of bfloat16.
     - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
+    - `capture`: record each decode pass once per batch size, and replay it without Python between layers (see
+      `captured_passes.py`). `auto`: if kernels and attention are those in C++; True: an error if not; False: never. On
+      CUDA, True records plain torch as CUDA graphs (`cuda_passes.py`; not yet run on a GPU), and `auto` records nothing.
+    - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
+      `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
+      steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
     - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
     """
 
@@ -45,7 +52,9 @@ class EngineConfig:
     disable_radix_cache: bool = False
     attention_backend: str = "auto"
     kv_cache_dtype: str | None = None
+    capture: str | bool = "auto"
     random_seed: int | None = None
+    num_scheduler_steps: int = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -58,6 +67,7 @@ class EngineConfig:
             "max_overtakes",
             "chunked_prefill_size",
             "max_queue",
+            "num_scheduler_steps",
         ):
             value, optional = getattr(self, name), name in ("chunked_prefill_size", "max_queue")
             if optional and value is None:
@@ -80,6 +90,8 @@ class EngineConfig:
             raise ValueError(
                 f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
             )
+        if self.capture not in ("auto", True, False) or isinstance(self.capture, int) != isinstance(self.capture, bool):
+            raise ValueError(f"capture={self.capture!r}: must be auto, True or False")
         SCHEDULE_POLICIES.check(self.schedule_policy)
         EVICTION_POLICIES.check(self.eviction_policy)
         ATTENTION_BACKENDS.check(self.attention_backend)

@@ -14,6 +14,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.multi_step import make_scheduler
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
 from nanoinfer.requests.req import FinishReason
@@ -22,8 +23,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.sampling.sampler import Sampler
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.sampling.sampler import Likeliest, Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
@@ -35,7 +35,7 @@ class Engine:
 
     Only one thread at a time may drive it by hand (`add_request`, `step`): while requests that this thread added are
     unfinished, another thread gets a RuntimeError. Everything else may be called from any thread, and waits for the
-    current pass to end.
+    current step to end.
 
     `clock` returns seconds, for deadlines, latencies and step times.
     """
@@ -59,9 +59,9 @@ class Engine:
             config.disable_radix_cache,
         )
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
-        self.scheduler = Scheduler(config, self.cache, clock)
+        self.scheduler = make_scheduler(config, self.cache, clock)
         self.sampler = Sampler()
-        self.last_batch: Batch | None = None  # the pass of the last step, for inspection
+        self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self._ids = count()
@@ -219,12 +219,13 @@ class Engine:
     # --- the step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Make one pass. Returns the state of every request that got a new token or has ended. A request of which only a
-        chunk of the prompt was computed is not among them.
+        """Make one pass, or up to `num_scheduler_steps` decode passes of the same requests. Returns the state of every
+        request that got a new token or has ended. A request of which only a chunk of the prompt was computed is not among
+        them.
 
         When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
         step returns the aborted ones with what was raised (`RequestOutput.error`). Requests whose `timeout_s` has passed
-        end before the pass; if it passes during the pass, the pass is not interrupted.
+        end before the step's first pass; if it passes later in the step, nothing is interrupted.
 
         Ctrl-C and other Python signal handlers can interrupt the model's pass and sampling, with the same consequences,
         but never the bookkeeping around them (see StepGuard).
@@ -251,7 +252,8 @@ class Engine:
         if not reqs:
             return [], []
         logits = logits[: len(reqs)]
-        token_ids = self.sampler.sample(logits, reqs)
+        found = logits if batch.likeliest is None else Likeliest(batch.likeliest, logits[:, 0])
+        token_ids = self.sampler.sample(found, reqs)
         return token_ids.tolist(), self.sampler.logprobs(logits, token_ids, reqs)
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:

@@ -17,6 +17,7 @@ from nanoinfer.engine import Engine
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
+from nanoinfer.model.cuda_passes import select_captured_passes
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ATTRIBUTES, LLM_ELSEWHERE
@@ -46,7 +47,10 @@ class LLM:
     - `max_total_tokens`: slots for K/V; None: as many as all running requests can fill, if there is enough memory.
     - `kernels`, `attention_backend`: which code does the arithmetic; auto takes the fastest that runs here (see
       `select_kernels` and `select_attention_backend`).
-    - `quantization`: the kind of linear weights (see `linear_weights.py`); None keeps the checkpoint's numbers.
+    - `quantization`: int8 or int4 keeps the weights of linear layers in so many bits (see `int8_weights.py`,
+      `int4_weights.py`); None keeps the checkpoint's numbers.
+    - `num_scheduler_steps`: with k > 1, up to k decode passes are made before the scheduler is visited again. A stream
+      then yields up to k tokens at once, and a new request waits for up to k passes (see EngineConfig).
     - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
     - For the rest, see EngineConfig. Names from vLLM and SGLang with the same meaning also work (`max_model_len`, `seed`,
       ...; see requests/aliases.py). UnknownArgumentError for any other name.
@@ -239,6 +243,7 @@ def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], fl
     wanted = wanted_features(model.model, token_to_kv_pool.kv_storage)
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device, wanted)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    runner.captured = select_captured_passes(config.capture, runner)
     return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
 
 

@@ -8,6 +8,7 @@ run where most of the time is spent: in the model's pass and in sampling.
 
 import signal
 import threading
+from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal takes ten times as long
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,7 +34,7 @@ class _Shield:
     def up(self) -> None:
         """Replace the handlers."""
         for number in SIGNALS:
-            handler = signal.getsignal(number)
+            handler = getsignal(number)
             while isinstance(other := getattr(handler, "__self__", None), _Shield):
                 handler = other._handlers[number]  # that shield is down; a handler raised before this one was restored
             if callable(handler):  # otherwise the signal is ignored, or handled by the system or outside Python
@@ -62,7 +63,7 @@ class _Shield:
         try:
             while self._replaced:
                 number = self._replaced[-1]
-                if signal.getsignal(number) == self._arrived:  # otherwise a new handler was installed meanwhile
+                if getsignal(number) == self._arrived:  # otherwise a new handler was installed meanwhile
                     signal.signal(number, self._handlers[number])
                 self._replaced.pop()
         finally:

@@ -1,5 +1,8 @@
 """EngineStats, the state of an engine in numbers, and the line that an engine logs for every step.
 
+A step is one pass here. Where `num_scheduler_steps` lets `Engine.step` make several decode passes, each of them is counted,
+timed and logged as a step, so that the numbers mean the same with any setting.
+
 The logger `nanoinfer.engine` writes one line per step at level INFO, always with these fields in this order:
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
@@ -9,7 +12,7 @@ and `protected` count slots after it. `retracted` is how many requests were retr
 on with `logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its
 passes, and why nothing faster does:
 
-    kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (not cpp: ...)
+    kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (...) capture=no (...)
 """
 
 import logging
@@ -44,8 +47,10 @@ class EngineStats(Mapping[str, Any]):
     - Shortage since the start: `retractions`; `evicted_tokens` (evicted from the tree to make room).
     - `new_token_ratio` now: for what share of future tokens admission reserves slots (see retraction.py).
     - What computes the passes: `kernels` and `attention_backend`; and why nothing faster does: `kernels_reason` and
-      `attention_reason` ("" if they are the fastest).
-    - Over the last 256 steps: `tokens_per_second` (output tokens per second spent in steps); the means
+      `attention_reason` ("" if they are the fastest). `capture`: whether decode passes are captured, and if not, why.
+      `quantization`: the kind of linear weights, "" for the checkpoint's own; and why plain torch multiplies by them, if it
+      does: `quantization_reason`.
+    - Over the last 256 steps (passes): `tokens_per_second` (output tokens per second spent in steps); the means
       `extend_step_seconds` and `decode_step_seconds`; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
 
@@ -78,6 +83,9 @@ class EngineStats(Mapping[str, Any]):
     kernels_reason: str
     attention_backend: str
     attention_reason: str
+    capture: str
+    quantization: str
+    quantization_reason: str
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -133,11 +141,20 @@ def selections(runner: ModelRunner) -> tuple[Selection, Selection]:
     return selection_of(getattr(runner.model, "kernels", runner.model)), selection_of(runner.attention_backend)
 
 
+def captured(runner: ModelRunner) -> str:
+    """Whether decode passes are captured: "yes", perhaps with a note, or "no" and why."""
+    if runner.captured is None:
+        return "no (capture=False)"
+    answer, said = ("no", runner.captured.reason) if runner.captured.reason else ("yes", runner.captured.note)
+    return f"{answer} ({said})" if said else answer
+
+
 def engine_stats(
     scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter, runner: ModelRunner
 ) -> EngineStats:
     """Collect the numbers of the engine that has these parts."""
     kernels, attention = selections(runner)
+    quantization = getattr(runner.model, "quantization", Selection(""))
     cache = scheduler.cache
     pool, tree = cache.token_to_kv_pool, cache.radix_cache
     return EngineStats(
@@ -164,6 +181,9 @@ def engine_stats(
         kernels_reason=kernels.reason,
         attention_backend=attention.name,
         attention_reason=attention.reason,
+        capture=captured(runner),
+        quantization=quantization.name,
+        quantization_reason=quantization.reason,
     )
 
 
@@ -174,7 +194,7 @@ def log_step(
     if logger.isEnabledFor(logging.INFO):
         if not meter.has_logged:
             meter.has_logged = True
-            logger.info("kernels=%s attention_backend=%s", *selections(runner))
+            logger.info("kernels=%s attention_backend=%s capture=%s", *selections(runner), captured(runner))
         pool, tree = scheduler.cache.token_to_kv_pool, scheduler.cache.radix_cache
         logger.info(
             "step=%d mode=%s reqs=%d tokens=%d running=%d waiting=%d free=%d evictable=%d protected=%d retracted=%d"

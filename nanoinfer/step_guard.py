@@ -18,13 +18,13 @@ class StepGuard:
     """Keeps the promises that an engine makes about its steps, whatever happens in a pass:
 
     - Signal handlers wait, except where the pass lets them in (signals.py).
-    - Requests whose time is up end before the pass.
+    - Requests whose time is up end before the step's first pass.
     - When a pass raises, its requests end and their slots are freed. The others are untouched, and the next step
       continues with them. If even that is cut short, the requests of the pass end at the start of the next step. No
       request ever continues after a pass that did not finish, because its K/V may be missing.
     - Outputs that callers have not seen yet are kept until a step delivers them.
     - One thread at a time is in the engine (turns.py). During a pass, nothing may change the requests of that pass.
-    - The step is timed, counted and logged.
+    - Each pass is timed, counted and logged.
     """
 
     def __init__(
@@ -60,9 +60,17 @@ class StepGuard:
             raise
 
     def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
-        started, retracted = self._clock(), self._scheduler.retractions
+        started = self._clock()
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
+        self._pass(one_pass, started)
+        while self._scheduler.passes_left:  # only with num_scheduler_steps > 1
+            self._pass(one_pass, self._clock())
+        return self._open.deliver()
+
+    def _pass(self, one_pass: Callable[[], Batch | None], started: float) -> None:
+        """Make one pass of a step, which counts as having begun at `started`."""
+        retracted = self._scheduler.retractions
         self._in_pass = self.turns.is_computing = True
         try:
             batch = one_pass()
@@ -77,7 +85,6 @@ class StepGuard:
             self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
             retracted = self._scheduler.retractions - retracted
             log_step(batch, self._scheduler, self.meter, self._runner, retracted, seconds)
-        return self._open.deliver()
 
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None

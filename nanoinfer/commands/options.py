@@ -27,7 +27,19 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "default": "auto",
         "help": "cpp, torch_native, or auto for the fastest available (default: auto)",
     },
+    "capture": {
+        "type": lambda text: {"true": True, "false": False}.get(text.lower(), text),
+        "default": "auto",
+        "help": "true, false or auto: record decode passes, and replay them without Python between layers (default: auto)",
+    },
+    "num_scheduler_steps": {
+        "type": int,
+        "default": 1,
+        "help": "decode passes between two visits to the scheduler; text then arrives in pieces of so many tokens "
+        "(default: 1)",
+    },
     "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
+    "quantization": {"help": "int8 or int4: fewer bits per weight of linear layers (default: as in the checkpoint)"},
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},

@@ -58,9 +58,14 @@ LLM_ALIASES = {
 _MEMORY = Elsewhere(
     "use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)", (None,)
 )
-_EAGER = Elsewhere("passes are always eager, without CUDA graphs", (True,))
+_EAGER = Elsewhere("use capture=False, which computes every pass layer by layer in Python", (None, False))
 _NO_ADAPTERS = "adapters are not implemented; merge the adapter into the model and save that"
 _NO_SPECULATION = "speculative decoding is not implemented"
+_EIGHT_BITS, _FOUR_BITS = (
+    Elsewhere(f"use quantization='{kind}', which quantizes the original weights as they are loaded", (None, False))
+    for kind in ("int8", "int4")
+)
+_QUANTIZATION = Elsewhere("use quantization='int8' or quantization='int4', with the original weights", (None, ""))
 _ONE_PROCESS = Elsewhere("the model runs in one process, on one device", (None, 1))
 LLM_ELSEWHERE = {
     "gpu_memory_utilization": _MEMORY,
@@ -83,6 +88,9 @@ LLM_ELSEWHERE = {
     "revision": Elsewhere("use model=huggingface_hub.snapshot_download(name, revision=...)", (None,)),
     "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,), secret=True),
     "rope_scaling": Elsewhere("it is read from the checkpoint's config.json", (None,)),
+    "load_in_8bit": _EIGHT_BITS,
+    "load_in_4bit": _FOUR_BITS,
+    **dict.fromkeys(("quantization_config", "bnb_config", "torchao_config"), _QUANTIZATION),
     "enable_lora": Elsewhere(_NO_ADAPTERS, (None, False)),
     "lora_paths": Elsewhere(_NO_ADAPTERS, (None, [])),
     "speculative_config": Elsewhere(_NO_SPECULATION, (None,)),
@@ -90,6 +98,10 @@ LLM_ELSEWHERE = {
     "cpu_offload_gb": Elsewhere("all weights stay on the device", (None, 0, 0.0)),
     "enforce_eager": _EAGER,
     "disable_cuda_graph": _EAGER,
+    "multi_step_stream_outputs": Elsewhere(
+        "with num_scheduler_steps=k, a stream yields up to k tokens at once; use num_scheduler_steps=1 for single tokens",
+        (False,),
+    ),
     "disable_overlap_schedule": Elsewhere("a pass is always planned after the previous one has ended", (True,)),
     "enable_prefix_caching": Elsewhere("use disable_radix_cache=True, which turns it off", (None, True)),
     "enable_chunked_prefill": Elsewhere("use chunked_prefill_size=None, which turns it off", (None, True)),

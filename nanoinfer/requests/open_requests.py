@@ -16,7 +16,7 @@ class OpenRequests:
         self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
         self._expected: WeakSet[RequestGroup] = WeakSet()
         self._deadlines = Deadlines()
-        self._undelivered: dict[int, RequestOutput] = {}
+        self._undelivered: dict[int, RequestOutput | RequestGroup] = {}  # a group: its output when it is delivered
 
     def __bool__(self) -> bool:
         """True while there are outputs to deliver."""
@@ -70,10 +70,13 @@ class OpenRequests:
             self.ends[counted_as] += 1
 
     def collect(self, reqs: Sequence[Req]) -> None:
-        """Hold an output for each request of `reqs`, which all have a new token, and remove those that have finished."""
+        """Hold an output for each request of `reqs`, which all have a new token, and remove those that have finished.
+
+        The output itself is made on delivery, so that several passes of one step make it only once.
+        """
         groups = [self.groups[request_id] for request_id in dict.fromkeys(req.request_id for req in reqs)]
         self.remove([group for group in groups if group.finished], "finished")
-        self.hold([group.output() for group in groups])
+        self._undelivered.update((group.request_id, group) for group in groups)
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs for the next `deliver`: only the latest one of each request."""
@@ -81,14 +84,20 @@ class OpenRequests:
 
     def hold_again(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs that could not be handed out, unless newer ones are held by now."""
-        self._undelivered = {output.request_id: output for output in outputs} | self._undelivered
+        again: dict[int, RequestOutput | RequestGroup] = {output.request_id: output for output in outputs}
+        self._undelivered = again | self._undelivered
 
     def deliver(self) -> list[RequestOutput]:
         """Hand out everything that is held."""
-        outputs, self._undelivered = list(self._undelivered.values()), {}
+        outputs = [_output(held) for held in self._undelivered.values()]
+        self._undelivered = {}
         return outputs
 
     def withdraw(self, request_id: int) -> list[RequestOutput]:
         """Hand out the output held for one request, if there is one."""
-        output = self._undelivered.pop(request_id, None)
-        return [] if output is None else [output]
+        held = self._undelivered.pop(request_id, None)
+        return [] if held is None else [_output(held)]
+
+
+def _output(held: RequestOutput | RequestGroup) -> RequestOutput:
+    return held.output() if isinstance(held, RequestGroup) else held

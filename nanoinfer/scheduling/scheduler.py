@@ -40,6 +40,7 @@ class Scheduler:
         self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self.retractions = self.prompt_tokens = self.cached_tokens = 0  # counted since the start, for statistics
+        self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
         self._blocked: Blocked | None = None

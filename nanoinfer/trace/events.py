@@ -68,7 +68,7 @@ class BatchEntry(NamedTuple):
     """One request in a pass: the K/V of positions `start..end-1` is written to `slots`, and `token` is sampled.
 
     `token`: None if no token was sampled, because a later pass continues the prompt or the step failed. `allocated`: the
-    slots that were allocated for this pass, if whole pages make them differ from `slots`.
+    slots that were allocated for this pass, if they may differ from `slots`: in whole pages, or for later passes as well.
     """
 
     request: int

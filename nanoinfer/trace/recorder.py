@@ -1,4 +1,7 @@
-"""Recorder: watches an engine from the outside and records what changes, as one TraceEvent per step.
+"""Recorder: watches an engine from the outside and records what changes, as one TraceEvent per pass.
+
+A step of a trace is one pass. A step of the engine is, too, unless `num_scheduler_steps` lets it make several decode passes
+(multi_step.py); each of these is a step of the trace.
 
 The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler,
 radix tree) are replaced by functions that take notes and call the originals. Detaching restores the originals. Nothing is
@@ -190,6 +193,11 @@ class Recorder:
                 self._finish_step()
 
     def _finish_step(self) -> None:
+        self._finish_pass()
+        self._in_step = False
+        self._event = self._new_event(ev.BETWEEN)
+
+    def _finish_pass(self) -> None:
         event = self._event
         for req, num_tokens, entry, allocated in self._pass:
             seen = self._seen.get(req)
@@ -207,10 +215,12 @@ class Recorder:
         else:
             event.step += 1
         self._close_event()
-        self._in_step, self._pass = False, []
-        self._event = self._new_event(ev.BETWEEN)
+        self._pass = []
 
     def _on_schedule(self, schedule: Call) -> Batch | None:
+        if self._pass:  # this step has made a pass already
+            self._finish_pass()
+            self._event = self._new_event(ev.FAILED)
         before = dict.fromkeys(self._engine.scheduler.running)
         batch: Batch | None = None
         try:
@@ -231,14 +241,15 @@ class Recorder:
     def _members(self, batch: Batch) -> list[_InPass]:
         """The requests in the pass, with the slots that were just allocated for them."""
         slots = batch.out_cache_loc.numpy()
-        members, at, paged = [], 0, self._engine.config.page_size > 1
+        members, at, config = [], 0, self._engine.config
+        ahead = config.page_size > 1 or config.num_scheduler_steps > 1  # more may be allocated than this pass fills
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
             seen = self._see(req)
             new_slots, allocated = ev.to_runs(slots[at : at + end - start]), None
             at += end - start
-            if paged:
+            if ahead:
                 assert req.req_pool_idx is not None
                 row = self._engine.cache.rows[req.req_pool_idx]
                 allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
