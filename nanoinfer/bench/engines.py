@@ -39,6 +39,12 @@ class EngineSpec:
         """Whether it reads a file that was converted from the checkpoint."""
         return self.file.stem in ("llamacpp", "openvino")
 
+    @property
+    def weights(self) -> str | None:
+        """The kind of its weights, `int8` or `int4`; None: as in the checkpoint. Engines of a kind share a table."""
+        kind = self.options.get("quantization" if self.is_ours else "weights")
+        return None if kind is None else str(kind)
+
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
         """The command that starts its worker."""
         arguments = json.dumps({"model": model, "dtype": dtype, "threads": threads, **self.options})
@@ -58,25 +64,34 @@ class EngineSpec:
 
 
 def parse_engine(text: str) -> EngineSpec:
-    """`vllm`, `vllm=PATH/TO/python`, `nanoinfer:option=value,option=value`, or `path/to/peer.py[=PYTHON]`.
+    """`NAME[:option=value,...][=PYTHON]`, such as `vllm`, `vllm=PATH/TO/python`, `nanoinfer:quantization=int8` or
+    `llamacpp:weights=int8=PATH/TO/python`. NAME is a known engine or `path/to/peer.py`.
 
-    ValueError names the part that is wrong.
+    The engine's name in tables is the text without PYTHON. ValueError names the part that is wrong.
     """
-    if match := re.fullmatch(r"(\w+):(.+)", text):
-        name, settings = match.groups()
-        options = {}
-        for setting in settings.split(","):
+    known = re.fullmatch(r"(\w+):(.+)", text)
+    name, settings = known.groups() if known else (text, "")
+    options, python = {}, ""
+    if settings:
+        *others, last = settings.split(",")
+        key, first, rest = last.partition("=")
+        value, second, python = rest.partition("=")  # what follows a second = is the last setting's Python
+        for setting in (*others, key + first + value):
             key, equals, value = setting.partition("=")
             if not equals or not key.isidentifier():
                 raise ValueError(f"--compare {text}: {setting!r} must be option=value")
             options[key] = _value(value)
-        return EngineSpec(text, _peer_file(name, text), options=options, is_ours=name == "nanoinfer")
-    name, equals, python = text.partition("=")
-    if equals and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+    else:
+        name, second, python = text.partition("=")
+    if second and not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise ValueError(f"--compare {text}: {python!r} must be a Python executable")
     file = _peer_file(name, text)
     return EngineSpec(
-        file.stem, file, os.path.abspath(python) if equals else sys.executable, is_ours=name == "nanoinfer"
+        (text.removesuffix(f"={python}") if second else text) if settings else file.stem,
+        file,
+        os.path.abspath(python) if second else sys.executable,
+        options,
+        is_ours=name == "nanoinfer",
     )
 
 

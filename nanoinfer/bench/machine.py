@@ -66,7 +66,8 @@ class Checkpoint:
     """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers.
 
     `decode_parameters`: the parameters that one decode step of one request reads. These are all of them, except an
-    embedding table that is not also the head: a token reads only one row of it.
+    embedding table that is not also the head: a token reads only one row of it. `layer_parameters`: those without the head,
+    which a prompt's tokens are multiplied by.
     """
 
     path: str
@@ -74,6 +75,7 @@ class Checkpoint:
     dtype: str
     parameters: int
     decode_parameters: int
+    layer_parameters: int
     vocab_size: int
     context_len: int
 
@@ -104,13 +106,16 @@ class Checkpoint:
             dtype,
             sum(sizes.values()),
             sum(sizes.values()) - (0 if tied else table),
+            sum(sizes.values()) - (table if tied else 2 * table),
             config["vocab_size"],
             config["max_position_embeddings"],
         )
 
-    def decode_bytes(self, dtype: str) -> int:
-        """Bytes of weights that one decode step of one request reads."""
-        return self.decode_parameters * (4 if dtype == "float32" else 2)
+    def decode_bytes(self, dtype: str, weights: str | None = None) -> int:
+        """Bytes of weights that one decode step of one request reads. `weights` of int8 count 8 bits per weight, int4 4.5
+        (a scale of 16 bits for 32 of them), as if an engine quantized all of them."""
+        bits = {"int8": 8.0, "int4": 4.5}.get(weights or "", 32.0 if dtype == "float32" else 16.0)
+        return int(self.decode_parameters * bits / 8)
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "path"}

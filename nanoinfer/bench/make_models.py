@@ -5,7 +5,14 @@
     python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --optimum-cli PATH/TO/optimum-cli
 
 A checkpoint's folder is named SIZE-DTYPE. The converted checkpoint is written beside it, with `.gguf` or `.ov` added to
-the name. This file also runs as a plain script where nanoinfer is not installed.
+the name. With `--weights int8` or `int4`, the engine's own tool also quantizes it, and the added part is `.int8.gguf` and
+so on. For vLLM, which needs no conversion otherwise, `compressed` writes such weights as `.int8.compressed`.
+
+    PATH/TO/LLAMA.CPP'S/python nanoinfer/bench/make_models.py gguf models/small-bfloat16 --weights int8
+    python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --weights int4 --optimum-cli ...
+    python -m nanoinfer.bench.make_models compressed models/small-bfloat16 --weights int8
+
+This file also runs as a plain script where nanoinfer is not installed.
 """
 
 import argparse
@@ -174,6 +181,19 @@ def make_gguf(checkpoint: Path) -> Path:
     return target
 
 
+def quantize_gguf(checkpoint: Path, weights: str) -> Path:
+    """Write `CHECKPOINT.int8.gguf` (Q8_0) or `CHECKPOINT.int4.gguf` (Q4_0) from `CHECKPOINT.gguf`, by llama.cpp's own
+    quantizer, which chooses the types of embedding and head itself; returns its path. RuntimeError if it fails."""
+    import llama_cpp
+
+    source, target = f"{checkpoint}.gguf", Path(f"{checkpoint}.{weights}.gguf")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = {"int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}[weights]
+    if code := llama_cpp.llama_model_quantize(source.encode(), str(target).encode(), params):
+        raise RuntimeError(f"{source}: llama.cpp's quantizer returned {code}")
+    return target
+
+
 def pairs_as_neighbours(weights: Any, heads: int) -> Any:
     """Reorder the rows of a query or key projection `[heads * D, hidden]` within each head. Rotary pairs are the rows
     (i, i + D/2) in Hugging Face's checkpoints, but adjacent rows in GGUF."""
@@ -190,18 +210,21 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
                 yield name, tensors.get_tensor(name).float()
 
 
-def make_openvino(checkpoint: Path, optimum_cli: str) -> Path:
-    """Write `CHECKPOINT.ov` for OpenVINO, by optimum-intel's exporter; returns its path.
+def make_openvino(checkpoint: Path, optimum_cli: str, weights: str | None = None) -> Path:
+    """Write `CHECKPOINT.ov`, or `CHECKPOINT.int8.ov` and so on, for OpenVINO by optimum-intel's exporter; returns the path.
 
-    Weights of a bfloat16 checkpoint are stored as float16, and the peer computes in bfloat16. CalledProcessError if the
-    exporter fails.
+    Weights of a bfloat16 checkpoint are stored as float16, and the peer computes in bfloat16. `weights`: int8 has a scale
+    per output, int4 one per 32 inputs. CalledProcessError if the exporter fails.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    weights = "fp32" if config["dtype"] == "float32" else "fp16"
-    target = Path(f"{checkpoint}.ov")
+    stored = weights or ("fp32" if config["dtype"] == "float32" else "fp16")
+    groups = ["--group-size", "32", "--sym"] if weights == "int4" else []
+    target = Path(f"{checkpoint}.{weights}.ov" if weights else f"{checkpoint}.ov")
     command = [optimum_cli, "export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
     subprocess.run(
-        [*command, "--weight-format", weights, str(target)], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+        [*command, "--weight-format", stored, *groups, str(target)],
+        check=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     return target
 
@@ -209,16 +232,27 @@ def make_openvino(checkpoint: Path, optimum_cli: str) -> Path:
 def main() -> None:
     """The command line of the module's docstring."""
     parser = argparse.ArgumentParser(description="Make checkpoints for measurements, and convert them.")
-    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
+    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino", "compressed"])
     parser.add_argument("folder", nargs="+", type=Path, help="checkpoint folders; name those to be made SIZE-DTYPE")
+    parser.add_argument("--weights", choices=["int8", "int4"], help="quantize (for gguf: an existing CHECKPOINT.gguf)")
     parser.add_argument("--optimum-cli", default="optimum-cli", help="for openvino: optimum-intel's program")
     args = parser.parse_args()
+    if args.what == "compressed" and not args.weights:
+        parser.error("compressed: needs --weights")
+    if args.what == "checkpoint" and args.weights:
+        parser.error("checkpoint: takes no --weights")
     for folder in args.folder:
         if args.what == "checkpoint":
             make_checkpoint(folder)
             made = folder
+        elif args.what == "gguf":
+            made = quantize_gguf(folder, args.weights) if args.weights else make_gguf(folder)
+        elif args.what == "openvino":
+            made = make_openvino(folder, args.optimum_cli, args.weights)
         else:
-            made = make_gguf(folder) if args.what == "gguf" else make_openvino(folder, args.optimum_cli)
+            from nanoinfer.bench.compressed import make_compressed
+
+            made = make_compressed(folder, args.weights)
         print(made, file=sys.stderr)
 
 

@@ -73,3 +73,14 @@ def against_best(
     if not ratios:
         return None
     return ratios, max(sorted(set(winners)), key=winners.count)
+
+
+def runs_of(model: Mapping[str, Any], workload: str, engine: str) -> list[dict[str, Any]]:
+    """A model's runs of one workload on one engine, failed ones included."""
+    return [run for run in model["runs"] if run["workload"] == workload and run["engine"] == engine]
+
+
+def by_round(model: Mapping[str, Any], workload: str, engine: str, key: str) -> dict[int, Any]:
+    """Round → the run's figure `key`, for the rounds that have it."""
+    runs = runs_of(model, workload, engine)
+    return {run["round"]: run[key] for run in runs if run.get(key) is not None}

@@ -1,8 +1,8 @@
 """Measures where the time of an engine's steps goes, by wrapping functions from the outside while a profile is taken.
 
-Engine and model contain no clocks. `Profiler` replaces methods of their classes by timed ones and later puts the originals
-back. When one wrapped function calls another, the time counts only for the inner one. So the parts, including "other", add
-up to the step.
+Engine and model contain no clocks, except one in C++ for captured passes, which a profile switches on. `Profiler` replaces
+methods of their classes by timed ones and later puts the originals back. When one wrapped function calls another, the time
+counts only for the inner one. So the parts, including "other", add up to the step.
 """
 
 import time
@@ -23,6 +23,8 @@ from nanoinfer.bench.peers.nanoinfer import Peer
 from nanoinfer.bench.peers.worker import serve
 from nanoinfer.bench.workloads import Job
 from nanoinfer.engine import Engine
+from nanoinfer.kernels.program import Program
+from nanoinfer.model.captured_passes import CapturedPass
 from nanoinfer.model.input_metadata import InputMetadata
 
 OTHER = "other"  # the rest of the step: work outside all wrapped functions
@@ -44,6 +46,15 @@ MODULES = {
 }
 CLASSES = {"Norm": "forward: norm", "MLP": "forward: mlp", "Embedding": "forward: embed"}
 ROTARY = "forward: rotary"
+# C++ function → part, for the calls of captured passes; the others belong to the module in which they are made.
+FUNCTIONS = {
+    "gather_rows": "forward: embed",
+    "add_rms_norm": "forward: norm",
+    "norm_heads": "forward: norm",
+    "rotate": ROTARY,
+    "store_rows": "forward: K/V store",
+    "attention": "forward: attention",
+}
 WARM_UP = "warm up"
 
 
@@ -67,6 +78,7 @@ class Profiler:
         self._parts: defaultdict[str, float] = defaultdict(float)  # of the current step
         self._modes: list[str] = []  # of the current step's passes
         self._labels: dict[int, str] = {}  # id of a module → part
+        self._programs: dict[Program, str] = {}  # captured passes that were replayed → kind of step
 
     def __enter__(self) -> "Profiler":
         runner = self.engine.model_runner
@@ -77,6 +89,7 @@ class Profiler:
             (type(self.engine.sampler), "sample", "sample"),
             (type(self.engine.sampler), "logprobs", "sample"),
             (type(runner.token_to_kv_pool), "set_kv_buffer", "forward: K/V store"),
+            (type(runner.attention_backend), "store", "forward: K/V store"),
             (type(runner.attention_backend), "init_forward", "metadata"),
         ):
             self._wrap(owner, name, part)
@@ -84,6 +97,7 @@ class Profiler:
             if name.startswith("forward"):
                 self._wrap(type(runner.attention_backend), name, "forward: attention")
         self._wrap_metadata()
+        self._wrap_captured()
         if isinstance(runner.model, nn.Module):
             self._wrap_modules(runner.model)
         return self
@@ -98,6 +112,13 @@ class Profiler:
                 setattr(owner, name, original)
         self._undo.clear()
         self._labels.clear()
+        for program, step in self._programs.items():
+            for name, label, seconds in program.seconds():
+                part = FUNCTIONS.get(name) or MODULES.get(label.rpartition(".")[2], FORWARD)
+                self.kinds[step].parts[part] += seconds
+                self.kinds[step].parts[FORWARD] -= seconds  # the pass was timed as a whole
+            program.measure(False)
+        self._programs.clear()
 
     # --- what is wrapped -----------------------------------------------------------------------------------------
 
@@ -136,6 +157,25 @@ class Profiler:
 
         self._replace(InputMetadata, "create", classmethod(create))
 
+    def _wrap_captured(self) -> None:
+        """Time captured passes as a whole, and their calls in C++. The pass that records counts like one in Python."""
+        original = CapturedPass.run
+
+        @wraps(original)
+        def run(captured: CapturedPass) -> Any:
+            kind, program = "decode" if captured.num_new == 1 else "extend", captured.program
+            self._modes.append(kind)
+            if program is not None and program not in self._programs:
+                self._programs[program] = kind
+                program.measure()
+            start = self._enter()
+            try:
+                return original(captured)
+            finally:
+                self._leave(FORWARD, start)
+
+        self._replace(CapturedPass, "run", run)
+
     def _wrap_modules(self, model: nn.Module) -> None:
         """Wrap the methods of the classes of all modules that have a part. The instance decides the part; what the model
         itself does is the rest."""
@@ -152,6 +192,7 @@ class Profiler:
             if "forward" not in cls.__dict__:
                 self._wrap(cls, "forward", None)
         for kernels in {type(module.kernels) for module in model.modules() if hasattr(module, "kernels")}:
+            self._wrap(kernels, "embed", "forward: embed")
             self._wrap(kernels, "rotate", ROTARY)
 
     # --- how it is timed ------------------------------------------------------------------------------------------

@@ -1,62 +1,22 @@
 """A measuring session: loads every engine once, then runs every workload of every round on each of them in turn."""
 
-import datetime
 import random
 import re
-import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker
-from nanoinfer.bench.machine import Checkpoint, describe_machine, read_bandwidth
+from nanoinfer.bench.load import Load
+from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import first_difference, same_requests, summary
+from nanoinfer.bench.peak import multiply_peaks
+from nanoinfer.bench.settings import Settings
 from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make_job, shape, warm_up
-
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to measure. Engines named in `once` run only in the first of the `rounds`.
-
-    `gap`: mean seconds between staggered arrivals; None: depends on the model's size. `timeout`: how many seconds an engine
-    may take for one answer.
-    """
-
-    workloads: Sequence[Workload]
-    engines: Sequence[EngineSpec]
-    rounds: int = 3
-    once: Collection[str] = ()
-    threads: int = 1
-    seed: int = 0
-    gap: float | None = None
-    timeout: float = 600.0
-    bandwidth_bytes: int = 2**30  # read to measure the memory's bandwidth; far larger than any cache
-
-
-def new_results(settings: Settings) -> dict[str, Any]:
-    """A results file without measurements; each measured model is appended to its `models`."""
-    return {
-        "format": FORMAT,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "nanoinfer", *map(_without_folders, sys.argv[1:])]),
-        "machine": describe_machine(),
-        "threads": settings.threads,
-        "rounds": settings.rounds,
-        "seed": settings.seed,
-        "models": [],
-    }
-
-
-def _without_folders(argument: str) -> str:
-    """Absolute paths shortened to their last part, because this machine's folders mean nothing elsewhere."""
-    return re.sub(r"(?<![\w.~])/[^=,]*/([^/=,]+)", r"\1", argument)
 
 
 def _reported(spec: EngineSpec, failure: EngineFailure) -> str:
@@ -65,60 +25,107 @@ def _reported(spec: EngineSpec, failure: EngineFailure) -> str:
     return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
 
 
-def measure_model(path: Path, dtype: str | None, settings: Settings) -> dict[str, Any]:
-    """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`."""
+def measure_model(
+    path: Path,
+    dtype: str | None,
+    settings: Settings,
+    earlier: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda model: None,
+) -> dict[str, Any]:
+    """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`.
+
+    `earlier`: the entry of a run that was stopped; its rounds are not measured again. `keep` is called with the entry after
+    every workload of every round. ValueError if an engine has another version than in `earlier`.
+    """
     checkpoint = Checkpoint.read(path)
     dtype = dtype or checkpoint.dtype
     gap = default_gap(checkpoint.parameters) if settings.gap is None else settings.gap
-    result = {
+    result: dict[str, Any] = {
         **checkpoint.as_dict(),
         "dtype": dtype,
         "decode_bytes": checkpoint.decode_bytes(dtype),
         "gap_s": gap,
-        "workloads": {w.name: _workload_facts(w, checkpoint.context_len, gap) for w in settings.workloads},
+        "workloads": {
+            w.name: _workload_facts(w, checkpoint.context_len, gap, settings.busy) for w in settings.workloads
+        },
         "bandwidth_gb_s": [],
+        "peaks_gflop_s": [],
         "engines": [],
         "runs": [],
+        **(earlier or {}),
     }
-    engines = settings.engines if settings.rounds else ()  # without rounds no engine is needed
-    rounds = [[e for e in engines if n == 0 or e.name not in settings.once] for n in range(settings.rounds)]
-    total = len(engines) + sum(map(len, rounds)) * len(settings.workloads)
+    done = {(run["round"], run["workload"]) for run in result["runs"]}
+    blocks = [
+        (number, workload, [e for e in settings.engines if number == 0 or e.name not in settings.once])
+        for number in range(settings.rounds)
+        for workload in settings.workloads
+        if (number, workload.name) not in done
+    ]
+    if settings.rounds and not blocks:
+        return result
+    needed = [spec for spec in settings.engines if any(spec in block[2] for block in blocks)]
+    total = len(needed) + sum(len(block[2]) for block in blocks)
 
     def bandwidth_now() -> float:
         return read_bandwidth(settings.threads, settings.bandwidth_bytes)
 
-    with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
+    def measure_machine() -> None:
         result["bandwidth_gb_s"].append(bandwidth_now())
+        result["peaks_gflop_s"].append(multiply_peaks(settings.threads, settings.peak_s))
+
+    with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
+        measure_machine()
         workers = {}
-        for spec in engines:
+        for spec in needed:
             bar.set_postfix_str(f"loading {spec.name}")
             about, worker = _start(spec, checkpoint, dtype, settings)
             if worker is not None:
                 workers[spec.name] = stack.enter_context(worker)
-            result["engines"].append(about)
+            _describe_engine(result["engines"], about)
             bar.update(1)
-        for number, taking_part in enumerate(rounds):
-            for workload in settings.workloads:
-                seed = settings.seed + number
-                job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
-                order = list(taking_part)
-                random.Random(f"{workload.name}/{seed}").shuffle(order)
-                result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar)
-        result["bandwidth_gb_s"].append(bandwidth_now())
+        for number, workload, taking_part in blocks:
+            seed = settings.seed + number
+            job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
+            order = list(taking_part)
+            random.Random(f"{workload.name}/{seed}").shuffle(order)
+            busy = settings.busy if workload.busy else 0
+            result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar, busy)
+            keep(result)
+        measure_machine()
+    keep(result)
     return result
 
 
-def _workload_facts(workload: Workload, context_len: int, gap: float) -> dict[str, Any]:
+def _describe_engine(engines: list[dict[str, Any]], about: dict[str, Any]) -> None:
+    """Add `about` to `engines`, or replace the description that an earlier run left."""
+    place = next((i for i, other in enumerate(engines) if other["name"] == about["name"]), None)
+    if place is None:
+        engines.append(about)
+        return
+    then, now = engines[place].get("versions"), about.get("versions")
+    if then and now and then != now:
+        words = [" ".join(f"{name} {version}" for name, version in each.items()) for each in (now, then)]
+        raise ValueError(f"--resume: {about['name']} is {words[0]} now, but the earlier rounds ran with {words[1]}")
+    engines[place] = about
+
+
+def _workload_facts(workload: Workload, context_len: int, gap: float, busy: int) -> dict[str, Any]:
     shared, lengths, scaled = shape(workload, context_len)
     facts = {"shared": shared, "lengths": lengths, "scaled": scaled}
-    return {"description": describe(workload, context_len, gap), **facts}
+    return {"description": describe(workload, context_len, gap, busy), **facts}
 
 
 def _start(
     spec: EngineSpec, checkpoint: Checkpoint, dtype: str, settings: Settings
 ) -> tuple[dict[str, Any], Worker | None]:
     """Load an engine and warm it up. Returns its description and its worker, which is None if it failed."""
-    about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
+    about: dict[str, Any] = {
+        "name": spec.name,
+        "ours": spec.is_ours,
+        "options": dict(spec.options),
+        "weights": spec.weights,
+        "decode_bytes": checkpoint.decode_bytes(dtype, spec.weights),
+    }
     worker = None
     try:
         if spec.converts and dtype != checkpoint.dtype:
@@ -147,19 +154,23 @@ def _one_round(
     workers: Mapping[str, Worker],
     bandwidth_now: Callable[[], float],
     bar: "tqdm[Any]",
+    busy: int,
 ) -> list[dict[str, Any]]:
-    """Run one workload on all engines; returns one dictionary per run, in the order of the runs."""
+    """Run one workload on all engines, beside `busy` other processes; returns one dictionary per run, in their order."""
     runs, tokens = [], {}
     for place, spec in enumerate(order):
         bar.set_postfix_str(f"{workload.name}, {spec.name}")
         run: dict[str, Any] = {"round": number, "workload": workload.name, "engine": spec.name, "place": place}
+        if busy:
+            run["busy"] = busy
         worker = workers.get(spec.name)
         if worker is not None and workload.primed and not worker.about["prefix_cache"]:
             run["skipped"] = "has no prefix cache"
         elif worker is not None:
             try:
                 bandwidth = [bandwidth_now()] if workload.bound_by_memory else []
-                answer = worker.ask(job.as_message())
+                with Load(busy) if busy else nullcontext():
+                    answer = worker.ask(job.as_message())
                 tokens[spec.name] = answer["tokens"]
                 run.update(summary(job.requests, answer))
                 if workload.bound_by_memory:  # on a shared machine the bandwidth changes from minute to minute
@@ -170,8 +181,9 @@ def _one_round(
             run["error"] = "not loaded"
         runs.append(run)
         bar.update(1)
-    ours = next((spec.name for spec in _listed_first(order) if spec.name in tokens), None)
+    kinds = {spec.name: spec.weights for spec in order}
     for run in runs:
+        ours = next((spec.name for spec in _listed_first(order, kinds[run["engine"]]) if spec.name in tokens), None)
         if ours is not None and run["engine"] in tokens:
             others = tokens[run["engine"]]
             run["same_requests"] = [same_requests(tokens[ours], others), len(others)]
@@ -179,6 +191,8 @@ def _one_round(
     return runs
 
 
-def _listed_first(order: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """nanoinfer's engines, the one without options first. The others' tokens are compared with its tokens."""
-    return sorted((spec for spec in order if spec.is_ours), key=lambda spec: len(spec.options))
+def _listed_first(order: Sequence[EngineSpec], weights: str | None) -> list[EngineSpec]:
+    """nanoinfer's engines with this kind of weights, the one with the fewest options first. The others' tokens are compared
+    with its tokens."""
+    ours = [spec for spec in order if spec.is_ours and spec.weights == weights]
+    return sorted(ours, key=lambda spec: len(spec.options))

@@ -1,7 +1,7 @@
 """The workloads: lengths and arrivals are the same for every engine, round and seed; token ids differ by seed."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
@@ -9,6 +9,7 @@ Lengths = list[tuple[int, int]]  # per request: prompt tokens after the shared o
 
 NUM_REQUESTS = 16
 SHARED_PROMPT = 512
+BUSY = "-busy"  # ends the name of a workload that is measured on a busy machine
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Workload:
     """`draw` makes the lengths with a generator seeded by the name. All prompts begin with the same `shared` tokens.
 
     `primed`: a request with the shared tokens is served before the clock starts. `staggered`: the gaps between arrivals are
-    distributed exponentially. `bound_by_memory`: all weights are read for every token.
+    distributed exponentially. `bound_by_memory`: all weights are read for every token. `busy`: meanwhile, other processes
+    keep the cores busy; lengths and arrivals are those of the workload without `-busy`, but the token ids are not, or the
+    prompts would be cached.
     """
 
     name: str
@@ -50,6 +53,12 @@ class Workload:
     primed: bool = False
     staggered: bool = False
     bound_by_memory: bool = False
+    busy: bool = False
+
+    @property
+    def drawn_as(self) -> str:
+        """The name that decides lengths and arrivals."""
+        return self.name.removesuffix(BUSY)
 
 
 WORKLOADS = {
@@ -74,6 +83,8 @@ WORKLOADS = {
         ),
     )
 }
+for _name in ("single", "staggered"):
+    WORKLOADS[_name + BUSY] = replace(WORKLOADS[_name], name=_name + BUSY, busy=True, bound_by_memory=False)
 WARM_UP = [(64, 8), (100, 8), (300, 8)]
 
 
@@ -96,7 +107,7 @@ class Job:
 def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
     """`(shared, lengths, scaled)`: how many tokens all prompts share, the lengths of each request, and whether all lengths
     were reduced in proportion because a context of `context_len` tokens is too short for the workload."""
-    lengths, shared = workload.draw(Random(workload.name)), workload.shared
+    lengths, shared = workload.draw(Random(workload.drawn_as)), workload.shared
     longest = max(shared + prompt + new for prompt, new in lengths)
     if longest <= context_len:
         return shared, lengths, False
@@ -109,21 +120,22 @@ def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
     return shared, lengths, True
 
 
-def describe(workload: Workload, context_len: int, gap: float) -> str:
-    """The workload's lengths with this context, in words."""
+def describe(workload: Workload, context_len: int, gap: float, busy: int = 0) -> str:
+    """The workload's lengths with this context, in words. `busy`: how many other processes keep the cores busy."""
     shared, lengths, scaled = shape(workload, context_len)
     prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
     common = f"{shared} shared + " if shared else ""
     arrivals = f", {gap:g} s between arrivals on average" if workload.staggered else ""
     cached = ", shared tokens already cached" if workload.primed else ""
+    beside = f", beside {busy} busy processes" if workload.busy else ""
     scaling = f" (reduced to fit a context of {context_len} tokens)" if scaled else ""
-    return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
+    return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{beside}{scaling}"
 
 
 def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, gap: float) -> Job:
     """Make the requests. `seed` decides only the token ids. `gap`: mean seconds between staggered arrivals."""
     shared, lengths, _ = shape(workload, context_len)
-    ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.name}/arrivals")
+    ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.drawn_as}/arrivals")
     beginning = _tokens(ids, shared, vocab_size)
     requests, at = [], 0.0
     for prompt, new in lengths:

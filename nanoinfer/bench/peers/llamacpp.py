@@ -1,4 +1,5 @@
-"""llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`.
+"""llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`, or with `weights=int8` (Q8_0) and `int4`
+(Q4_0) `MODEL.int8.gguf` and `MODEL.int4.gguf`.
 
 llama.cpp leaves batching to its caller, so this file has the loop of a small server. A batch contains one decode token for
 every request whose prompt is computed, and then as many prompt tokens of the other requests as fit.
@@ -30,12 +31,20 @@ class Peer:
 
     prefix_cache = True
 
-    def __init__(self, model: str, dtype: str, threads: int, slots: int = 16, batch_tokens: int = 512):
-        path = f"{model}.gguf"
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        threads: int,
+        weights: str | None = None,
+        slots: int = 16,
+        batch_tokens: int = 512,
+    ):
+        path = f"{model}.{weights}.gguf" if weights else f"{model}.gguf"
         if not os.path.isfile(path):
+            more = f" --weights {weights} (needs llama-cpp-python)" if weights else " (needs the package gguf)"
             raise FileNotFoundError(
-                f"{path}: not found; make it with python -m nanoinfer.bench.make_models gguf {model} "
-                "(needs the package gguf)"
+                f"{path}: not found; make it with python -m nanoinfer.bench.make_models gguf {model}{more}"
             )
         import ctypes
 
@@ -78,6 +87,25 @@ class Peer:
         self._running: dict[int, Running] = {}  # by slot
         self._stored: dict[int, tuple[list[int], int]] = {}  # slot → its prompt, number of its tokens computed
         self._cached: dict[int, int] = {}
+
+    def logits(self, tokens: list[int]) -> Any:
+        """The logits after each token, [T, V] float32, for `bench quality`."""
+        import numpy as np
+
+        self.prepare(False)
+        rows = []
+        for start in range(0, len(tokens), self.batch_tokens):
+            part = tokens[start : start + self.batch_tokens]
+            for i, token in enumerate(part):
+                self.batch.token[i], self.batch.pos[i], self.batch.logits[i] = token, start + i, True
+                self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
+            self.batch.n_tokens = len(part)
+            if code := self.lib.llama_decode(self.context, self.batch):
+                raise RuntimeError(f"llama_decode returned {code}")
+            for i in range(len(part)):
+                row = self.lib.llama_get_logits_ith(self.context, i)
+                rows.append(np.ctypeslib.as_array(row, (self.vocab_size,)).copy())
+        return np.stack(rows)
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
         self._waiting.append((index, prompt, new_tokens))

@@ -1,5 +1,6 @@
 """nanoinfer, through its ordinary engine: add_request and step."""
 
+import hashlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,32 @@ class Peer:
             self.llm = LLM(without_tokenizer(Path(model), Path(folder)), dtype=dtype, **options)
         self.engine = self.llm.engine
         self.prefix_cache = not self.llm.config.disable_radix_cache
-        self.versions = {"nanoinfer": nanoinfer.__version__, "torch": torch.__version__}
+        self.versions = {"nanoinfer": nanoinfer.__version__, "source": source_digest(), "torch": torch.__version__}
         self._index: dict[int, int] = {}  # request id → index
         self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int] = {}
+
+    def logits(self, tokens: list[int]) -> Any:
+        """The logits after each token but the last, [T - 1, V] float32, for `bench quality`.
+
+        They are what the head returns in a pass that computes the log-probabilities of a prompt. Its first call is for the
+        token to be sampled. ValueError if the prompt does not fit into one pass.
+        """
+        import torch
+
+        from nanoinfer import SamplingParams
+
+        blocks: list[torch.Tensor] = []
+        hook = self.llm.model.model.lm_head.register_forward_hook(lambda *call: blocks.append(call[2].float()))
+        try:
+            params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=True)
+            self.llm.generate([tokens], params, use_tqdm=False)
+        finally:
+            hook.remove()
+        rows = torch.cat(blocks[1:]) if len(blocks) > 1 else torch.empty(0)
+        if len(rows) != len(tokens) - 1:
+            raise ValueError(f"{len(tokens)} tokens: must fit into one pass")
+        return rows.numpy()
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
         from nanoinfer import SamplingParams
@@ -48,6 +71,17 @@ class Peer:
 
     def cached_tokens(self, index: int) -> int:
         return self._cached[index]
+
+
+def source_digest() -> str:
+    """Tells apart two states of nanoinfer's code, without the benchmark's own, that have the same version."""
+    package = Path(__file__).resolve().parent.parent.parent
+    files = sorted(file for pattern in ("*.py", "*.cpp", "*.h") for file in package.rglob(pattern))
+    digest = hashlib.sha256()
+    for file in files:
+        if file.relative_to(package).parts[0] != "bench":
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def without_tokenizer(model: Path, folder: Path) -> Path:

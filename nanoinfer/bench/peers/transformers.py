@@ -25,6 +25,13 @@ class Peer:
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         self._waiting: deque[tuple[int, list[int], int]] = deque()
 
+    def logits(self, tokens: list[int]) -> Any:
+        """The logits after each token, [T, V] float32, for `bench quality`."""
+        import torch
+
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0].float().numpy()
+
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
         self._waiting.append((index, prompt, new_tokens))
 

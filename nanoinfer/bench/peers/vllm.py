@@ -6,11 +6,20 @@ from typing import Any
 
 
 class Peer:
-    """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default."""
+    """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default. With `weights=int8` and `int4`, it
+    reads `MODEL.int8.compressed` and `MODEL.int4.compressed` (see make_models.py)."""
 
     prefix_cache = True
 
-    def __init__(self, model: str, dtype: str, threads: int, **options: Any):
+    def __init__(self, model: str, dtype: str, threads: int, weights: str | None = None, **options: Any):
+        if weights:
+            path = f"{model}.{weights}.compressed"
+            if not os.path.isdir(path):
+                raise FileNotFoundError(
+                    f"{path}: not found; make it with python -m nanoinfer.bench.make_models compressed {model} "
+                    f"--weights {weights}"
+                )
+            model = path
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_CPU_KVCACHE_SPACE="2",  # GiB

@@ -12,8 +12,10 @@ To measure another engine, write a peer file that defines `class Peer`:
     busy() -> bool                           whether any request is unfinished
     step(emit)                               continue, and call emit(index, token_ids) as soon as there are new tokens
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
+    logits(tokens) -> array [T, V]           optional, for `bench quality`: what follows each token (the last row may lack)
 
-The clock is in this file, so it is the same for all engines. It needs only Python 3.10 or later and its standard library.
+The clock is in this file, so it is the same for all engines. It needs only Python 3.10 or later and its standard library
+(and numpy, to score logits).
 """
 
 import ctypes
@@ -33,7 +35,8 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}` per line."""
+    """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}` or `{"score": [...]}`
+    per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print, even from C++, but standard output must contain only answers
     _die_with_parent()
@@ -91,6 +94,22 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def score(peer: Any, texts: list[list[int]]) -> dict[str, Any]:
+    """For each text, the nats (-log p) of each token after the first, and the token that the model finds likeliest."""
+    import numpy as np
+
+    if not hasattr(peer, "logits"):
+        raise NotImplementedError("this engine gives no logits")
+    nats, greedy = [], []
+    for text in texts:
+        logits = np.asarray(peer.logits(text))[: len(text) - 1].astype(np.float64)
+        largest = logits.max(1, keepdims=True)
+        total = np.log(np.exp(logits - largest).sum(1)) + largest[:, 0]
+        nats.append((total - logits[np.arange(len(logits)), text[1:]]).tolist())
+        greedy.append(logits.argmax(1).tolist())
+    return {"nats": nats, "greedy": greedy}
+
+
 def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[float]], float]:
     """Add requests to the peer as they arrive, and step it until all are done. Returns tokens, times, seconds in total.
 
@@ -123,7 +142,7 @@ def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], l
 
 def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
     try:
-        return run(peer, job)
+        return score(peer, job["score"]) if "score" in job else run(peer, job)
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,192 @@
+"""What quantization costs: nats per token and the share of greedy tokens that stay the same, for nanoinfer and its peers.
+
+All engines score the same texts: each token's negative log-probability given those before it, and the token that would
+have been chosen greedily there. (In generated text, one early difference would change everything after it.)
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
+from nanoinfer.bench.markdown import table
+from nanoinfer.registry import KV_STORAGES, QUANTIZATIONS
+
+Texts = list[list[int]]
+AT_ONCE = 16  # texts per question to a worker
+SAMPLED = "sampled text"
+COMPUTE_IN = ("float32", "bfloat16")
+USUAL_STORAGES = (None, "auto", "plain")  # of K/V: in the dtype of the pass
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One engine's figures for one kind of text; those with `change` are None for the engine that it is compared with.
+
+    `nats`: per token, in the mean. `change`: how many more than the reference has, and `error`, its standard error over
+    texts. `same`: share of the positions at which the greedy token is the reference's.
+    """
+
+    engine: str
+    text: str
+    tokens: int
+    nats: float
+    change: float | None
+    error: float | None
+    same: float | None
+
+
+def our_engines() -> list[str]:
+    """nanoinfer in float32, which all others are compared with, then in bfloat16, with every kind of quantized weights
+    (computing in either dtype) and of K/V."""
+    import nanoinfer.llm  # noqa: F401 - registers the built-in kinds
+
+    names = ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
+    for kind in (kind for kind in QUANTIZATIONS if kind is not None):
+        names += [f"nanoinfer:dtype={dtype},quantization={kind}" for dtype in COMPUTE_IN]
+    names += [f"nanoinfer:dtype=float32,kv_cache_dtype={kind}" for kind in KV_STORAGES if kind not in USUAL_STORAGES]
+    return names
+
+
+def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> Texts:
+    """At least `tokens` tokens of text that the model itself writes at temperature 1, in float32: each begins with the
+    beginning-of-text token and goes to the end token, or to the end of the context. ValueError if the model has none.
+    """
+    from nanoinfer import LLM, SamplingParams
+
+    llm = LLM(path, dtype="float32", max_running_requests=at_once)
+    bos = json.loads((path / "config.json").read_text()).get("bos_token_id")
+    if not isinstance(bos, int):
+        raise ValueError(f"{path}: its config has no bos_token_id to begin a text with")
+    texts: Texts = []
+    longest = llm.config.max_context_len - 1
+    with tqdm(total=tokens, desc="sampling text", unit="token") as bar:
+        while sum(map(len, texts)) < tokens:
+            params = [
+                SamplingParams(max_new_tokens=longest, temperature=1.0, seed=seed + len(texts) + i)
+                for i in range(at_once)
+            ]
+            for output in llm.generate([[bos]] * at_once, params, use_tqdm=False):
+                texts.append([bos, *output.token_ids])
+                bar.update(len(texts[-1]))
+    return texts
+
+
+def written_texts(path: Path, file: Path, tokens: int) -> Texts:
+    """About the first `tokens` tokens of a file with a JSON document per line, `{"text": ...}` or `{"messages": ...}`: one
+    document after another (see data/README.md), in pieces as long as the model's context. ValueError for another file."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    length = json.loads((path / "config.json").read_text())["max_position_embeddings"] - 1  # room for a token
+    ids: list[int] = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                document = json.loads(line)
+                if "messages" in document:
+                    text = tokenizer.apply_chat_template(document["messages"], tokenize=False)
+                else:
+                    text = f"{tokenizer.bos_token}{document['text']}{tokenizer.eos_token}"
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}, line {number}: must be a JSON object with text or messages") from error
+            ids += tokenizer(text, add_special_tokens=False).input_ids
+            if len(ids) >= tokens:
+                break
+    return [ids[start : start + length] for start in range(0, len(ids), length) if len(ids) - start > 1]
+
+
+def measure_quality(
+    path: Path,
+    dtype: str,
+    texts: Mapping[str, Texts],
+    engines: Sequence[EngineSpec],
+    threads: int,
+    timeout: float = 600,
+) -> tuple[list[Quality], dict[str, str]]:
+    """Score `texts` (by kind) with all engines, one after another; the first is the reference. Returns the figures, and why
+    an engine has none."""
+    reference: dict[str, Mapping[str, Any]] = {}
+    figures, failed = [], {}
+    total = len(engines) * sum(len(each) for each in texts.values())
+    with tqdm(total=total, desc="bench quality", unit="text") as bar:
+        for spec in engines:
+            bar.set_postfix_str(spec.name)
+            try:
+                command = spec.command(str(path), dtype, threads)
+                with Worker(command, spec.environment(threads), timeout) as worker:
+                    for kind, several in texts.items():
+                        scores = _scores(worker, several, bar)
+                        reference.setdefault(kind, scores)
+                        figures.append(_quality(spec.name, kind, scores, reference[kind]))
+            except EngineFailure as failure:
+                failed[spec.name] = " | ".join(str(failure).splitlines())
+                if spec is engines[0]:  # what the others are compared with
+                    raise ValueError(f"{spec.name}: {failed[spec.name]}") from failure
+    return figures, failed
+
+
+def _scores(worker: Worker, texts: Texts, bar: "tqdm[Any]") -> dict[str, Any]:
+    scores: dict[str, Any] = {"nats": [], "greedy": []}
+    for start in range(0, len(texts), AT_ONCE):
+        part = texts[start : start + AT_ONCE]
+        answer = worker.ask({"score": part})
+        for key, values in scores.items():
+            values += answer[key]
+        bar.update(len(part))
+    return scores
+
+
+def _quality(engine: str, kind: str, scores: Mapping[str, Any], reference: Mapping[str, Any]) -> Quality:
+    counts = np.array([len(each) for each in scores["nats"]])
+    nats = np.array([sum(each) for each in scores["nats"]])
+    tokens = int(counts.sum())
+    mean = float(nats.sum() / tokens)
+    if scores is reference:
+        return Quality(engine, kind, tokens, mean, None, None, None)
+    more = nats - np.array([sum(each) for each in reference["nats"]])
+    change = float(more.sum() / tokens)
+    scatter = more - change * counts  # of a ratio of two sums: each text's distance from the common ratio
+    error = math.sqrt(float((scatter**2).sum())) / tokens
+    pairs = zip(_flat(scores["greedy"]), _flat(reference["greedy"]), strict=True)
+    return Quality(engine, kind, tokens, mean, change, error, sum(a == b for a, b in pairs) / tokens)
+
+
+def _flat(lists: Iterable[Iterable[int]]) -> Iterator[int]:
+    return (value for each in lists for value in each)
+
+
+def format_quality(figures: Sequence[Quality], failed: Mapping[str, str]) -> str:
+    """One row per engine, with columns for each kind of text."""
+    kinds = list(dict.fromkeys(each.text for each in figures))
+    head, rows = ["engine"], []
+    for kind in kinds:
+        tokens = next(each.tokens for each in figures if each.text == kind)
+        what = "nats per token" if kind == SAMPLED else "perplexity"
+        head += [f"{what}, {kind} ({tokens:,} tokens)", "more nats than the first", "same greedy token"]
+    for name in dict.fromkeys(each.engine for each in figures):
+        row = [name]
+        for kind in kinds:
+            found = next((each for each in figures if (each.engine, each.text) == (name, kind)), None)
+            if found is None:
+                row += ["failed", "", ""]
+            else:
+                row.append(f"{found.nats:.4f}" if kind == SAMPLED else f"{math.exp(found.nats):.4f}")
+                row.append("" if found.change is None else f"{round(found.change, 5) + 0.0:+.5f} ± {found.error:.5f}")
+                row.append("" if found.same is None else f"{found.same:.2%}")
+        rows.append(row)
+    lines = [table(head, rows), ""]
+    lines += [f"- FAILED: {name}: {reason}" for name, reason in failed.items()]
+    lines.append("All engines score the same tokens. ±: standard error over texts.")
+    return "\n".join(lines)
+
+
+def quality_engines(compare: Sequence[str]) -> list[EngineSpec]:
+    """nanoinfer's settings, then the engines of `--compare`."""
+    return [parse_engine(name) for name in (*our_engines(), *compare)]
