@@ -167,13 +167,13 @@ def _pooled(
     if again:
         list(_serve(engine, one_by_one))
     runner, token_bytes = engine.model_runner, model.config.kv_bytes_per_token(model.dtype)
-    run, pool, in_use = runner.run, runner.token_to_kv_pool, list[int]()
+    forward, pool, in_use = runner.forward, runner.token_to_kv_pool, list[int]()
 
     def counted(*arguments: Any) -> Any:
         in_use.append(pool.size - pool.available_size())  # in the pass: requests that it ends still have their slots
-        return run(*arguments)
+        return forward(*arguments)
 
-    runner.run = counted  # type: ignore[assignment, method-assign]
+    runner.forward = counted  # type: ignore[assignment, method-assign]
     passes = computed = longest = read = padding = 0
     for batch in _serve(engine, one_by_one):
         lens, tokens = batch.seq_lens.tolist(), len(batch.out_cache_loc)

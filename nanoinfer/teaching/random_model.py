@@ -25,11 +25,16 @@ SHAPE: dict[str, Any] = {
 
 
 def random_model(
-    dtype: str | torch.dtype = "float32", kernels: str = "auto", seed: int = 0, **changes: Any
+    dtype: str | torch.dtype = "float32",
+    kernels: str = "auto",
+    seed: int = 0,
+    quantization: str | None = None,
+    **changes: Any,
 ) -> LoadedModel:
     """A Llama of shape SHAPE with `changes`. No tokenizer (prompts are token ids), no end tokens.
 
-    The same seed gives the same weights. ValueError or UnsupportedModelError when a field is out of range.
+    The same seed gives the same weights. `quantization`: the kind of linear weights, as for LLM. ValueError or
+    UnsupportedModelError when a field is out of range.
     """
     from transformers import LlamaConfig
 
@@ -43,5 +48,5 @@ def random_model(
             parameter.fill_(1.0)  # a norm's weight
         else:  # keeps the scale of activations
             parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
-    network.use_kernels(chosen)
+    network.use_kernels(chosen, quantization)
     return LoadedModel("random", Path("random"), network, config, None, resolved, cpu, config.max_position_embeddings)

@@ -51,12 +51,14 @@ from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
 from nanoinfer.viz.given_mask import attention_mask
 from nanoinfer.viz.heat_map import heat_map
+from nanoinfer.viz.kernel_times import kernel_times
 from nanoinfer.viz.marks import allocator_marks
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata
 from nanoinfer.viz.overview import engine
 from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.product_roofline import product_roofline
 from nanoinfer.viz.roofline import roofline
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
@@ -78,12 +80,14 @@ __all__ = [
     "extend_mask",
     "heat_map",
     "input_metadata",
+    "kernel_times",
     "last_input_metadata",
     "last_labels",
     "last_tokens",
     "lines",
     "owners",
     "padded_batch",
+    "product_roofline",
     "radix_tree",
     "request_rows",
     "roofline",

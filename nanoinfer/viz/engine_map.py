@@ -38,7 +38,7 @@ PARTS: dict[str, Part] = {
     "scheduler": Part(1, TOP, "which request is next?", (10, 11)),
     "batch": Part(2, TOP, "several at once", (4, 10)),
     "input metadata": Part(3, TOP, "what, and where", (6,)),
-    "model": Part(4, TOP, "a score for each token", (2,)),
+    "model": Part(4, TOP, "a score for each token", (2, 12)),
     "sampler": Part(5, TOP, "picks the next token", (2,)),
     "radix tree": Part(1, LOW, "shared beginnings", (8,)),
     "rows": Part(2, LOW, "position → slot", (5,)),
@@ -53,7 +53,7 @@ ALIASES = {
     "kv cache": "slots",
     "cache manager": OWNERS,
 }
-NUMBERS = range(12)  # of the notebooks
+NUMBERS = range(13)  # of the notebooks
 
 
 def engine_map(

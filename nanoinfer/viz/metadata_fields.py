@@ -32,6 +32,7 @@ SINGLE = (
     "req_to_token_pool",
     "token_to_kv_pool",
     "logit_rows",
+    "only_likeliest",
     "attention_mask",
     "attention_backend",
     "attention_plan",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from math import atan2, degrees
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from nanoinfer.viz.charts import by_factors, finish, text
 from nanoinfer.viz.lettering import CAPTION, drawable, wrapped
 from nanoinfer.viz.palette import BARS, INK, MUTED, PHASE_STYLES, Style
@@ -39,21 +41,21 @@ def roofline(
         raise ValueError("passes: must have at least one")
     roof = {"flop_per_second": flop_per_second, "bytes_per_second": bytes_per_second}
     for name, value in roof.items():
-        _positive(name, value)
+        positive(name, value)
     points: list[Measured] = []
     for i, given in enumerate(passes):
         if not isinstance(given, tuple | list) or len(given) != 4:
             raise ValueError(f"passes[{i}]: must be (label, flop, bytes, seconds), got {given!r}")
         names = (f"passes[{i}] {name}" for name in ("flop", "bytes", "seconds"))
-        flop, size, seconds = (_positive(name, value) for name, value in zip(names, given[1:], strict=True))
+        flop, size, seconds = (positive(name, value) for name, value in zip(names, given[1:], strict=True))
         points.append((str(given[0]), flop, size, seconds))
     with default_settings():
         picture = _plot(points, flop_per_second, bytes_per_second, machine, title, caption)
     parts = [
         f"{label}: {number(flop / size)} operations per byte, {num_bytes(size)} in {_time(seconds)}, "
         f"{number(flop / seconds / GIGA)} billion operations per second, "
-        f"{percent(flop / seconds, _limit(flop / size, flop_per_second, bytes_per_second))} of the roof "
-        f"({_cause(flop / size, flop_per_second, bytes_per_second)} is the limit)"
+        f"{percent(flop / seconds, limit(flop / size, flop_per_second, bytes_per_second))} of the roof "
+        f"({cause(flop / size, flop_per_second, bytes_per_second)} is the limit)"
         for label, flop, size, seconds in points
     ]
     limits = f"{number(bytes_per_second / GIGA)} GB and {number(flop_per_second / GIGA)} billion operations per second"
@@ -61,18 +63,18 @@ def roofline(
     return picture
 
 
-def _positive(name: str, value: object) -> float:
+def positive(name: str, value: object) -> float:
     if finite(name, value) <= 0:
         raise ValueError(f"{name}={value}: must be above 0")
     return finite(name, value)
 
 
-def _limit(intensity: float, flop_per_second: float, bytes_per_second: float) -> float:
+def limit(intensity: float, flop_per_second: float, bytes_per_second: float) -> float:
     """The roof at so many flop per byte: flop per second."""
     return min(flop_per_second, intensity * bytes_per_second)
 
 
-def _cause(intensity: float, flop_per_second: float, bytes_per_second: float) -> str:
+def cause(intensity: float, flop_per_second: float, bytes_per_second: float) -> str:
     return "memory" if intensity * bytes_per_second < flop_per_second else "arithmetic"
 
 
@@ -106,7 +108,30 @@ def _plot(
     every = by_factors(axes, "x", [low, high]), by_factors(axes, "y", [bottom, top])
     axes.set_xlim(low, high)
     axes.set_ylim(bottom / 1.3, top)
-    roof = [_limit(x, flops, bandwidth) / GIGA for x in (low, ridge, high)]
+    draw_roof(axes, low, high, top, flops, bandwidth)
+    font: dict[str, Any] = {"fontfamily": "DejaVu Sans", "parse_math": False, "fontsize": 8.5}
+    for (label, *_), x, rate in zip(points, across, rates, strict=True):
+        roof = limit(x, flops, bandwidth) / GIGA
+        style = _style(label)
+        axes.plot([x, x], [rate, roof], color=MUTED, linewidth=1, linestyle=":", zorder=2)
+        marker = next((sign for kind, sign in MARKERS.items() if label.startswith(kind)), "D")
+        axes.plot(
+            [x], [rate], marker, color=style.face, markeredgecolor=INK, markersize=9, zorder=4, gid=f"pass {label}"
+        )
+        said = f"{drawable(label)}: {percent(rate, roof)} of the roof"
+        offset, side = ((9, -11), "right") if x > (low * high) ** 0.5 else ((9, -4), "left")
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+        look = font | {"color": INK, "zorder": 5, "bbox": behind, "va": "top", "ha": side}
+        axes.annotate(said, (x, rate), offset, textcoords="offset points", **look)
+    title = f"What limits a pass on {machine}" if title is None else title
+    finish(axes, "arithmetic operations for each byte read", "billion operations per second", title, every)
+    return picture
+
+
+def draw_roof(axes: Axes, low: float, high: float, top: float, flops: float, bandwidth: float) -> None:
+    """The roof from `low` to `high` operations per byte, with its two limits in words. The axes must be scaled already."""
+    ridge = flops / bandwidth
+    roof = [limit(x, flops, bandwidth) / GIGA for x in (low, ridge, high)]
     axes.plot([low, ridge, high], roof, color=INK, linewidth=2.2)
     axes.fill_between([low, ridge, high], roof, top, color="#efefef", linewidth=0, zorder=0)
     font: dict[str, Any] = {"fontfamily": "DejaVu Sans", "parse_math": False, "fontsize": 8.5}
@@ -128,22 +153,6 @@ def _plot(
         rotation_mode="anchor",
         **font,
     )
-    for (label, *_), x, rate in zip(points, across, rates, strict=True):
-        limit = _limit(x, flops, bandwidth) / GIGA
-        style = _style(label)
-        axes.plot([x, x], [rate, limit], color=MUTED, linewidth=1, linestyle=":", zorder=2)
-        marker = next((sign for kind, sign in MARKERS.items() if label.startswith(kind)), "D")
-        axes.plot(
-            [x], [rate], marker, color=style.face, markeredgecolor=INK, markersize=9, zorder=4, gid=f"pass {label}"
-        )
-        said = f"{drawable(label)}: {percent(rate, limit)} of the roof"
-        offset, side = ((9, -11), "right") if x > (low * high) ** 0.5 else ((9, -4), "left")
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-        look = font | {"color": INK, "zorder": 5, "bbox": behind, "va": "top", "ha": side}
-        axes.annotate(said, (x, rate), offset, textcoords="offset points", **look)
-    title = f"What limits a pass on {machine}" if title is None else title
-    finish(axes, "arithmetic operations for each byte read", "billion operations per second", title, every)
-    return picture
 
 
 def _degrees(across: float, up: float) -> float:

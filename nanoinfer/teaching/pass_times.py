@@ -1,0 +1,128 @@
+"""Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.functions import Function
+from nanoinfer.kernels.program import Program
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.attention.base import wanted_features
+from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.loader import LoadedModel
+from nanoinfer.model.model_runner import ModelRunner
+
+
+class Span(NamedTuple):
+    """One call of a kernel: its function, the module that made it, and from when to when, in seconds of the pass."""
+
+    kernel: str
+    label: str
+    start: float
+    end: float
+
+
+class PassTimes(NamedTuple):
+    """The calls of one pass in order, and how long the whole pass took."""
+
+    spans: list[Span]
+    seconds: float
+
+
+class DecodePass:
+    """One DECODE pass of `model`: one new token for each of `requests` requests that have `context` tokens with it.
+
+    `captured` and `program` are the pass as it was recorded. KernelsUnavailableError, with the reason, when it cannot be.
+    """
+
+    def __init__(self, model: LoadedModel, requests: int = 1, context: int = 32):
+        rows = ReqToTokenPool(requests, context)
+        rows.req_to_token.copy_(torch.arange(requests * context).view(requests, context))
+        backend = select_attention_backend("auto", model.dtype, model.device, wanted_features(model.model))
+        self.runner = ModelRunner(model.model, rows, model.new_kv_pool(requests * context), backend)
+        if reason := CapturedPasses(self.runner).reason:
+            raise KernelsUnavailableError(reason)
+        every = torch.arange(requests, dtype=torch.int32)
+        self._batch = SimpleNamespace(
+            input_ids=torch.arange(requests) % model.config.vocab_size,
+            req_pool_indices=every,
+            seq_lens=torch.full_like(every, context),
+            prefix_lens=None,
+            out_cache_loc=every * context + context - 1,
+            out_cache_cont_start=None,
+            out_cache_cont_end=None,
+            prompt_logprobs=None,
+        )
+        self.captured = CapturedPass(self.runner, requests)
+        self.replayed()  # records
+        assert self.captured.program is not None
+        self.program: Program = self.captured.program
+
+    def from_python(self) -> torch.Tensor:
+        """Logits [requests, V], with Python between the kernels."""
+        return self.runner.forward(self._batch, ForwardMode.DECODE)[0]
+
+    def replayed(self) -> torch.Tensor:
+        """The same logits, by the recorded pass. The next replay overwrites them."""
+        batch = self._batch
+        self.captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
+        return self.captured.run()
+
+    def times_from_python(self, repeats: int = 30) -> PassTimes:
+        """Of the fastest of some passes made from Python."""
+        with _timed_calls() as spans:
+            return min((self._one_from_python(spans) for _ in range(repeats)), key=lambda times: times.seconds)
+
+    def times_replayed(self, repeats: int = 30) -> PassTimes:
+        """Of the fastest of some replays, filling the buffers included."""
+        try:
+            return min((self._one_replayed() for _ in range(repeats)), key=lambda times: times.seconds)
+        finally:
+            self.program.measure(False)
+
+    def _one_from_python(self, spans: list[tuple[str, float, float]]) -> PassTimes:
+        spans.clear()
+        begin = time.perf_counter()
+        self.from_python()
+        seconds = time.perf_counter() - begin
+        labels: Sequence[str] = self.program.labels
+        labels = labels if len(labels) == len(spans) else [""] * len(spans)
+        each = zip(spans, labels, strict=True)
+        return PassTimes([Span(name, label, a - begin, b - begin) for (name, a, b), label in each], seconds)
+
+    def _one_replayed(self) -> PassTimes:
+        self.program.measure()
+        begin = time.perf_counter()
+        self.replayed()
+        seconds = time.perf_counter() - begin
+        measured = self.program.seconds()
+        now = seconds - sum(spent for *_, spent in measured)  # what came before the first call: the buffers were filled
+        spans = []
+        for name, label, spent in measured:
+            spans.append(Span(name, label, now, now + spent))
+            now += spent
+        return PassTimes(spans, seconds)
+
+
+@contextmanager
+def _timed_calls() -> Iterator[list[tuple[str, float, float]]]:
+    """Inside the block, every call of a C++ kernel in this process is noted: its name, when it began, when it ended."""
+    original, spans = Function.__call__, list[tuple[str, float, float]]()
+
+    def timed(function: Function, *arguments: Any) -> None:
+        begin = time.perf_counter()
+        original(function, *arguments)
+        spans.append((function.name, begin, time.perf_counter()))
+
+    Function.__call__ = timed  # type: ignore[method-assign, assignment]
+    try:
+        yield spans
+    finally:
+        Function.__call__ = original  # type: ignore[method-assign]
