@@ -63,6 +63,8 @@ def story() -> LLM:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked `npu` run where there is one."""
+    """Tests marked `npu` or `cuda` run where there is one."""
     if item.get_closest_marker("npu") is not None and (problem := npu_problem()) is not None:
         pytest.skip(problem)
+    if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")

@@ -2,18 +2,19 @@
 
 Episode after episode, of one of these kinds (tests/episodes has them), each over a tiny model whose every token is known:
 
-- `by hand`: an engine with a random configuration (tiny pools, so that eviction and retraction are forced; page and chunk
-  sizes, policies, a queue that fills up); random requests that share beginnings on purpose, greedy and seeded, some of
-  several completions, some with a logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the
-  sampler and the allocators. After every step `check_integrity()` and a plain model of what a caller knows
-  (tests/helpers/pressure.py).
+- `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
+  retraction are forced; page and chunk sizes, policies, a queue that fills up); random requests that share beginnings on
+  purpose, greedy and seeded, some of several completions, some with a logits processor; aborts, pauses, deadlines,
+  flushes, and exceptions in the model, the sampler and the allocators. After every step `check_integrity()` and a plain
+  model of what a caller knows (tests/helpers/pressure.py).
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
 
 At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
-`transformers` gives for it alone, and every slot is free; every process has ended with the return code that Python gives.
+`transformers` gives for it alone (for quantized weights, the same network, token by token), and every slot is free; every
+process has ended with the return code that Python gives.
 
 What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand` and `panics` to the last
 token; what threads, timers and exits meet, the operating system decides, so that these may need several attempts).
@@ -38,8 +39,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nanoinfer.model.loader import load_model
 from tests.episodes import alarms, by_hand, exits, threads
-from tests.helpers.pressure import VOCAB, Oracle, WordTokenizer, World
+from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
 # Of so many episodes each kind has its share. One by hand takes the longest, so that these are half of the time.
@@ -49,12 +51,15 @@ SUMS = ("retractions", "evicted_tokens", "cached_tokens")  # of EngineStats
 
 
 class Soak:
-    """What all episodes share: the model, transformers' opinion of it, and the beginnings of prompts."""
+    """What all episodes share: the model, in each kind of weights, what it says alone, and the beginnings of prompts."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.model = make_llm_model(directory)
-        self.oracle = Oracle(directory, by_hand.MAX_NEW_TOKENS)
+        model = make_llm_model(directory)
+        self.models = {None: (model, Oracle(directory, by_hand.MAX_NEW_TOKENS))}
+        for kind in ("int8", "int4"):
+            quantized = replace(load_model(directory, torch.float32, quantization=kind), tokenizer=model.tokenizer)
+            self.models[kind] = quantized, NetworkOracle(quantized, by_hand.MAX_NEW_TOKENS)
         self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
         self.prompts = [
             [*stem[:length].tolist(), *tail]
@@ -67,21 +72,23 @@ class Soak:
         """One episode; what happened in it."""
         rng = np.random.default_rng(seed)
         config = by_hand.random_config(rng)
+        quantization = [None, None, "int8", "int4"][int(rng.integers(4))]
+        model, oracle = self.models[quantization]
         try:
             if kind == "exits":
                 return exits.run_episode(self.directory, seed * EXITS, EXITS)
             if kind in ("threads", "alarms"):
-                llm = tiny_llm(self.model, **config)
+                llm = tiny_llm(model, **config)
                 run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
-                counts = run_episode(llm, rng, self.oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
+                counts = run_episode(llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
                 engine = llm.engine
             else:
                 tokenizer = WordTokenizer() if kind == "panics" else None
-                world = World(replace(self.model, tokenizer=tokenizer), self.oracle, **config)
+                world = World(replace(model, tokenizer=tokenizer), oracle, **config)
                 by_hand.run_episode(world, rng, self.stems, panics=kind == "panics")
                 counts, engine = Counter(world.counts), world.engine
         except BaseException:
-            print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {config}", flush=True)
+            print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {quantization=} {config}", flush=True)
             raise
         stats = engine.stats()
         counts.update({name: getattr(stats, name) for name in SUMS})

@@ -39,6 +39,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "disable_radix_cache": bool(rng.random() < 0.1),
         "max_queue": pick(None, None, 4, 12),
         "random_seed": int(rng.integers(2**31)),
+        "num_scheduler_steps": pick(1, 1, 2, 3, 8),
     }
 
 

@@ -94,7 +94,8 @@ def leaving(scene: dict[str, Any]) -> Callable[[], None]:
         if way == "exception":
             raise ValueError("on purpose")
         if number is not None:
-            time.sleep(SECONDS)  # the signal comes while main runs
+            for _ in range(SECONDS * 10):  # the signal comes while main runs
+                time.sleep(0.1)  # one that comes just before a sleep does not end it
 
     def send() -> None:
         time.sleep(scene["seconds"])

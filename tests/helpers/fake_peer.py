@@ -6,23 +6,44 @@ import time
 
 
 class Peer:
-    """`fail`, `die`, `hang`: what to do when a prompt has `when` tokens. `noise`: print where answers must not go."""
-
-    versions = {"fake": "1.0"}  # noqa: RUF012
+    """`trouble` (fail, die, hang, short): what to do when a prompt has `when` tokens. `noise`: print where answers must not
+    go. `release`: its version. `flat`: how far its logits are from sure."""
 
     def __init__(
-        self, model, dtype, threads, when=-1, trouble="", off_by=0, prefix_cache=True, noise=False, refuse=False
+        self,
+        model,
+        dtype,
+        threads,
+        when=-1,
+        trouble="",
+        off_by=0,
+        prefix_cache=True,
+        noise=False,
+        refuse=False,
+        release="1.0",
+        flat=0.0,
+        **settings,  # such as `weights`, which only sort an engine into a table
     ):
         if refuse:
             raise FileNotFoundError(f"{model}.fake: not found; make it")
         self.when, self.trouble, self.off_by, self.prefix_cache = when, trouble, off_by, prefix_cache
         self.live, self.primed = {}, []
+        self.versions, self.flat = {"fake": release}, flat
         if noise:
             print("from Python")
             os.write(1, b"from C\n")
 
     def prepare(self, shared):
         self.live.clear()
+
+    def logits(self, tokens):
+        """After token t comes t + 1, of 8 tokens; `flat` moves logits to the token after that."""
+        import numpy as np
+
+        rows = np.zeros((len(tokens), 8))
+        rows[np.arange(len(tokens)), (np.array(tokens) + 1) % 8] = 2.0 - self.flat
+        rows[np.arange(len(tokens)), (np.array(tokens) + 2) % 8] = self.flat
+        return rows
 
     def add(self, index, prompt, new_tokens):
         if len(prompt) == self.when:

@@ -19,10 +19,10 @@ from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.multi_step import make_scheduler
 from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.policy import Policy
-from nanoinfer.scheduling.scheduler import Scheduler
 
 
 def next_token(tokens: Sequence[int], extra_key: Hashable, vocab_size: int) -> int:
@@ -139,7 +139,7 @@ class FakeServer:
             self.config.disable_radix_cache,
         )
         self.cache = CacheManager(self.rows, self.pool, self.tree)
-        self.scheduler = Scheduler(self.config, self.cache)
+        self.scheduler = make_scheduler(self.config, self.cache)
         self.model = FakeModel(self.cache, vocab_size)
         self.vocab_size = vocab_size
         self.num_added = 0

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ import pytest
 import torch
 import transformers
 
+from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine import Engine
 from nanoinfer.errors import QueueFullError
 from nanoinfer.llm import make_engine
+from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
@@ -103,6 +107,30 @@ class Oracle:
         return Continuation(ids[len(prompt) :], logprobs, [None, *of_prompt])
 
 
+class NetworkOracle(Oracle):
+    """Continuations by a network of ours, one request alone and every token in a pass of its own: for quantized weights,
+    which `transformers` does not have. A row of their logits is the same bits in any pass."""
+
+    def __init__(self, model: LoadedModel, num_tokens: int, capacity: int = 4000):
+        self.num_tokens, self.capacity = num_tokens, capacity
+        self._known = OrderedDict()
+        slots = range(model.max_context_len)
+        backend = select_attention_backend("auto", model.dtype, model.device)
+        rows = ReqToTokenPool(1, len(slots))
+        rows.req_to_token[0] = torch.arange(len(slots))
+        runner = ModelRunner(model.model, rows, model.new_kv_pool(len(slots)), backend)
+
+        def network(ids: torch.Tensor, past_key_values: int | None, use_cache: bool) -> SimpleNamespace:
+            """As a model of `transformers`. K/V is in the first slots, and `past` is their number."""
+            past, logits = past_key_values or 0, []
+            for token in ids[0]:
+                logits.append(runner.forward_extend(token[None], [0], [past + 1], [past], [past])[0])
+                past += 1
+            return SimpleNamespace(logits=torch.cat(logits)[None], past_key_values=past)
+
+        self._model = network
+
+
 def _drawn(probabilities: np.ndarray, number: float) -> tuple[int, float]:
     """The token whose share of [0, 1) holds `number`, and how far that is from the share's ends."""
     ends = np.cumsum(probabilities)
@@ -129,7 +157,7 @@ class InjectedPanic(BaseException):
     """Raised on purpose, and no Exception: a panic of code in Rust reaches Python so."""
 
 
-FAULTS = ("model", "sampler", "rows", "slots")  # where an InjectedError comes from in a pass
+FAULTS = ("model", "sampler", "rows", "slots", "second pass")  # where an InjectedError comes from in a step
 PANICS = ("decode", "one decode", "processor", "panic in the sampler", "panic in the model")  # an InjectedPanic
 
 
@@ -321,7 +349,13 @@ class World:
         def panic(*args: Any, **kwargs: Any) -> None:
             raise InjectedPanic("on purpose")
 
+        model, good_passes = engine.model_runner.model, iter(range(1))
+
+        def bad_second_pass(*args: Any) -> Any:
+            return error() if next(good_passes, None) is None else model(*args)
+
         return {
+            "second pass": (engine.model_runner, "model", bad_second_pass),
             "model": (engine.model_runner, "model", error),
             "sampler": (engine.sampler, "sample", error),
             "rows": (engine.model_runner.req_to_token_pool, "alloc", error),

@@ -19,7 +19,7 @@ from nanoinfer.kernels import Kernels, TorchKernels, build, select_kernels, sele
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.onednn import OneDNNKernels
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
-from nanoinfer.model.attention.base import SOFTCAP
+from nanoinfer.model.attention.base import ENCODED_KV
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
@@ -379,8 +379,8 @@ def test_what_was_selected_says_why_it_is_not_the_fastest():
 def test_the_fastest_gives_no_reason(cpp: tuple[CppKernels, torch.dtype]):
     assert str(selection_of(select_kernels("auto", cpp[1], CPU))) == "cpp"
     assert str(selection_of(select_attention_backend("auto", cpp[1], CPU))) == "cpp"
-    wanting = selection_of(select_attention_backend("auto", cpp[1], CPU, {SOFTCAP}))
-    assert (wanting.name, wanting.reason) == ("torch_native", "not cpp: it has no softcap")
+    wanting = selection_of(select_attention_backend("auto", cpp[1], CPU, {ENCODED_KV}))
+    assert (wanting.name, wanting.reason) == ("torch_native", f"not cpp: it has no {ENCODED_KV}")
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_by_default_weights_are_dense_and_packed_for_the_kernels(checkpoint: Che
 
 
 def test_an_unknown_kind_is_refused_before_the_model_is_looked_for(made: list[str]) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': must be one of None, rounded"):
+    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int4, int8, rounded"):
         load_model("no/such-model", quantization="int3")
-    with pytest.raises(ValueError, match="quantization='int3': must be one of None, rounded"):
+    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int4, int8, rounded"):
         LLM("no/such-model", quantization="int3")

@@ -10,10 +10,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from nanoinfer.model.loader import LoadedModel
 from tests.episodes import by_hand
-from tests.helpers.pressure import VOCAB, Oracle, World, make_model, never_twice_in_a_row
+from tests.helpers.pressure import FAULTS, VOCAB, Oracle, World, make_model, never_twice_in_a_row
 
 MAX_NEW_TOKENS = 12
-FAULTS = ["model", "sampler", "rows", "slots"]
 REQUESTS = st.fixed_dictionaries(
     {
         "stem": st.integers(0, 1),
@@ -60,6 +59,7 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
                     "max_queue": st.sampled_from([None, None, 3, 8]),
                     "max_prefill_tokens": st.sampled_from([6, 4096]),
                     "policy_window": st.sampled_from([2, 128]),
+                    "num_scheduler_steps": st.sampled_from([1, 1, 2, 3, 8]),
                 }
             ),
         )
@@ -166,11 +166,12 @@ def test_the_soak_forces_what_it_is_meant_to_force(
     monkeypatch.setattr(by_hand, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
     sums = dict.fromkeys(("retractions", "evicted_tokens", "cached_tokens"), 0)
     counts = dict.fromkeys(("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused"), 0)
-    for seed in range(6):
+    for seed in range(8):
         rng = np.random.default_rng(seed)
         config = {**by_hand.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
         config |= {"max_total_tokens": 80, "page_size": (1, 4)[seed % 2], "disable_radix_cache": False, "max_queue": 6}
         config["chunked_prefill_size"] = (None, 8)[seed // 2 % 2]
+        config["num_scheduler_steps"] = (1, 3, 8)[seed % 3]
         world = World(*model, **config)
         by_hand.run_episode(world, rng, STEMS, steps=100)
         stats = world.engine.stats()

@@ -28,6 +28,11 @@ CONFIGURATIONS += [  # the same in pieces, and with running requests that must g
 ]
 
 
+CONFIGURATIONS += [  # some of them in groups of decode passes
+    {**configuration, "num_scheduler_steps": (2, 3, 8)[i % 3]} for i, configuration in enumerate(CONFIGURATIONS[::3])
+]
+
+
 @pytest.mark.parametrize("worth_waiting_for", [prefix_sharing.WORTH_WAITING_FOR, 2])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: "-".join(map(str, c.values())))

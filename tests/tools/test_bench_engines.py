@@ -127,6 +127,24 @@ def test_engines_are_read_from_the_command_line() -> None:
     assert ours.is_ours
     assert ours.name == "nanoinfer:attention_backend=torch_native,page_size=16,disable_radix_cache=True"
     assert parse_engine(str(FAKE)).file == FAKE
+    both = parse_engine(f"llamacpp:weights=int8,slots=4={sys.executable}")
+    assert (both.name, both.python) == ("llamacpp:weights=int8,slots=4", sys.executable)
+    assert both.options == {"weights": "int8", "slots": 4}
+    assert not both.is_ours
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("nanoinfer", None),
+        ("nanoinfer:quantization=int8,page_size=4", "int8"),
+        ("nanoinfer:weights=int8", None),
+        ("openvino:weights=int4", "int4"),
+        ("vllm:quantization=fp8", None),
+    ],
+)
+def test_an_engine_has_a_kind_of_weights(text: str, kind: str | None) -> None:
+    assert parse_engine(text).weights == kind
 
 
 @pytest.mark.parametrize(
@@ -134,7 +152,10 @@ def test_engines_are_read_from_the_command_line() -> None:
     [
         ("tgi", "'tgi' must be one of nanoinfer, transformers, vllm, openvino, llamacpp, or a file"),
         ("vllm=/no/such/python", "'/no/such/python' must be a Python executable"),
+        ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python' must be a Python executable"),
+        ("vllm:max_num_seqs=4=", "'' must be a Python executable"),
         ("nanoinfer:page_size", "'page_size' must be option=value"),
+        ("nanoinfer:page_size,seed=3", "'page_size' must be option=value"),
         ("missing.py", r"'missing\.py' must be one of"),
     ],
 )

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.bench import make_models
+from nanoinfer.bench.compressed import make_compressed
 from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
 
 TINY = {
@@ -68,6 +71,51 @@ def test_openvino_is_made_by_optimums_exporter(tmp_path: Path) -> None:
     assert arguments[-1] == f"{checkpoint}.ov"
     assert arguments[arguments.index("--weight-format") + 1] == "fp16"
     assert arguments[arguments.index("--model") + 1] == str(checkpoint)
+
+
+def test_openvino_quantizes_as_it_exports(tmp_path: Path) -> None:
+    checkpoint, tool = tmp_path / "small-float32", tmp_path / "optimum-cli"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    for weights, words in (("int8", "--weight-format int8"), ("int4", "--weight-format int4 --group-size 32 --sym")):
+        assert make_openvino(checkpoint, str(tool), weights) == tmp_path / f"small-float32.{weights}.ov"
+        assert f" {words} {checkpoint}.{weights}.ov\n" in (tmp_path / "arguments").read_text()
+
+
+def test_compressed_weights_are_the_checkpoints_up_to_half_a_step(tmp_path: Path) -> None:
+    source = tmp_path / "small-float32"
+    make_checkpoint(source, **TINY)
+    weights = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    for kind in ("int8", "int4"):
+        folder = make_compressed(source, kind)
+        assert folder == tmp_path / f"small-float32.{kind}.compressed"
+        made = load_file(folder / "model.safetensors")
+        scale = made[f"{name}_scale"]
+        if kind == "int8":
+            numbers = made[name].float()
+        else:
+            assert made[f"{name}_shape"].tolist() == list(weights[name].shape)
+            words = made[f"{name}_packed"].long()[:, :, None]
+            numbers = ((words >> torch.arange(0, 32, 4)) & 15).flatten(1).float() - 8
+            scale = scale.repeat_interleave(32, 1)
+        assert ((numbers * scale - weights[name]).abs() <= scale * 0.501).all()
+        assert torch.equal(made["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+        config = json.loads((folder / "config.json").read_text())
+        assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == int(kind[3:])
+        assert (folder / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("argv", [["compressed", "x"], ["checkpoint", "x", "--weights", "int8"]])
+def test_weights_are_asked_for_where_they_can_be_made(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["make_models", *argv])
+    with pytest.raises(SystemExit):
+        make_models.main()
+    assert "--weights" in capsys.readouterr().err
 
 
 def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:

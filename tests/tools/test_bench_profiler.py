@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.profile_report import format_profile
 from nanoinfer.bench.profiler import Profiler, as_json, profile_model
 from nanoinfer.bench.workloads import WORKLOADS, make_job, warm_up
+from nanoinfer.model.captured_passes import CapturedPass
 from nanoinfer.model.input_metadata import InputMetadata
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
@@ -27,7 +27,7 @@ def patchable(llm: LLM) -> Iterator[tuple[object, str, Any]]:
     engine = llm.engine
     runner = engine.model_runner
     owners = [engine, engine.scheduler, engine.sampler, runner.attention_backend, runner.token_to_kv_pool]
-    classes = {cls for owner in owners for cls in type(owner).__mro__} | {InputMetadata, nn.Embedding}
+    classes = {cls for owner in owners for cls in type(owner).__mro__} | {InputMetadata, CapturedPass}
     classes |= {cls for module in llm.model.model.modules() for cls in type(module).__mro__}
     classes |= {c for m in llm.model.model.modules() if hasattr(m, "kernels") for c in type(m.kernels).__mro__}
     for place in classes:

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -12,24 +11,13 @@ from safetensors.torch import load_file, save_file
 from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
-from nanoinfer.bench.report import format_results, main_table, remarks
-from nanoinfer.bench.session import Settings, _reported, measure_model, new_results
+from nanoinfer.bench.remarks import remarks
+from nanoinfer.bench.report import format_results, main_table
+from nanoinfer.bench.session import _reported, measure_model
+from nanoinfer.bench.settings import Settings, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
-
-FAKE = Path(__file__).parent.parent / "helpers" / "fake_peer.py"
-
-
-def fake_session(
-    path: Path, workloads: list[str], rounds: int, once: tuple[str, ...] = (), **engines: dict[str, Any]
-) -> dict[str, Any]:
-    """A session of fake engines; those called ours* are ours."""
-    specs = [EngineSpec(name, FAKE, options=o, is_ours=name.startswith("ours")) for name, o in engines.items()]
-    chosen = [WORKLOADS[name] for name in workloads]
-    settings = Settings(chosen, specs, rounds, once, gap=0.001, bandwidth_bytes=2**20)
-    results = new_results(settings)
-    results["models"].append(measure_model(path, None, settings))
-    return json.loads(json.dumps(results))  # as a file has it
+from tests.helpers.fake_sessions import FAKE, fake_session
 
 
 def test_every_round_goes_through_all_engines_in_shuffled_order(checkpoint: Callable[..., Path]) -> None:
@@ -54,12 +42,12 @@ def test_an_engine_may_take_part_in_the_first_round_only(checkpoint: Callable[..
 
 def test_all_of_a_run_is_kept(checkpoint: Callable[..., Path]) -> None:
     results = fake_session(checkpoint(), ["offline", "single"], 1, ours={}, peer={})
-    assert set(results) == {"format", "date", "command", "machine", "threads", "rounds", "seed", "models"}
+    assert set(results) == {"format", "date", "command", "machine", "threads", "rounds", "seed", "settings", "models"}
     assert set(results["machine"]) == {"cpu", "cores", "memory_gib", "system", "python"}
     (model,) = results["models"]
     assert model["dtype"] == "float32"
     assert model["workloads"]["offline"]["scaled"]
-    assert len(model["bandwidth_gb_s"]) == 2
+    assert len(model["bandwidth_gb_s"]) == len(model["peaks_gflop_s"]) == 2
     assert model["engines"][1]["versions"]["fake"] == "1.0"
     offline = next(run for run in model["runs"] if run["workload"] == "offline")
     assert set(offline) == {
@@ -167,10 +155,24 @@ def test_first_difference_names_request_and_position() -> None:
     assert same_requests([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 1
 
 
+def test_the_share_of_the_multiply_peak_is_the_layers_operations_a_second_over_the_highest_peak() -> None:
+    run = {"round": 0, "workload": "prefill", "engine": "nanoinfer", "input_tok_s": 1000.0}
+    peaks = [{"float32": 100.0}, {"float32": 200.0, "int8": 800.0}]
+    model = {
+        "layer_parameters": 50_000_000,
+        "dtype": "float32",
+        "peaks_gflop_s": peaks,
+        "engines": [{"name": "nanoinfer", "ours": True}],
+        "runs": [run],
+    }
+    assert "(200 GFLOP/s in float32): nanoinfer 0.50" in remarks(model)  # 2 * 50 M * 1000 a second = 100 GFLOP/s
+
+
 def test_the_share_of_memory_bandwidth_is_weights_read_a_second_over_bytes_read_a_second() -> None:
     run = {"round": 0, "workload": "single", "engine": "nanoinfer", "ms_per_token": 20.0, "bandwidth_gb_s": [30, 50]}
     model = {
         "decode_bytes": 600_000_000,
+        "dtype": "float32",
         "engines": [{"name": "nanoinfer", "ours": True}],
         "runs": [run],
     }
@@ -186,6 +188,9 @@ def test_a_checkpoint_is_weighed_without_loading_it(checkpoint: Callable[..., Pa
     model = transformers.AutoModelForCausalLM.from_pretrained(path)
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert facts.decode_parameters == facts.parameters - (0 if tied else 320 * 64)
+    assert facts.layer_parameters == facts.parameters - (1 if tied else 2) * 320 * 64
+    assert facts.decode_bytes("float32", "int8") == facts.decode_parameters
+    assert facts.decode_bytes("bfloat16", "int4") == facts.decode_parameters * 4.5 // 8
     assert facts.decode_bytes("bfloat16") * 2 == facts.decode_bytes("float32") == facts.decode_parameters * 4
     assert (facts.vocab_size, facts.context_len, facts.dtype) == (320, 256, "float32")
 
@@ -228,6 +233,7 @@ def test_nanoinfer_and_transformers_measured_for_real(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nanoinfer.bench.session.read_bandwidth", lambda threads, size: 25.0)  # or it takes seconds
+    monkeypatch.setattr("nanoinfer.bench.session.multiply_peaks", lambda threads, seconds: {"float32": 100.0})
     file = tmp_path / "results.json"
     argv = ["bench", "--model", str(checkpoint()), "--rounds", "1", "--workloads", "shared-cached", "single"]
     argv += ["--compare", "transformers", "--threads", "1", "--gap", "0.01", "--json", str(file)]
@@ -244,6 +250,8 @@ def test_nanoinfer_and_transformers_measured_for_real(
     short = capsys.readouterr().out
     assert main_table(results["models"][0]) in short
     assert len(short) < len(printed)
+    assert main(["bench", "table", str(file), str(file)]) == 0
+    assert capsys.readouterr().out.count(main_table(results["models"][0])) == 2
 
 
 def test_a_converted_file_is_not_taken_for_another_dtype(checkpoint: Callable[..., Path]) -> None:

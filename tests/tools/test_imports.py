@@ -27,7 +27,7 @@ ROOMS = (
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
     (
-        "engine step_guard stats",
+        "engine step_guard stats multi_step",
         "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
     ),
     ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),

@@ -15,6 +15,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from nanoinfer.trace import Recorder, Trace, TraceState, record
+from nanoinfer.trace.events import from_runs
 from nanoinfer.trace.state import NodeState
 from tests.helpers.engines import V, greedy, make_engine, model_of, serve
 
@@ -113,6 +114,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "pages, little room": {"page_size": 4, "slots": 48, "schedule_conservativeness": 0.1},
     "no cache": {"disable_radix_cache": True},
     "no cache, little room": {"disable_radix_cache": True, "slots": 40, "schedule_conservativeness": 0.1},
+    "groups": {"num_scheduler_steps": 2},
+    "groups, little room": {"num_scheduler_steps": 8, "slots": 40, "schedule_conservativeness": 0.1},
+    "groups, pages and chunks": {"num_scheduler_steps": 8, "page_size": 4, "slots": 48, "chunked_prefill_size": 8},
     "lfu": {"eviction_policy": "lfu", "slots": 48, "schedule_policy": "fcfs"},
 }
 
@@ -288,6 +292,40 @@ def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
     assert (failed.mode, failed.error) == ("DECODE", "RuntimeError: the model broke")
     assert failed.ended == [(0, "error")]
     assert failed.batch[0].token is None
+
+
+def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slots() -> None:
+    engine = make_engine(num_scheduler_steps=3)
+    with record(engine) as trace:
+        engine.add_request([1, 2, 3], greedy(9))
+        short = engine.add_request([50, 51, 52], greedy(3))
+        engine.step()
+        assert engine.step()[1].request_id == short
+        assert_same(trace, engine)
+        model_of(engine).fail_at = 6  # the second pass of the next group
+        with pytest.raises(RuntimeError, match="the model broke"):
+            engine.step()
+        engine.step()
+        assert_same(trace, engine)
+    passes = [
+        (e.mode, [(entry.request, entry.start, entry.token) for entry in e.batch]) for e in trace.events if e.step
+    ]
+    assert passes[1:6] == [
+        ("DECODE", [(0, 3, 5), (1, 3, 54)]),
+        ("DECODE", [(0, 4, 6), (1, 4, 55)]),
+        ("DECODE", [(0, 5, 7)]),
+        ("DECODE", [(0, 6, 8)]),
+        ("DECODE", [(0, 7, None)]),
+    ]
+    ends = [(event.step, ended.reason) for event in trace.events for ended in event.ended]
+    assert ends == [(3, "length"), (6, "error")]
+    allocated = [from_runs(entry.allocated) for entry in trace.step(2).batch]
+    assert [len(slots) for slots in allocated] == [3, 2], "three passes, and no slot for a last token"
+    assert all(
+        from_runs(entry.slots) == [slots[0]] for entry, slots in zip(trace.step(2).batch, allocated, strict=True)
+    )
+    assert trace.step(3).batch[0].allocated == []
+    trace.timeline()
 
 
 def test_two_recorders_at_once_are_refused_and_the_first_goes_on() -> None:

@@ -38,10 +38,21 @@ WITHOUT_A_TREE = (
     "decoder",
     "bars",
     "groups",
+    "kernels",
     "padding",
     "marks",
 )
-WITHOUT_REQUEST_0 = ("decoder", "bars", "groups", "timeline", "attention", "wrong mask", "tree", "other requests")
+WITHOUT_REQUEST_0 = (
+    "decoder",
+    "bars",
+    "groups",
+    "kernels",
+    "timeline",
+    "attention",
+    "wrong mask",
+    "tree",
+    "other requests",
+)
 
 
 def rows_picture() -> viz.Picture:
@@ -102,6 +113,7 @@ def pictures() -> dict[str, viz.Picture]:
         "final state": final_state(trace),
         "map": viz.engine_map("scheduler"),
         "marks": viz.allocator_marks(allocator, 3),
+        "kernels": viz.kernel_times({"a pass": ([("linear", "lm_head", 0.1, 0.8), ("attention", "", 0.8, 0.9)], 1.0)}),
         "attention": viz.attention_steps([1, 0], [[1, 0], [0, 1]], [[1, 0], [0, 1]], newest=True),
     }  # fmt: skip
 

@@ -223,7 +223,7 @@ def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
         ({"attention_backend": "flash"}, "attention_backend='flash'.*torch_native"),
         ({"disable_radix_cache": "yes"}, "disable_radix_cache='yes'"),
         ({"random_seed": -1}, "random_seed=-1"),
-        ({"quantization": "awq"}, "quantization='awq': must be one of None; quantized checkpoints are not supported"),
+        ({"quantization": "awq"}, "quantization='awq': must be one of None, int4, int8; quantized checkpoints"),
         ({"dtype": "half"}, "dtype='half': must be one of auto, float32"),
         ({"quantization": ["int8"]}, "quantization=.*must be one of None"),
         ({"device": "tpu"}, "device='tpu'.*cpu, cuda or npu"),

@@ -201,6 +201,7 @@ def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
     engine = make_engine(rows=1)
     start = {"total_slots": 256, "free_slots": 256, "new_token_ratio": 0.7}
     start |= {"kernels": "CountingModel", "attention_backend": "TorchNativeBackend"}
+    start |= {"capture": "no (capture=False)"}
     assert {name: value for name, value in asdict(engine.stats()).items() if value} == start
     engine.add_request([1, 2, 3], greedy(3))
     engine.add_request([1, 2, 3, 4, 9], greedy(2))

@@ -192,8 +192,9 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
         ("lora_paths", ["a"], "not implemented"),
         ("speculative_config", {"model": "m"}, "not implemented"),
         ("cpu_offload_gb", 4, "stay on the device"),
-        ("disable_cuda_graph", False, "eager"),
+        ("disable_cuda_graph", True, "use capture=False"),
         ("disable_overlap_schedule", False, "after the previous one"),
+        ("multi_step_stream_outputs", True, "num_scheduler_steps=1 for single tokens"),
         ("page_sise", 4, "'page_size'"),
         ("temperature", 0, "SamplingParams"),
         ("max_tokens", 5, "SamplingParams.max_new_tokens"),
@@ -207,7 +208,7 @@ def test_an_option_that_llm_does_not_have_is_answered_with_ours(name: str, value
 def test_options_that_ask_for_what_happens_anyway_are_accepted() -> None:
     given: dict[str, Any] = dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "tp"), 1)
     given |= {"load_format": "auto", "tokenizer_mode": "auto", "kv_cache_dtype": "auto", "cpu_offload_gb": 0}
-    given |= {"gpu_memory_utilization": None, "enable_lora": False, "disable_cuda_graph": True, "lora_paths": None}
+    given |= {"gpu_memory_utilization": None, "enable_lora": False, "disable_cuda_graph": False, "lora_paths": None}
     with pytest.raises(FileNotFoundError, match=NOWHERE):  # all of them are checked before the model is looked for
         LLM(NOWHERE, **given)
     assert kv_storage_kind("auto") is kv_storage_kind(None)

@@ -15,7 +15,6 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend, select_attention_backend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
@@ -324,7 +323,7 @@ def test_scale_and_softcap_are_those_of_transformers(
         attention = layer.self_attn.attn
         sizes = (attention.layer_id, attention.num_heads, attention.num_kv_heads, attention.head_dim)
         layer.self_attn.attn = RadixAttention(*sizes, attention.sliding_window, scale=scale, softcap=2.0)
-    for backend in (None, "torch_native"):  # None: PagedAttention, as the kernel has no softcap
+    for backend in (None, "auto", "torch_native"):  # None: PagedAttention
         caller = Caller(GeneratorTorch(loaded, attention_backend=backend), 8, 4)
         close(caller.prefill({0: tokens[:6]}), whole[:6])
         close(caller.prefill({0: tokens[6:12]}), whole[6:12])
@@ -347,8 +346,8 @@ def soft_path(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_softcap_is_the_same_for_every_caller(soft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(soft_path, max_total_tokens=64)
-    assert isinstance(llm.engine.model_runner.attention_backend, TorchNativeBackend)
     soft = engine_tokens(llm)
+    assert engine_tokens(LLM(soft_path, max_total_tokens=64, attention_backend="torch_native")) == soft
     assert session_tokens(InferenceEngine(soft_path)) == soft
     for backend in (None, "auto", "torch_native"):
         assert paged_tokens(GeneratorTorch(soft_path, attention_backend=backend)) == soft
@@ -370,14 +369,3 @@ def test_a_backend_without_softcap_is_refused_for_such_a_network(caller: Callabl
             caller(soft_path, attention_backend="hard")
     finally:
         del ATTENTION_BACKENDS["hard"]
-
-
-def test_the_kernel_refuses_a_layer_with_a_softcap(checkpoint: Checkpoint) -> None:
-    if (reason := CppKernels.why_not(torch.float32, torch.device("cpu"))) is not None:
-        pytest.skip(reason)
-    loaded = load_model(checkpoint())
-    backend = select_attention_backend("cpp", loaded.dtype, loaded.device)
-    runner = ModelRunner(loaded.model, ReqToTokenPool(1, 16), loaded.new_kv_pool(16), backend)
-    loaded.model.model.layers[0].self_attn.attn.softcap = 30.0
-    with pytest.raises(KernelsUnavailableError, match=r"layer 0: softcap=30\.0"):
-        runner.forward_extend(torch.tensor([5, 6]), [0], [2], [0], [4, 5])

@@ -29,7 +29,7 @@ def test_before_the_first_line_is_one_that_names_what_computes(caplog: pytest.Lo
         step(engine)
         step(engine)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == f"kernels=CountingModel attention_backend=torch_native ({reason})"
+    assert lines[0] == f"kernels=CountingModel attention_backend=torch_native ({reason}) capture=no (capture=False)"
     assert [line.split()[0] for line in lines[1:]] == ["step=2", "step=3"]
 
 

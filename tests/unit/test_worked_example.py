@@ -1,5 +1,7 @@
 """The worked example of design.md section 4 (seed 002), number for number, through the real engine.
 
+It is served without captured passes, so that each pass has an InputMetadata of its own.
+
 Request 1 is "12345" and gets some output tokens, request 2 is "1234512345": the description of each pass is compared.
 """
 
@@ -24,7 +26,9 @@ class Recorder:
     """An engine with the example's vocabulary, and the InputMetadata of every pass it runs."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch):
-        self.engine: Engine = LLM(path, max_total_tokens=64, max_running_requests=4, max_context_len=48).engine
+        self.engine: Engine = LLM(
+            path, max_total_tokens=64, max_running_requests=4, max_context_len=48, capture=False
+        ).engine
         self.passes: list[InputMetadata] = []
         create = InputMetadata.create
 

@@ -1,0 +1,57 @@
+"""A pass timed kernel by kernel, from Python and replayed: the same kernels, the same bits, times that add up."""
+
+import pytest
+import torch
+
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.functions import Function
+from nanoinfer.teaching.pass_times import DecodePass, PassTimes
+from nanoinfer.teaching.random_model import random_model
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def three() -> DecodePass:
+    try:
+        return DecodePass(random_model(**SMALL), 3, context=8)
+    except KernelsUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def test_the_recorded_pass_gives_the_bits_of_the_pass_from_python(three: DecodePass) -> None:
+    logits = three.from_python()
+    assert logits.shape == (3, 128)
+    assert torch.equal(logits, three.replayed())
+
+
+@pytest.mark.parametrize("way", ["times_from_python", "times_replayed"])
+def test_every_kernel_is_timed_in_order_inside_the_pass(three: DecodePass, way: str) -> None:
+    times: PassTimes = getattr(three, way)(repeats=2)
+    assert [span.kernel for span in times.spans] == [called.name for called, _ in three.program.calls]
+    assert [span.label for span in times.spans] == three.program.labels
+    ends = [0.0, *(span.end for span in times.spans)]
+    assert all(
+        end - 1e-9 <= span.start <= span.end <= times.seconds + 1e-9
+        for end, span in zip(ends, times.spans, strict=False)
+    )
+
+
+def test_nothing_is_timed_afterwards(three: DecodePass) -> None:
+    before = Function.__call__
+    three.times_from_python(repeats=1)
+    three.times_replayed(repeats=1)
+    assert Function.__call__ is before
+    with pytest.raises(AssertionError, match="not measured"):
+        three.program.seconds()
+
+
+def test_a_model_whose_passes_cannot_be_recorded_says_why() -> None:
+    with pytest.raises(KernelsUnavailableError, match="its kernels are torch"):
+        DecodePass(random_model(kernels="torch", **SMALL))

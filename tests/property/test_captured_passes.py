@@ -1,0 +1,299 @@
+"""Captured decode passes: the same bits as the passes they were recorded from, for any batch, on memory of their own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.kernels.program import NotCapturableError, Program
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, padded_size
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.loader import load_model
+from nanoinfer.model.model_runner import ModelRunner
+from tests.helpers.checkpoints import FAMILIES
+
+Checkpoint = Callable[..., Path]
+
+CPU = torch.device("cpu")
+WIDTH, SLOTS = 64, 900
+PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+without_kernels = CppKernels.why_not(torch.float32, CPU)
+pytestmark = pytest.mark.skipif(without_kernels is not None, reason=str(without_kernels))
+DTYPES = [torch.float32] + [torch.bfloat16] * (CppKernels.why_not(torch.bfloat16, CPU) is None)
+
+
+def make_runner(path: Path, dtype: torch.dtype = torch.float32, rows: int = 24) -> ModelRunner:
+    loaded = load_model(path, dtype)
+    backend = select_attention_backend("cpp", dtype, CPU)
+    return ModelRunner(loaded.model, ReqToTokenPool(rows, WIDTH), loaded.new_kv_pool(SLOTS), backend)
+
+
+class Sequences:
+    """Sequences of random lengths with K/V in scattered slots of a runner's pool."""
+
+    def __init__(self, runner: ModelRunner, count: int, num_new: int = 1, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.runner, self.num_new = runner, num_new
+        self.rows = torch.from_numpy(rng.permutation(24)[:count].astype(np.int32))
+        self.lens = torch.from_numpy(rng.integers(num_new + 1, 30, count).astype(np.int32))
+        slots = rng.permutation(SLOTS).astype(np.int32)
+        table = runner.req_to_token_pool.req_to_token
+        for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
+            table[row, :length] = torch.from_numpy(slots[i * 30 : i * 30 + length])
+            prefix = length - num_new
+            ids = torch.from_numpy(rng.integers(3, 300, prefix))
+            runner.forward_extend(ids, [row], [prefix], [0], table[row, :prefix])
+        self.ids = torch.from_numpy(rng.integers(3, 300, count * num_new))
+        lines = zip(self.rows.tolist(), self.lens.tolist(), strict=True)
+        self.slots = torch.cat([table[row, length - num_new : length] for row, length in lines])
+
+    def eager(self) -> torch.Tensor:
+        """Logits of all new tokens, computed layer by layer in Python."""
+        prefixes = self.lens - self.num_new
+        mode = ForwardMode.DECODE if self.num_new == 1 else ForwardMode.EXTEND
+        metadata = InputMetadata.create(self.runner, 1, mode, self.rows, self.lens, prefixes, self.slots)
+        metadata.logit_rows = None
+        return self.runner.run(self.ids, metadata).logits
+
+    def captured(self, passes: CapturedPasses) -> torch.Tensor:
+        logits = passes.forward(self.ids, self.rows, self.lens, self.slots, self.num_new)
+        assert logits is not None, passes.reason
+        return logits.clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bits_are_those_of_the_pass_it_was_recorded_from(family: str, dtype: torch.dtype, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint(family), dtype)
+    passes = CapturedPasses(runner)
+    for seed in range(3):  # the first one records
+        some = Sequences(runner, 5, seed=seed)
+        assert torch.equal(some.captured(passes), some.eager())
+    assert len(passes.passes) == 1
+
+
+@pytest.mark.parametrize("num_new", [2, 4])
+def test_several_new_tokens_per_request(num_new: int, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("qwen3"))
+    passes = CapturedPasses(runner)
+    for seed in range(3):
+        some = Sequences(runner, 3, num_new, seed)
+        assert torch.equal(some.captured(passes), some.eager())
+
+
+def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes = CapturedPasses(runner)
+    Sequences(runner, 20, seed=1).captured(passes)
+    some = Sequences(runner, 17, seed=2)
+    expected = some.eager()
+    pool = runner.token_to_kv_pool
+    before = [pool.get_key_buffer(layer).clone() for layer in range(3)]
+    assert torch.equal(some.captured(passes), expected)
+    assert list(passes.passes) == [(20, 1, False)]
+    assert all(torch.equal(pool.get_key_buffer(layer), before[layer]) for layer in range(3))
+    metadata = passes.passes[20, 1, False].metadata
+    assert metadata.out_cache_loc[17:].tolist() == [-1] * 3
+    assert metadata.positions[17:].tolist() == metadata.seq_lens[17:].tolist() == [0] * 3
+    assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
+
+
+def test_sizes_are_exact_for_small_batches_and_rounded_for_large_ones():
+    assert [padded_size(n) for n in (1, 2, 15, 16, 17, 20, 21, 64, 65, 100)] == [1, 2, 15, 16, 20, 20, 24, 64, 80, 112]
+
+
+def test_a_row_that_has_ended_stores_nothing(checkpoint: Checkpoint):
+    """Its slot is −1, as `advance_step` leaves padding, but it still has a sequence."""
+    runner = make_runner(checkpoint("llama"))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 3)
+    expected = some.captured(passes)
+    pool = runner.token_to_kv_pool
+    slot = int(some.slots[1])
+    kept = pool.get_key_buffer(0)[slot].clone()
+    some.ids[1] = 299
+    some.slots[1] = -1
+    logits = some.captured(passes)
+    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
+    assert torch.equal(pool.get_key_buffer(0)[slot], kept)
+
+
+def test_another_model_in_the_runner_is_noticed(checkpoint: Checkpoint):
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=16))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 2)
+    some.captured(passes)
+    runner.model = other.model
+    assert torch.equal(some.captured(passes), some.eager())
+    runner.model = lambda *args: other.model(*args)
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    assert "its kernels are function" in passes.reason
+
+
+def test_a_pool_for_another_model_is_refused_before_anything_is_written(checkpoint: Checkpoint):
+    """The kernels would write beyond its buffers."""
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=32))
+    runner.model = other.model
+    with pytest.raises(ValueError, match=r"token_to_kv_pool: \[2, 16\] numbers per slot, must be \[2, 32\]"):
+        runner.forward_extend(torch.tensor([5]), [0], [1], [0], [0])
+    assert not runner.token_to_kv_pool.get_key_buffer(0).any()
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_allocates_nothing_and_buffers_share_their_memory(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama", num_hidden_layers=12))
+    some = Sequences(runner, 4)
+    captured = CapturedPass(runner, 4)
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    assert torch.equal(captured.run(), some.eager())
+    program = captured.program
+    assert program is not None
+    of_a_layer = (
+        4 * 4 * (64 * 4 + 128 + 2 * 96 + 96)
+    )  # four rows of float32: x, q, k, v, attended, gate, up, product ...
+    assert program.num_bytes < 2 * of_a_layer
+    assert torch.equal(captured.run(), some.eager())
+
+
+def test_every_call_is_labelled_with_its_module_and_timed_on_demand(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    some = Sequences(runner, 1)
+    captured = CapturedPass(runner, 1)
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.run()
+    program = captured.program
+    assert program is not None
+    program.measure()
+    captured.run()
+    seconds = program.seconds()
+    assert all(spent > 0 for _, _, spent in seconds)
+    assert [(name, label) for name, label, _ in seconds if "layers.1." in label] == [
+        ("linear", "model.layers.1.self_attn.qkv_proj"),
+        ("rotate", "model.layers.1.self_attn"),
+        ("store_rows", "model.layers.1.self_attn"),
+        ("attention", "model.layers.1.self_attn"),
+        ("linear", "model.layers.1.self_attn.o_proj"),
+        ("linear_silu_and_mul", "model.layers.1.mlp.gate_up_proj"),
+        ("linear", "model.layers.1.mlp.down_proj"),
+    ]
+    assert seconds[-1][:2] == ("linear", "lm_head")
+    program.measure(False)
+    captured.run()
+
+
+def test_what_torch_computes_cannot_be_recorded():
+    x = torch.ones(2, 3)
+    with pytest.raises(NotCapturableError, match="torch computes mul"):
+        Program.record(lambda: (x * 2,))
+    with pytest.raises(NotCapturableError, match="torch computes _local_scalar_dense"):
+        Program.record(lambda: (x[0, 0].item(), x)[1:])
+
+
+def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
+    import threading
+
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("llama"))
+    some, others = Sequences(runner, 2), Sequences(other, 2)
+    expected = some.eager()
+    ended = threading.Event()
+
+    def compute() -> Iterator[Any]:
+        thread = threading.Thread(target=lambda: (others.eager(), ended.set()))
+        thread.start()
+        thread.join()
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
+
+    captured = CapturedPass(runner, 2)
+    captured._compute = compute
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.run()
+    assert ended.is_set()
+    alone = CapturedPass(runner, 2)
+    alone.fill(some.ids, some.rows, some.lens, some.slots)
+    alone.run()
+    assert captured.program is not None
+    assert alone.program is not None
+    assert len(captured.program.calls) == len(alone.program.calls)
+    assert captured.program.labels == alone.program.labels
+    assert torch.equal(captured.run(), expected)
+
+
+# --- through the engine ----------------------------------------------------------------------------------------------
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [out.token_ids for out in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_the_same_with_and_without(family: str, checkpoint: Checkpoint):
+    captured, eager = (LLM(checkpoint(family), capture=capture, max_total_tokens=200) for capture in (True, False))
+    assert tokens(captured) == tokens(eager) == tokens(captured)
+    passes = captured.engine.model_runner.captured
+    assert passes is not None
+    assert set(passes.passes) == {(1, 1, False), (3, 1, True)}  # the first tells whether passes can be captured
+    assert eager.engine.model_runner.captured is None
+    assert captured.engine.stats().capture == "yes"
+    assert eager.engine.stats().capture == "no (capture=False)"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_tokens_are_found_without_storing_the_logits(dtype: str, checkpoint: Checkpoint):
+    """Unless a request needs the logits for something else: then they are all there, and the tokens are the same."""
+    llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
+    passes = llm.engine.model_runner.captured
+    assert passes is not None
+    found = tokens(llm)
+    assert passes.likeliest is not None
+    assert [shape for shape, each in passes.passes.items() if each.program.outputs[0].shape[1] == 1] == [(3, 1, True)]
+    for more in ({"logprobs": 2}, {"logit_bias": {5: 0.0001}}, {"repetition_penalty": 1.0001}, {"min_new_tokens": 12}):
+        params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, **more)
+        assert [out.token_ids for out in llm.generate(PROMPTS, params, use_tqdm=False)] == found
+        assert passes.likeliest is None
+    assert set(passes.passes) == {(3, 1, True), (3, 1, False)}
+
+
+@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"attention_backend": "torch_native"}])
+def test_what_cannot_be_captured_runs_as_before_and_says_why(options: dict[str, str], checkpoint: Checkpoint):
+    llm = LLM(checkpoint("llama"), **options)
+    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
+    ((_option, value),) = options.items()
+    assert value in llm.engine.stats().capture
+    assert "only" in llm.engine.stats().capture
+    with pytest.raises(KernelsUnavailableError, match=f"capture=True: .*{value}"):
+        LLM(checkpoint("llama"), capture=True, **options)
+
+
+def test_a_kind_of_weights_that_torch_computes_is_found_out_in_the_first_pass(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    from nanoinfer.model.layers.linear_weights import DenseWeights
+    from nanoinfer.registry import QUANTIZATIONS
+
+    class Doubled(DenseWeights):
+        def multiply(self, x: torch.Tensor) -> torch.Tensor:
+            return super().multiply(x) * 2 / 2
+
+    monkeypatch.setitem(QUANTIZATIONS, "doubled", Doubled)
+    llm = LLM(checkpoint("llama"), quantization="doubled")
+    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
+    assert llm.engine.stats().capture == "no (torch computes mul)"
+    with pytest.raises(KernelsUnavailableError, match="capture=True: torch computes mul"):
+        LLM(checkpoint("llama"), quantization="doubled", capture=True)
+
+
+@pytest.mark.parametrize("capture", ["yes", 1, 0, None, "True"])
+def test_other_values_are_refused(capture: Any):
+    with pytest.raises(ValueError, match=f"capture={capture!r}: must be auto, True or False"):
+        LLM("no/such-model", capture=capture)

@@ -1,0 +1,423 @@
+"""num_scheduler_steps: groups of decode passes give the tokens, ends and slots that single passes give."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import SamplingParams
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
+from nanoinfer.multi_step import DecodeGroup, MultiStepScheduler
+from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.requests.outputs import PieceReader
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.scheduler import Scheduler
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step
+from tests.helpers.fakes import FakeServer
+
+GROUPS = [2, 3, 8]
+PROMPTS = [[1, 2, 3, 4, 5], [1, 2, 3, 9], [7], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts visits to the scheduler: grows by one with each."""
+    seen: list[int] = []
+    plan = Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: (seen.append(1), plan(self))[1])
+    return seen
+
+
+def holders(engine: Engine) -> dict[int, Req]:
+    """The running requests, by request id."""
+    return {req.request_id: req for req in engine.scheduler.running}
+
+
+# --- the same as without ---------------------------------------------------------------------------------------------
+
+
+def served(num_scheduler_steps: int, **fields: Any) -> tuple[FakeServer, list[Req]]:
+    """Four requests of 2, 9, 5 and 12 tokens, two of which a stop token may end; everything is checked in every pass."""
+    server = FakeServer(vocab_size=4, num_scheduler_steps=num_scheduler_steps, **fields)
+    counts, stops = (2, 9, 5, 12), ([], [1], [2], [])
+    reqs = [
+        server.add(prompt, count, stop_token_ids=stop, min_new_tokens=count // 4)
+        for prompt, count, stop in zip(PROMPTS, counts, stops, strict=True)
+    ]
+    server.run()
+    return server, reqs
+
+
+def ends(reqs: list[Req]) -> list[tuple[list[int], str | None]]:
+    return [(req.output_ids, req.finish_reason) for req in reqs]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("k", GROUPS)
+def test_tokens_ends_and_the_tree_are_those_of_single_passes(k: int, page_size: int) -> None:
+    fields = {"page_size": page_size, "max_total_tokens": 256}
+    (single, plain), (grouped, reqs) = served(1, **fields), served(k, **fields)
+    assert ends(reqs) == ends(plain)
+    assert grouped.tree.total_size() == single.tree.total_size()
+    for req in reqs:
+        everything = req.token_ids[: req.num_tokens]
+        assert grouped.tree.peek_prefix(everything)[0] == single.tree.peek_prefix(everything)[0]
+    assert [req.cached_tokens for req in reqs] == [req.cached_tokens for req in plain]
+    assert grouped.scheduler.new_token_ratio.value == single.scheduler.new_token_ratio.value
+    grouped.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("k", GROUPS)
+def test_in_little_room_groups_are_shorter_and_no_request_gives_way_for_them(k: int, page_size: int) -> None:
+    def served_in_24_slots(num_scheduler_steps: int) -> tuple[int, list[Req]]:
+        options = {"page_size": page_size, "schedule_conservativeness": 0.001}
+        server = FakeServer(24, num_scheduler_steps=num_scheduler_steps, **options)
+        reqs = [server.add([10 * i, 1, 2], 10) for i in range(3)]  # they need 36
+        server.run()
+        server.check_all_free()
+        return server.scheduler.retractions, reqs
+
+    (single, plain), (grouped, reqs) = served_in_24_slots(1), served_in_24_slots(k)
+    assert ends(reqs) == ends(plain)
+    assert 0 < grouped <= single
+
+
+def test_random_numbers_are_those_of_single_passes() -> None:
+    def tokens(k: int) -> list[list[int]]:
+        engine = make_engine(num_scheduler_steps=k, random_seed=5)
+        for i in range(4):
+            fields: dict[str, Any] = {"seed": i} if i % 2 else {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
+            engine.add_request([i], SamplingParams(max_new_tokens=5 + 3 * i, temperature=30.0, n=1 + i // 3, **fields))
+        last = finish(engine)
+        assert_all_free(engine)
+        return [completion.token_ids for rid in sorted(last) for completion in last[rid].outputs]
+
+    alone = tokens(1)
+    assert len({tuple(each[:5]) for each in alone}) == 5
+    assert all(tokens(k) == alone for k in GROUPS)
+
+
+# --- visits, steps and outputs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, 12), (2, 7), (3, 5), (8, 3), (100, 2)])
+def test_the_scheduler_is_visited_once_per_group(monkeypatch: pytest.MonkeyPatch, k: int, expected: int) -> None:
+    engine = make_engine(num_scheduler_steps=k)
+    engine.add_request([1], greedy(12))
+    engine.add_request([50], greedy(5))
+    seen = visits(monkeypatch)
+    steps = 0
+    while engine.has_unfinished():
+        step(engine)
+        steps += 1
+    assert len(seen) == steps == expected  # one EXTEND, and eleven decode passes
+    assert model_of(engine).passes == 12
+
+
+def test_a_step_returns_each_request_once_with_the_tokens_of_all_its_passes() -> None:
+    engine = make_engine(num_scheduler_steps=4)
+    long, short = engine.add_request([1], greedy(9)), engine.add_request([50], greedy(3))
+    step(engine)
+    reader = PieceReader(engine.open_requests.groups[long])
+    assert [piece.token_ids for piece in reader.read()] == [[2]]
+    outputs = step(engine)
+    assert (outputs[long].token_ids, outputs[long].finished) == ([2, 3, 4, 5, 6], False)
+    assert (outputs[short].token_ids, outputs[short].finish_reason) == ([51, 52, 53], "length")
+    assert [piece.token_ids for piece in reader.read()] == [[3, 4, 5, 6]]
+    assert set(step(engine)) == {long}
+    assert_all_free(engine)
+
+
+def test_every_pass_is_counted_timed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    engine = make_engine(num_scheduler_steps=4, clock=clock)
+    engine.add_request([1], greedy(9))
+    engine.add_request([50], greedy(3))
+    model, plain = engine.model_runner, engine.model_runner.model
+
+    def slow(*args: Any) -> Any:
+        clock.now += 2.0
+        return plain(*args)
+
+    model.model = slow
+    with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
+        step(engine)
+        step(engine)
+    stats = engine.stats()
+    assert (stats.extend_steps, stats.decode_steps, stats.output_tokens) == (1, 4, 8)
+    assert (stats.decode_step_seconds, stats.longest_step_seconds, stats.tokens_per_second) == (2.0, 2.0, 0.8)
+    lines = [record.getMessage().split()[:5] for record in caplog.records[1:]]
+    assert [line[0] for line in lines] == [f"step={i}" for i in range(1, 6)]
+    assert [line[2:] for line in lines[2:4]] == [
+        ["reqs=2", "tokens=2", "running=1"],
+        ["reqs=1", "tokens=1", "running=1"],
+    ]
+
+
+def test_the_last_batch_is_that_of_the_last_pass() -> None:
+    engine = make_engine(num_scheduler_steps=3)
+    engine.add_request([1, 2], greedy(9))
+    engine.add_request([50, 51], greedy(3))
+    step(engine)
+    step(engine)
+    batch = engine.last_batch
+    assert batch is not None
+    assert (len(batch.reqs), batch.input_ids.tolist(), batch.seq_lens.tolist()) == (1, [5], [5])
+    row = holders(engine)[0].req_pool_idx
+    assert batch.out_cache_loc.tolist() == [engine.cache.rows[row, 4]]
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("k", GROUPS)
+def test_requests_that_end_are_computed_no_more_and_keep_no_slot(k: int, page_size: int) -> None:
+    """A stop token ends three of four requests at different points of a group."""
+    engine = make_engine(page_size=page_size, num_scheduler_steps=k)
+    computed: list[int] = []
+    plain = engine.model_runner.model
+
+    def counting(input_ids: torch.Tensor, *args: Any) -> Any:
+        computed.append(len(input_ids))
+        return plain(input_ids, *args)
+
+    engine.model_runner.model = counting
+    lens = {engine.add_request([10 * i], greedy(20, stop_token_ids=[11 * i + 1])): i + 1 for i in (1, 2, 3)}
+    lens[engine.add_request([90], greedy(12))] = 12
+    wasted = 0
+    last = {}
+    while engine.has_unfinished():
+        last |= step(engine)
+        for req in engine.scheduler.running:
+            assert req.allocated_len == engine.cache.whole_pages(req.num_tokens - 1)
+    assert {rid: len(last[rid].token_ids) for rid in lens} == lens
+    wasted = sum(computed) - 4 - sum(count - 1 for count in lens.values())
+    assert wasted == 0, "k - 1 for each request would be allowed"
+    stats = engine.stats()
+    assert stats.evictable_slots == sum(count // page_size * page_size for count in lens.values())
+    assert stats.free_slots == stats.total_slots - stats.evictable_slots
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "slots", "counts", "allocated", "passes"),
+    [
+        (1, 64, (20, 20), (9, 9), 8),
+        (1, 64, (20, 3), (9, 3), 8),  # the second needs slots for 1 + 3 tokens but the last
+        (1, 64, (4, 3), (4, 3), 3),  # no more passes than the longest can use
+        (4, 64, (20, 20), (12, 12), 8),
+        (4, 64, (20, 3), (12, 4), 8),
+        (1, 13, (12, 12), (6, 6), 5),  # 13 slots are enough for five passes of two requests
+        (4, 16, (12, 12), (8, 8), 7),
+    ],
+)
+def test_slots_are_reserved_for_as_many_passes_as_there_is_room_for(
+    page_size: int, slots: int, counts: tuple[int, ...], allocated: tuple[int, ...], passes: int
+) -> None:
+    fields = {"disable_radix_cache": True, "schedule_conservativeness": 0.001, "vocab_size": 1000}
+    server = FakeServer(slots, page_size=page_size, num_scheduler_steps=8, **fields)
+    reqs = [server.add([i], count) for i, count in enumerate(counts)]
+    server.step()
+    server.scheduler.schedule()
+    assert server.scheduler.passes_left == passes
+    assert tuple(req.allocated_len for req in reqs) == allocated
+    server.check()
+    server.abort(*reqs)
+    assert server.scheduler.passes_left == 0
+    server.check_all_free()
+
+
+def test_cached_tokens_make_room_for_a_group() -> None:
+    server = FakeServer(16, num_scheduler_steps=8)
+    server.serve(range(10, 22), 2)
+    assert server.tree.total_size() == 13
+    req = server.add([1, 2], 9)
+    server.step()
+    server.scheduler.schedule()
+    assert (server.scheduler.passes_left, req.allocated_len) == (8, 10)
+
+
+def test_while_a_prompt_is_partly_computed_every_pass_is_followed_by_its_next_chunk() -> None:
+    engine = make_engine(num_scheduler_steps=8, chunked_prefill_size=4)
+    engine.add_request([1], greedy(30))
+    step(engine)
+    engine.add_request(range(20, 32), greedy(2))
+    modes = []
+    while engine.scheduler.prefilling or engine.scheduler.waiting:
+        before = model_of(engine).passes
+        step(engine)
+        modes.append((engine.last_batch.forward_mode.name, model_of(engine).passes - before))  # type: ignore[union-attr]
+    assert modes == [("EXTEND", 1), ("DECODE", 1)] * 3 + [("EXTEND", 1)]
+    before = model_of(engine).passes
+    step(engine)
+    assert model_of(engine).passes == before + 8
+    finish(engine)
+    assert_all_free(engine)
+
+
+# --- what comes between ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", [3, 4, 5], ids=["first pass", "second pass", "last pass"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_exception_in_a_pass_ends_the_requests_of_the_group_and_frees_all_slots(broken: int, page_size: int) -> None:
+    engine = make_engine(rows=2, page_size=page_size, num_scheduler_steps=3)
+    long, short = engine.add_request([1], greedy(9)), engine.add_request([50], greedy(3))
+    waiting = engine.add_request([80], greedy(2))
+    model_of(engine).fail_at = broken - 1
+    step(engine)
+    with pytest.raises(RuntimeError, match="the model broke"):
+        engine.step()
+    engine.check_integrity()
+    assert not engine.scheduler.running
+    outputs = step(engine)
+    assert (outputs[long].finish_reason, outputs[long].token_ids) == ("abort", list(range(2, broken)))
+    assert isinstance(outputs[long].error, RuntimeError)
+    ended = broken == 5
+    assert outputs[short].finish_reason == ("length" if ended else "abort")
+    assert outputs[short].token_ids == list(range(51, 49 + broken))
+    assert finish(engine)[waiting].token_ids == [81, 82]
+    stats = engine.stats()
+    assert (stats.finished, stats.failed) == (1 + ended, 2 - ended)
+    assert_all_free(engine)
+
+
+def test_a_deadline_that_passes_in_a_group_takes_effect_after_it() -> None:
+    clock = Clock()
+    engine = make_engine(num_scheduler_steps=4, clock=clock)
+    rid = engine.add_request([1], greedy(20), timeout_s=5.0)
+    step(engine)
+    plain = engine.model_runner.model
+
+    def slow(*args: Any) -> Any:
+        clock.now += 3.0
+        return plain(*args)
+
+    engine.model_runner.model = slow
+    assert step(engine)[rid].token_ids == [2, 3, 4, 5, 6]
+    last = step(engine)[rid]
+    assert (last.finish_reason, len(last.token_ids)) == ("timeout", 5)
+    assert_all_free(engine)
+
+
+CHANGES: dict[str, Callable[[Engine, int], Any]] = {
+    "abort": lambda engine, rid: engine.abort(rid),
+    "pause": lambda engine, rid: engine.pause(rid),
+    "step": lambda engine, rid: engine.step(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_changes_hands_in_the_second_pass_of_a_group(change: str) -> None:
+    engine = make_engine(num_scheduler_steps=3)
+    refused = []
+
+    def meddling(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
+        if len(token_ids) == 3:
+            with pytest.raises(RuntimeError, match="this engine is computing a pass"):
+                CHANGES[change](engine, other)
+            refused.append(change)
+        return logits
+
+    other = engine.add_request([50], greedy(6))
+    rid = engine.add_request([1], greedy(6, logits_processors=[meddling]))
+    last = finish(engine)
+    assert refused == [change]
+    assert (last[rid].token_ids, last[other].token_ids) == ([2, 3, 4, 5, 6, 7], [51, 52, 53, 54, 55, 56])
+
+
+@pytest.mark.parametrize("change", ["abort", "pause"])
+def test_between_steps_requests_come_and_go_as_ever(change: str) -> None:
+    engine = make_engine(rows=2, num_scheduler_steps=3, page_size=4)
+    first, second = engine.add_request([1], greedy(12)), engine.add_request([50], greedy(12))
+    step(engine)
+    step(engine)
+    CHANGES[change](engine, first)
+    engine.check_integrity()
+    third = engine.add_request([80], greedy(2))
+    last = step(engine)
+    assert last[third].token_ids == [81]
+    if change == "pause":
+        engine.resume(first)
+    last = finish(engine)
+    assert last[second].token_ids == list(range(51, 63))
+    assert change == "abort" or last[first].token_ids == list(range(2, 14))
+    assert_all_free(engine)
+
+
+def test_a_group_that_is_closed_early_leaves_its_slots_to_the_requests_that_go_on() -> None:
+    server = FakeServer(64, num_scheduler_steps=8, page_size=4)
+    reqs = [server.add([i], 12) for i in range(3)]
+    for _ in range(3):  # the prompts, and two passes of eight
+        server.step()
+    assert server.scheduler.passes_left == 6
+    server.abort(reqs[0])
+    assert server.scheduler.passes_left == 0
+    assert [req.allocated_len for req in reqs[1:]] == [12, 12]
+    server.run()
+    assert all(req.num_output_tokens == 12 for req in reqs[1:])
+    server.check_all_free()
+
+
+# --- moving on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_group_moves_on_as_the_operator_does(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass, with requests that end in the middle: they are padding from then on, behind the others."""
+    compared = []
+    advance = DecodeGroup.advance
+    server = FakeServer(256, page_size=page_size, num_scheduler_steps=8, vocab_size=4)
+    table = server.cache.rows.astype(np.int64)[:, ::page_size] // page_size
+
+    def checked(group: DecodeGroup) -> Any:
+        table[:] = server.cache.rows[:, ::page_size] // page_size
+        going_on = [i for i, req in enumerate(group.reqs) if not req.finished]
+        order = [*going_on, *(i for i in range(len(group.seq_lens)) if i not in going_on)]
+        rows = [int(group._rows[i]) if i < len(group.reqs) else 0 for i in order]
+        names = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
+        wanted = {name: torch.from_numpy(getattr(group, name)[order]) for name in names}
+        newest = [[int(req.token_ids[req.num_tokens - 1])] for req in group.reqs if not req.finished]
+        npu_advance_step_flashattn(
+            wanted["input_tokens"],
+            torch.tensor(newest),
+            wanted["input_positions"],
+            wanted["seq_lens"],
+            wanted["slot_mapping"],
+            torch.from_numpy(table[rows]),
+            len(order),
+            len(going_on),
+            page_size,
+        )
+        wanted["seq_lens"][len(going_on) :] = 0  # the operator leaves what was there
+        before = {name: getattr(group, name).ctypes.data for name in names}
+        batch = advance(group)
+        for name in names:
+            assert getattr(group, name).tolist() == wanted[name].tolist(), name
+            assert getattr(group, name).ctypes.data == before[name], "the same memory"
+        assert batch.out_cache_loc.tolist() == wanted["slot_mapping"][: len(going_on)].tolist()
+        compared.append((len(order), len(going_on)))
+        return batch
+
+    monkeypatch.setattr(DecodeGroup, "advance", checked)
+    for i in range(6):
+        server.add([i, 2, 3], 4 + 3 * i, stop_token_ids=[i % 4])
+    server.run()
+    assert any(0 < going_on < rows for rows, going_on in compared)
+    server.check_all_free()
+
+
+def test_without_groups_nothing_of_this_is_there() -> None:
+    assert type(make_engine().scheduler) is Scheduler
+    assert type(make_engine(num_scheduler_steps=2).scheduler) is MultiStepScheduler
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, None, "2"])
+def test_only_whole_numbers_from_one_on_are_taken(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"num_scheduler_steps=.*: must be an integer of at least 1"):
+        EngineConfig(1, 8, 8, num_scheduler_steps=value)
