@@ -69,6 +69,11 @@ def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
     return getattr(torch, device.type).stream(stream)
 
 
+def captures_graphs(device: torch.device) -> bool:
+    """True for CUDA, whose kernels torch can record as a graph (see model/cuda_passes.py)."""
+    return device.type == "cuda"
+
+
 def import_torch_npu() -> Any:
     """The torch_npu module. ImportError when torch_npu or CANN is missing; the message says which."""
     try:

@@ -1,4 +1,4 @@
-// What the kernels share: vectors of floats, the two element types, and the register tile that every product is made of.
+// What the kernels share: vectors of floats, and the two element types.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -39,7 +39,7 @@ inline float sum(Floats v) { float s = 0; for (int i = 0; i < LANES; i++) s += v
 inline float largest(Floats v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m; return m; }
 
 // An element type: how floats are loaded and stored, and the step of a dot product that one vector instruction takes.
-// STEP elements of every column lie together, so a "word" is 4 bytes for both types; `words_of` makes them from STEP rows.
+// STEP elements of every column lie together, so a "word" is 4 bytes for both types.
 struct Float32 {
     typedef float T;
     static constexpr int STEP = 1;
@@ -47,7 +47,6 @@ struct Float32 {
     static void put(T* to, Floats v) { store(to, v); }
     static float get1(T x) { return x; }
     static T put1(float x) { return x; }
-    static Floats words_of(const T* rows[STEP], long i) { return get(rows[0] + i); }
     static Floats multiply_add(Floats sum, Floats words, const T* x) { return sum + words * *x; }
 };
 
@@ -62,9 +61,6 @@ struct BFloat16 {
     static void put(T* to, Floats v) { store(to, _mm512_cvtneps_pbh(v)); }
     static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
     static T put1(float x) { T all[LANES]; put(all, x - Floats{}); return all[0]; }
-    static Floats words_of(const T* rows[STEP], long i) {
-        return (Floats)((Ints)get(rows[0] + i) >> 16 & 0xffff | (Ints)get(rows[1] + i));
-    }
     static Floats multiply_add(Floats sum, Floats words, const T* x) {
         return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
     }
@@ -90,40 +86,6 @@ template <class E> inline Floats as_stored(Floats v) {
     typename E::T stored[LANES];
     E::put(stored, v);
     return E::get(stored);
-}
-
-// out[m] = the products of row x[m] (`size` elements) with COLUMNS columns, for M rows. `words` holds the columns as
-// [size / STEP][COLUMNS] words: one stream, read once for all M rows. Every sum runs over k in order, whatever M is:
-// that is why a row's result does not depend on the rows beside it.
-template <class E, int M>
-inline void tile(const typename E::T* x, long x_stride, const float* words, long size, Floats out[M][PANELS]) {
-    Floats sums[M][PANELS] = {};
-#pragma GCC unroll 4
-    for (long k = 0; k < size; k += E::STEP, words += COLUMNS) {
-        if (M <= 2)  // few rows: there is little to do but wait for memory, so words are asked for long before
-            for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + 32 * COLUMNS + line, 0, 2);
-        Floats column[PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
-#pragma GCC unroll 6
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) sums[m][p] = E::multiply_add(sums[m][p], column[p], x + m * x_stride + k);
-    }
-    memcpy(out, sums, sizeof sums);
-}
-
-// The same for any number of rows from 1 to ROWS.
-template <class E>
-inline void tile(int rows, const typename E::T* x, long x_stride, const float* words, long size, Floats out[][PANELS]) {
-    switch (rows) {
-        case 6: return tile<E, 6>(x, x_stride, words, size, out);
-        case 5: return tile<E, 5>(x, x_stride, words, size, out);
-        case 4: return tile<E, 4>(x, x_stride, words, size, out);
-        case 3: return tile<E, 3>(x, x_stride, words, size, out);
-        case 2: return tile<E, 2>(x, x_stride, words, size, out);
-        default: return tile<E, 1>(x, x_stride, words, size, out);
-    }
 }
 
 // How many rows the next tile takes when `left` are to do: even shares, so that 7 rows are 4 + 3 and not 6 + 1.

@@ -44,7 +44,7 @@ class CapturedPass:
             forward_mode=ForwardMode.DECODE if num_new == 1 else ForwardMode.EXTEND,
             batch_size=size,
             total_num_tokens=tokens,
-            max_seq_len=0,  # unknown; whoever fills it has checked that sequences fit
+            max_seq_len=0,  # unknown; the engine has checked that sequences fit
             req_pool_indices=torch.zeros(size, dtype=torch.int32),
             start_loc=torch.zeros(size, dtype=torch.int32),
             seq_lens=torch.zeros(size, dtype=torch.int32),
@@ -160,7 +160,7 @@ class CapturedPasses:
         """
         model, backend = self._recorded
         if self._runner.model is not model or self._runner.attention_backend is not backend:
-            self._start_over()  # somebody has given the runner another one
+            self._start_over()  # the runner has another one now
         shape = None if self.reason else self._shape(seq_lens, num_new, only_likeliest)
         if shape is None:
             return None

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from nanoinfer.device import captures_graphs
 from nanoinfer.kernels.cuda_graph import GraphRecorder
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.captured_passes import CapturedPasses
@@ -160,7 +161,7 @@ class CudaPasses(CapturedPasses):
 
 def select_captured_passes(capture: str | bool, runner: Any) -> CapturedPasses | None:
     """The captured passes that `capture` asks for, of the kind that suits the runner's device. Errors as in `select`."""
-    if runner.token_to_kv_pool.device.type != "cuda":
+    if not captures_graphs(runner.token_to_kv_pool.device):
         return CapturedPasses.select(capture, runner)
     captured = CudaPasses.select(capture, runner)
     if captured is not None and capture == "auto" and not captured.reason:
