@@ -1,15 +1,10 @@
 // What becomes of a product's sums: a Finish gets them row by row, a group of COLUMNS at a time. `bias` is null for none.
 //
-// made<COLUMNS>(): how many results a group has. `ask`: the places of a group's results will be written soon.
+// made<COLUMNS>(): how many results a group has.
 #pragma once
 #include "activations.h"
 #include "vectors.h"
 #include <algorithm>
-
-template <class T>
-inline void ask_for(const T* to, long n) {
-    for (const char *at = (const char*)to, *end = (const char*)(to + n); at < end; at += 64) __builtin_prefetch(at, 1);
-}
 
 // The sums LANES from `c` on, with their bias: `first` is the number of the output at c, `n` how many of them there are.
 template <class E>
@@ -26,7 +21,6 @@ struct Store {
     long out;
 
     template <long COLUMNS> static long made() { return COLUMNS; }
-    template <long COLUMNS> void ask(long row, long group) const { ask_for(y + row * out + group * COLUMNS, COLUMNS); }
     template <long COLUMNS> void row(long row, long group, const float* sums) const {
         for (long c = 0, n, at = group * COLUMNS; c < COLUMNS && (n = out - at) > 0; c += LANES, at += LANES)
             put_some<E>(y + row * out + at, n, with_bias<E>(sums + c, bias, at, n));
@@ -41,7 +35,6 @@ struct StoreGated {
     long out;
 
     template <long COLUMNS> static long made() { return COLUMNS / 2; }
-    template <long COLUMNS> void ask(long row, long group) const { ask_for(y + row * out + group * COLUMNS / 2, COLUMNS / 2); }
     template <long COLUMNS> void row(long row, long group, const float* sums) const {
         for (long c = 0, n, at = group * COLUMNS / 2; c < COLUMNS / 2 && (n = out - at) > 0; c += LANES, at += LANES) {
             Floats gate = as_stored<E>(with_bias<E>(sums + c, bias, at, n));
@@ -74,7 +67,6 @@ struct FindLargest {
     long out, stride;
 
     template <long COLUMNS> static long made() { return COLUMNS; }
-    template <long COLUMNS> void ask(long, long) const {}
     template <long COLUMNS> void row(long row, long group, const float* sums) const {
         Floats v[COLUMNS / LANES], most = Floats{} - __builtin_inff();
         Ints lanes, number, nan = {};

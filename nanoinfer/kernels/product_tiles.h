@@ -8,7 +8,7 @@
 struct BFloat16Tiles {
     typedef uint16_t T;
     static constexpr long COLUMNS = 32, ROWS = 32, INPUTS = 32;
-    static constexpr long DEPTH = 16, MOST_ROWS = 512;  // 16 steps of a group are 32 KiB
+    static constexpr long GROUPS = 4, DEPTH = 16, MOST_ROWS = 512;  // 16 steps of a block of x are 32 KiB
 
     long height;
     Tiles tiles;
@@ -21,7 +21,8 @@ struct BFloat16Tiles {
     }
 
     // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height, of which `left` inputs are still there] * words [n_steps][..]
-    void add(const T* x, long stride, long left, long n_steps, const float* words, float* sums, bool fresh, Ahead ahead) {
+    template <class Meanwhile>
+    void add(const T* x, long stride, long left, long n_steps, const float* words, float* sums, bool fresh, Meanwhile& other) {
         bool both = height > 16;
         if (fresh) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
         else {
@@ -36,14 +37,14 @@ struct BFloat16Tiles {
                 x = whole, stride = INPUTS;
                 asm volatile("" ::: "memory");  // the intrinsics do not tell the compiler that they read memory
             }
-            ahead.ask();
-            _tile_loadd(6, words, 128);
-            _tile_stream_loadd(4, x, stride * 2);  // a hint that these may leave the cache first
+            other.ask(), other.finish_some();
+            _tile_stream_loadd(6, words, 128);  // a hint that x is needed in the first-level cache more than these
+            _tile_loadd(4, x, stride * 2);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, words + 16, 128);
+            _tile_stream_loadd(7, words + 16, 128);
             _tile_dpbf16ps(1, 4, 7);
             if (!both) continue;
-            _tile_stream_loadd(5, x + 16 * stride, stride * 2);
+            _tile_loadd(5, x + 16 * stride, stride * 2);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }

@@ -7,27 +7,28 @@ template <class E>
 struct Vectors {
     typedef typename E::T T;
     static constexpr long COLUMNS = ::COLUMNS, ROWS = ::ROWS, INPUTS = 16 * E::STEP;
-    static constexpr long DEPTH = 2048 / COLUMNS, MOST_ROWS = 192;  // so many steps of a group are 128 KiB
+    static constexpr long GROUPS = 1, DEPTH = 2048 / COLUMNS, MOST_ROWS = 192;  // so many steps of a group are 128 KiB
 
     long height;
     explicit Vectors(long height) : height(height) {}
 
     // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height][steps * INPUTS] * words [steps * INPUTS / STEP][COLUMNS], where
     // only `left` inputs may be there. Every sum runs over the inputs in order.
-    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, bool fresh, Ahead ahead) const {
+    template <class Meanwhile>
+    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, bool fresh, Meanwhile& other) const {
         switch (height) {
-            case 6: return add<6>(x, stride, left, steps, words, sums, fresh, ahead);
-            case 5: return add<5>(x, stride, left, steps, words, sums, fresh, ahead);
-            case 4: return add<4>(x, stride, left, steps, words, sums, fresh, ahead);
-            case 3: return add<3>(x, stride, left, steps, words, sums, fresh, ahead);
-            case 2: return add<2>(x, stride, left, steps, words, sums, fresh, ahead);
-            default: return add<1>(x, stride, left, steps, words, sums, fresh, ahead);
+            case 6: return add<6>(x, stride, left, steps, words, sums, fresh, other);
+            case 5: return add<5>(x, stride, left, steps, words, sums, fresh, other);
+            case 4: return add<4>(x, stride, left, steps, words, sums, fresh, other);
+            case 3: return add<3>(x, stride, left, steps, words, sums, fresh, other);
+            case 2: return add<2>(x, stride, left, steps, words, sums, fresh, other);
+            default: return add<1>(x, stride, left, steps, words, sums, fresh, other);
         }
     }
 
   private:
-    template <int M>
-    static void add(const T* x, long stride, long left, long steps, const float* words, float* out, bool fresh, Ahead ahead) {
+    template <int M, class Meanwhile>
+    static void add(const T* x, long stride, long left, long steps, const float* words, float* out, bool fresh, Meanwhile& other) {
         Floats sums[M][PANELS] = {};
         if (!fresh) memcpy(sums, out, sizeof sums);
         auto add_word = [&](long k) __attribute__((always_inline)) {
@@ -41,7 +42,7 @@ struct Vectors {
             words += COLUMNS;
         };
         for (; steps && left >= INPUTS; steps--, left -= INPUTS, x += INPUTS) {
-            ahead.ask();
+            other.ask();  // rows are finished after the block: here, it would cost registers
 #pragma GCC unroll 4
             for (long k = 0; k < INPUTS; k += E::STEP) add_word(k);
         }
