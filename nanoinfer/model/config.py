@@ -9,8 +9,9 @@ import torch
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
-from nanoinfer.model.plain_config import is_end_token, read_object, read_plain_config
+from nanoinfer.model.plain_config import is_end_token, read_plain_config
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
+from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}

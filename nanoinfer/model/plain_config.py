@@ -5,12 +5,12 @@ if it does not say something that its family reads, or says anything unusual: an
 scaled rope, windows in some layers, an invalid size. Families that are not in MUST_SAY always are.
 """
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from nanoinfer.model.families import find_family
+from nanoinfer.requests.tokenizer_files import read_object
 
 NONE = type(None)
 SIZES = (
@@ -79,15 +79,6 @@ def read_plain_config(path: Path) -> PlainConfig | None:
         return None
     windows = {} if "sliding_window" in MUST_SAY[architecture] else {"layer_types": full}
     return PlainConfig(**{**raw, **windows, "rope_parameters": rope, "dtype": dtypes[0] if dtypes else None})
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if the file cannot be read or holds something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def is_end_token(value: object) -> bool:

@@ -29,12 +29,36 @@ def read_tokenizer_files(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), config=_light_config(path), trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
         raise UnsupportedModelError(_problem(path, present[0], error)) from error
     if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():
         tokenizer.chat_template = _separate_template(path / TEMPLATE_FILE)
     return tokenizer
+
+
+def _light_config(path: Path) -> Any:
+    """What AutoTokenizer looks at in a model's configuration. It would load the model's own configuration class for that,
+    whose import takes a second. None, so that it does, unless the tokenizer's class is named and is one of transformers'.
+    """
+    config, settings = read_object(path / "config.json") or {}, read_object(path / "tokenizer_config.json") or {}
+    if not isinstance(config.get("model_type"), str) or not isinstance(settings.get("tokenizer_class"), str):
+        return None
+    if "auto_map" in config or "auto_map" in settings:
+        return None
+    from transformers import PretrainedConfig
+
+    said = {key: config[key] for key in ("model_type", "model_name", "tokenizer_class") if key in config}
+    return PretrainedConfig(name_or_path=str(path), **said)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if the file cannot be read or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _problem(path: Path, main_file: str, error: Exception) -> str:
