@@ -76,7 +76,14 @@ def test_every_key_that_is_read_plainly_has_the_value_that_transformers_reads(
     plain = read_plain_config(written(tmp_path, content) / "config.json")
     assert plain is not None
     config = AutoConfig.from_pretrained(tmp_path)
-    read = {*SIZES, "rms_norm_eps", "tie_word_embeddings", "eos_token_id", "hidden_act", *MUST_SAY[ARCHITECTURE[family]]}
+    read = {
+        *SIZES,
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "eos_token_id",
+        "hidden_act",
+        *MUST_SAY[ARCHITECTURE[family]],
+    }
     for key in read:
         assert getattr(plain, key) == getattr(config, key), key
     assert getattr(torch, plain.dtype) == config.dtype
@@ -102,9 +109,7 @@ UNUSUAL: list[object] = [None, True, False, 0, 1, -1, 3, 7, 4.0, "text", "float6
 
 @pytest.mark.parametrize("family", PLAIN)
 @pytest.mark.parametrize("kind", ["full", "hub"])
-def test_unusual_values_have_the_effect_that_they_have_in_transformers(
-    family: str, kind: str, tmp_path: Path
-) -> None:
+def test_unusual_values_have_the_effect_that_they_have_in_transformers(family: str, kind: str, tmp_path: Path) -> None:
     """Except that transformers refuses an `initializer_range` above 1, which changes nothing for a trained model."""
     content, plainly = FILES[kind](family), 0
     for key in content.keys() | {"rope_parameters", "layer_types", "is_causal", "auto_map", "quantization_config"}:
@@ -150,9 +155,7 @@ def test_a_file_that_is_no_json_object_is_left_to_transformers(content: str, tmp
     assert read_plain_config(tmp_path / "config.json") is None
 
 
-def test_a_family_from_outside_gets_the_object_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_from_outside_gets_the_object_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
     class Mine(LlamaForCausalLM):
