@@ -142,7 +142,7 @@ def read_sliding_windows(hf: Any) -> tuple[int | None, ...]:
 
 
 def _read_any_config(path: Path) -> Any:
-    """The configuration object that transformers makes of a checkpoint's config.json. UnsupportedModelError if it cannot."""
+    """What transformers makes of a checkpoint's config.json. UnsupportedModelError if it refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PretrainedConfig
 
