@@ -32,6 +32,12 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.buffers: list[torch.Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch asks. It would otherwise import its compiler, for more than a second, to tell it to leave this class alone;
+        but nobody compiles what is recorded."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
         if name not in _ALLOCATIONS and not func.is_view:

@@ -9,7 +9,9 @@ import torch
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
+from nanoinfer.model.plain_config import is_end_token, read_plain_config
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
+from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
@@ -56,35 +58,19 @@ class ModelConfig:
 
         Raises FileNotFoundError without `config.json`, UnsupportedModelError naming what is not supported.
         """
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig, GenerationConfig, PretrainedConfig
-
         path = Path(path)
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
-        raw, _ = PretrainedConfig.get_config_dict(str(path))
-        architecture = _architecture(raw)
-        model_type = find_family(architecture).model_type
-        if raw.get("model_type") != model_type:
-            raise UnsupportedModelError(
-                f"model_type={raw.get('model_type')!r}: must be {model_type!r} with architecture {architecture}"
-            )
-        try:
-            hf_config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StrictDataclassError) as error:
-            # These are what transformers raises for a config that it cannot read.
-            raise UnsupportedModelError(f"{path / 'config.json'}: {type(error).__name__}: {error}") from error
-        eos = hf_config.eos_token_id
-        if (path / "generation_config.json").is_file():
-            eos = GenerationConfig.from_pretrained(str(path)).eos_token_id
-        return cls.from_hf_config(hf_config, eos)
+        config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
+        end_tokens = _generation_end_tokens(path)
+        return config if end_tokens is None else replace(config, eos_token_ids=_end_tokens(end_tokens))
 
     @classmethod
-    def from_hf_config(cls, hf: Any, eos_token_id: int | list[int] | None = None) -> "ModelConfig":
+    def from_hf_config(cls, hf: Any) -> "ModelConfig":
         """Read a `transformers` configuration object, as its family does. UnsupportedModelError naming what is not
         supported."""
         config: ModelConfig = find_family(_architecture(hf.to_dict())).read_config(hf)
-        return config if eos_token_id is None else replace(config, eos_token_ids=_end_tokens(eos_token_id))
+        return config
 
     @classmethod
     def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> "ModelConfig":
@@ -153,6 +139,38 @@ def read_sliding_windows(hf: Any) -> tuple[int | None, ...]:
     if unknown:
         raise UnsupportedModelError(f"layer_types: {sorted(unknown)} not supported; must be sliding or full attention")
     return tuple(hf.sliding_window if kind == "sliding_attention" else None for kind in types)
+
+
+def _read_any_config(path: Path) -> Any:
+    """What transformers makes of a checkpoint's config.json. UnsupportedModelError if it refuses it."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, PretrainedConfig
+
+    raw, _ = PretrainedConfig.get_config_dict(str(path))
+    architecture = _architecture(raw)
+    model_type = find_family(architecture).model_type
+    if raw.get("model_type") != model_type:
+        raise UnsupportedModelError(
+            f"model_type={raw.get('model_type')!r}: must be {model_type!r} with architecture {architecture}"
+        )
+    try:
+        return AutoConfig.from_pretrained(str(path), trust_remote_code=False)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StrictDataclassError) as error:
+        # These are what transformers raises for a config that it cannot read.
+        raise UnsupportedModelError(f"{path / 'config.json'}: {type(error).__name__}: {error}") from error
+
+
+def _generation_end_tokens(path: Path) -> int | list[int] | None:
+    """The end tokens in a checkpoint's generation_config.json; None if it names none, or is not there."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return None
+    raw = read_object(file)
+    if raw is not None and is_end_token(eos := raw.get("eos_token_id")):
+        return eos
+    from transformers import GenerationConfig  # it says what is wrong with the file
+
+    return GenerationConfig.from_pretrained(str(path)).eos_token_id
 
 
 def _architecture(config: dict[str, Any]) -> str:

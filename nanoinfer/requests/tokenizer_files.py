@@ -12,6 +12,13 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of 
 JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
+BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
+BELIEVED = (
+    "llama",
+    "qwen3",
+    "gemma3_text",
+    "phi3",
+)  # model types whose files AutoTokenizer believes when they name BACKEND
 TEMPLATE_FILE = "chat_template.json"  # transformers reads it only for its processors
 
 
@@ -26,15 +33,44 @@ def read_tokenizer_files(path: Path) -> Any:
         return None
     if present[0] == "tokenizer.model" and (reason := _not_a_vocabulary((path / "tokenizer.model").read_bytes())):
         raise UnsupportedModelError(f"{path / 'tokenizer.model'}: {reason}")  # transformers would read an empty file
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+        tokenizer = _read_with_transformers(path)
     except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
         raise UnsupportedModelError(_problem(path, present[0], error)) from error
     if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():
         tokenizer.chat_template = _separate_template(path / TEMPLATE_FILE)
     return tokenizer
+
+
+def _read_with_transformers(path: Path) -> Any:
+    """What `AutoTokenizer.from_pretrained` returns, sooner. To look at three keys, it imports the class of the model's
+    configuration, which takes a second; and importing AutoTokenizer itself takes a quarter of one.
+    """
+    config, settings = read_object(path / "config.json") or {}, read_object(path / "tokenizer_config.json") or {}
+    model_type, tokenizer_class = config.get("model_type"), settings.get("tokenizer_class")
+    from_outside = "auto_map" in config or "auto_map" in settings
+    if from_outside or not isinstance(model_type, str) or not isinstance(tokenizer_class, str):
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+    if model_type in BELIEVED and tokenizer_class in BACKEND:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(path))
+    from transformers import AutoTokenizer, PretrainedConfig
+
+    looked_at = {key: config[key] for key in ("model_type", "model_name", "tokenizer_class") if key in config}
+    light = PretrainedConfig(name_or_path=str(path), **looked_at)
+    return AutoTokenizer.from_pretrained(str(path), config=light, trust_remote_code=False)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if the file cannot be read or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _problem(path: Path, main_file: str, error: Exception) -> str:

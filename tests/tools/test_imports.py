@@ -155,6 +155,14 @@ def test_the_public_names_load_nothing_heavy() -> None:
     assert not early, f"import nanoinfer loads {', '.join(early)}"
 
 
+def test_a_first_answer_loads_neither_torchs_compiler_nor_the_model_classes_of_transformers() -> None:
+    """Each takes about a second: torch's when something is defined for it, transformers' with a configuration's class."""
+    code = "nanoinfer as n\nn.LLM('story').generate('x', n.SamplingParams(max_new_tokens=3))"
+    loaded = loaded_by(code, ROOT, after="torch")
+    assert "nanoinfer.model.captured_passes" in loaded
+    assert not {"torch._dynamo", "torch.distributed.tensor", "transformers.models.auto"} & loaded
+
+
 def test_importing_the_package_loads_no_file_of_it() -> None:
     loaded = loaded_by("nanoinfer", ROOT)
     assert "torch" not in loaded

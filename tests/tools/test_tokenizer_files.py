@@ -7,11 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from nanoinfer import LLM, UnsupportedModelError
+from nanoinfer.model.families import find_family
 from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests import tokenizer_files
 from nanoinfer.requests.tokenizer import Tokenizer
+from tests.helpers.imports import loaded_by
 
 STORY = resolve_model_path("story")
 # A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
@@ -28,6 +32,47 @@ def story_files(target: Path, **files: bytes | None) -> Path:
         if content is not None:
             file.write_bytes(content)
     return target
+
+
+# --- the same as AutoTokenizer's -------------------------------------------------------------------------------------
+
+CLASSES = ["TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer"]
+MODEL_TYPES = sorted(find_family(architecture).model_type for architecture in MODEL_FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, "gemma2", "of nobody", None])
+@pytest.mark.parametrize("tokenizer_class", [*CLASSES, "GemmaTokenizer", "OfNobody", None])
+def test_a_tokenizer_is_the_one_of_auto_tokenizer(
+    model_type: str | None, tokenizer_class: str | None, tmp_path: Path
+) -> None:
+    path = story_files(tmp_path / "files")
+    for name, key, value in (
+        ("config.json", "model_type", model_type),
+        ("tokenizer_config.json", "tokenizer_class", tokenizer_class),
+    ):
+        said = {**json.loads((path / name).read_text()), key: value}
+        (path / name).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    try:
+        expected = AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        with pytest.raises(UnsupportedModelError, match=type(error).__name__):
+            Tokenizer.from_pretrained(path)
+        return
+    read = tokenizer_files.read_tokenizer_files(path)
+    assert type(read) is type(expected)
+    assert read.special_tokens_map == expected.special_tokens_map
+    assert read.added_tokens_decoder == expected.added_tokens_decoder
+    assert read.chat_template == expected.chat_template
+    assert read.all_special_tokens == expected.all_special_tokens
+    assert read.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
+    code = f"nanoinfer.requests.tokenizer as read\nread.Tokenizer.from_pretrained({str(STORY)!r})"
+    loaded = loaded_by(code, Path(__file__).parent.parent.parent, after="torch")
+    assert "transformers" in loaded
+    heavy = {"transformers.models.auto", "transformers.activations", "torch._dynamo", "torch.distributed.tensor"}
+    assert not heavy & loaded
 
 
 # --- files that cannot be read ---------------------------------------------------------------------------------------
