@@ -13,7 +13,7 @@ JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_
 SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
-BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer believes if they name BACKEND
+BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer then reads like that
 TEMPLATE_FILE = "chat_template.json"  # transformers reads it only for its processors
 
 
