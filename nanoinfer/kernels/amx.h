@@ -5,7 +5,7 @@
 // `b` is laid out as `linear` packs its weights: a row for every word of the input, 16 neighbouring columns of COLUMNS. The
 // processor adds up a tile's products in an order of its own, which is the same for every row and every number of rows.
 #pragma once
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
 #define HAS_AMX
 #include <cstdint>
 #include <immintrin.h>

@@ -4,24 +4,28 @@
 // depend on how many tokens are computed together, nor on where their K/V came from.
 #include "query_rows.h"
 #include "team.h"
+#include <numeric>
 
 // Some new tokens of a request, and the key heads whose rows are computed together.
 struct AttentionTask { int request, token, tokens, head, heads; };
 
 // Divides a pass into tasks. As many rows as possible share the work of packing a block, as long as all threads have some.
-// Where each request has few rows, all its heads go together, too, because their keys are neighbours in memory.
+// Where each request has few rows, all its heads go together, too, because their keys are neighbours in memory; but not those
+// of a request with so many keys that a thread could end up with nothing else.
 static void divide(const int32_t* seq_lens, const int32_t* qo_indptr, long batch, long heads, long kv_heads,
                    std::vector<AttentionTask>& tasks) {
     constexpr long LEAST_ROWS = 64, MOST_ROWS = 512;
     long threads = omp_get_max_threads ? omp_get_max_threads() : 1, share = heads / kv_heads, total = qo_indptr[batch];
     long tokens = std::max(1L, std::clamp(total * heads / threads, LEAST_ROWS, MOST_ROWS) / share);
-    bool few = total <= batch && share <= LANES, together = few && (batch >= 2 * threads || threads == 1);
+    bool few = total <= batch && share <= LANES;
+    long keys = std::accumulate(seq_lens, seq_lens + batch, 0L);
     tasks.clear();
-    for (int b = 0; b < batch; b++)
+    for (int b = 0; b < batch; b++) {
+        int together = few && (threads == 1 || seq_lens[b] * 2 * threads <= keys) ? kv_heads : 1;
         for (int token = qo_indptr[b]; seq_lens[b] && token < qo_indptr[b + 1]; token += tokens)
-            for (int head = 0; head < kv_heads; head += together ? kv_heads : 1)
-                tasks.push_back({b, token, (int)std::min<long>(tokens, qo_indptr[b + 1] - token), head,
-                                 together ? (int)kv_heads : 1});
+            for (int head = 0; head < kv_heads; head += together)
+                tasks.push_back({b, token, (int)std::min<long>(tokens, qo_indptr[b + 1] - token), head, together});
+    }
 }
 
 // q [T, heads, dim] (tokens `q_stride` apart), keys and values [N, kv_heads, dim] -> out [T, heads, dim]. Request b has

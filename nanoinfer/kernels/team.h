@@ -6,8 +6,9 @@
 // processor.
 //
 // On a machine with more to do than it has processors, the operating system puts a worker aside for milliseconds, perhaps in
-// the middle of an item that all others then wait for. The caller knows how long an item takes, so a much longer wait says just
-// that: from then on it works alone for a while, twice as long each time it happens again.
+// the middle of an item that all others then wait for. The caller sees it when it waits much longer than an item takes, and the
+// worker gets no processor time meanwhile (if it does, its item is just a large one). From then on the caller works alone for a
+// while, twice as long each time it happens again.
 //
 // An item is always computed by one thread, so results do not depend on how many threads there are.
 #pragma once
@@ -37,13 +38,14 @@ class Team {
     std::atomic<bool> busy{false};
     struct Work { Run run; const void* body; } work[2];  // the current kernel's and the next one's, by the turn's parity
     long alone_until = 0, alone_for = ALONE;  // used by whoever has made the team busy
+    struct Member { pthread_t thread; std::atomic<bool> has_item{false}; long time_seen; } workers[MOST];
 
     static long total_of(uint64_t t) { return t >> COUNT_BITS & LIMIT; }
     static long next_of(uint64_t t) { return t & LIMIT; }
 
-    static long now() {
+    static long now(clockid_t clock = CLOCK_MONOTONIC) {
         timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
+        clock_gettime(clock, &t);
         return t.tv_sec * 1'000'000'000L + t.tv_nsec;
     }
 
@@ -66,14 +68,16 @@ class Team {
 
     int threads_now() const { return taking_part.load(std::memory_order_relaxed) + 1; }
 
-    static void* member(void* number_and_team);
+    static void* member(void* number);
     void live(int number) {
         for (;;) {
             int seen = epoch.load(std::memory_order_acquire);
             for (long start = now(); now() - start < SPIN;) {
                 uint64_t t = ticket.load(std::memory_order_acquire);
                 if (next_of(t) < total_of(t) && number < taking_part.load(std::memory_order_relaxed)) {
+                    workers[number].has_item.store(true);
                     help();
+                    workers[number].has_item.store(false);
                     start = now();
                 }
                 __builtin_ia32_pause();
@@ -88,9 +92,9 @@ class Team {
 
     void hire(int wanted) {
         for (; members < wanted; members++) {
-            pthread_t thread;
-            if (pthread_create(&thread, nullptr, member, (void*)(long)members.load())) return;
-            pthread_detach(thread);
+            Member& worker = workers[members];
+            if (pthread_create(&worker.thread, nullptr, member, (void*)(long)members.load())) return;
+            pthread_detach(worker.thread);
         }
     }
 
@@ -107,16 +111,29 @@ class Team {
         wait_for_all(count, end, LATE + (items ? 4 * (end - start) / items : 0));
     }
 
-    // A worker may still be in the middle of an item. If the system has put it aside, it needs this processor.
+    // The processor time of a worker, in nanoseconds.
+    static long time_of(const Member& worker) {
+        clockid_t clock;
+        return pthread_getcpuclockid(worker.thread, &clock) ? 0 : now(clock);
+    }
+
+    // Workers may still be in the middle of an item. If the system has put one aside, it needs this processor.
     void wait_for_all(long count, long start, long late) {
-        long waited = 0;
-        for (int spins = 0; done.load(std::memory_order_acquire) < count; waited = now() - start)
+        long waited = 0, seen = 0;
+        for (int spins = 0; done.load(std::memory_order_acquire) < count; waited = now() - start) {
             spins++ < 1000 ? __builtin_ia32_pause() : (void)sched_yield();
-        if (waited > late) {
+            if (waited <= late || seen) continue;
+            seen = waited;
+            for (int i = 0; i < threads_now() - 1; i++) workers[i].time_seen = workers[i].has_item ? time_of(workers[i]) : -1;
+        }
+        bool aside = false;  // whether one of those that had an item has computed for less than half of the time since
+        for (int i = 0; i < threads_now() - 1 && seen && waited - seen > LATE; i++)
+            aside |= workers[i].time_seen >= 0 && time_of(workers[i]) - workers[i].time_seen < (waited - seen) / 2;
+        if (aside) {
             alone_until = start + waited + alone_for;
             alone_for = std::min(2 * alone_for, MOST_ALONE);
         } else if (start > alone_until + alone_for) {
-            alone_for = ALONE;  // all were on time for as long as this
+            alone_for = ALONE;  // none was put aside for as long as this
         }
     }
 
