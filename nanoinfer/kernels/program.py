@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoinfer.kernels.functions import Call, function, record_calls
 from nanoinfer.kernels.program_memory import share_memory
+from nanoinfer.signals import uninterrupted
 
 _ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
@@ -26,7 +28,7 @@ class NotCapturableError(Exception):
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every torch operation: keeps what is allocated, lets views pass, and refuses all that computes."""
+    """Sees every operation of torch: keeps what is allocated, lets views pass, and refuses all that computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +48,15 @@ class _Watch(TorchDispatchMode):
         if name in _ALLOCATIONS:
             self.buffers.append(result)
         return result
+
+
+class _Refuse(TorchFunctionMode):
+    """Refuses what would take numbers out of torch, where nothing could see what is done with them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := getattr(func, "__name__", "")) in ("numpy", "tolist", "__array__", "__dlpack__"):
+            raise NotCapturableError(f"{name} takes numbers out of torch")
+        return func(*args, **(kwargs or {}))
 
 
 class Program:
@@ -73,10 +84,13 @@ class Program:
         """Run `compute` and keep its kernel calls. NotCapturableError when it computes anything else.
 
         It returns its results. It may allocate tensors and take views of them. Tensors that it reads must stay in place.
-        `network`: the module to whose parts the `labels` refer.
+        `network`: the module to whose parts the `labels` refer; it must not have hooks, which a replay would not run.
+        Signal handlers wait, because what they compute would be taken for a part of `compute`.
         """
+        if network is not None and any(each._forward_pre_hooks or each._forward_hooks for each in network.modules()):
+            raise NotCapturableError("a module has forward hooks")
         labels: list[str] = []
-        with _Watch() as watch, record_calls() as calls, _module_names(network, calls, labels):
+        with uninterrupted(), _Refuse(), _Watch() as watch, record_calls() as calls, _names(network, calls, labels):
             outputs = compute()
         program = cls(calls, watch.buffers, outputs)
         program.labels = labels
@@ -104,7 +118,7 @@ class Program:
 
 
 @contextmanager
-def _module_names(network: nn.Module | None, calls: list[Call], labels: list[str]) -> Iterator[None]:
+def _names(network: nn.Module | None, calls: list[Call], labels: list[str]) -> Iterator[None]:
     """Fill `labels` with the name of the innermost module in which each of `calls` is made."""
     names = {} if network is None else {module: name for name, module in network.named_modules()}
     inside, thread = [""], threading.get_ident()
