@@ -1,6 +1,7 @@
 """`python -m nanoinfer bench run`: its options, and what it does with them."""
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,8 +135,8 @@ def _settings(args: argparse.Namespace) -> "Settings":
     if args.busy is not None and not 1 <= args.busy <= 100:
         raise ValueError(f"--busy {args.busy}: must be in 1..100")
     for name, number in (("--gap", args.gap), ("--timeout", args.timeout)):
-        if number is not None and number <= 0:
-            raise ValueError(f"{name} {number}: must be above 0")
+        if number is not None and not 0 < number < math.inf:
+            raise ValueError(f"{name} {number}: must be above 0 and finite")
     engines = [parse_engine(text) for text in ("nanoinfer", *args.compare)]
     names = [engine.name for engine in engines]
     twice = [name for name in names if names.count(name) > 1]

@@ -35,9 +35,12 @@ def measure_model(
     """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`.
 
     `earlier`: the entry of a run that was stopped; its rounds are not measured again. `keep` is called with the entry after
-    every workload of every round. ValueError if an engine has another version than in `earlier`.
+    every workload of every round. ValueError if the checkpoint or an engine's version is another than in `earlier`.
     """
     checkpoint = Checkpoint.read(path)
+    for name, value in checkpoint.as_dict().items():
+        if earlier is not None and name != "dtype" and earlier.get(name) != value:
+            raise ValueError(f"{path}: {name} is {value}, but {earlier.get(name)} where the run is to be continued")
     dtype = dtype or checkpoint.dtype
     gap = default_gap(checkpoint.parameters) if settings.gap is None else settings.gap
     result: dict[str, Any] = {

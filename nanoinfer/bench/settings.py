@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,32 @@ def _without_folders(argument: str) -> str:
 def read_results(file: str) -> dict[str, Any]:
     """A results file. ValueError if it is none."""
     try:
-        results = json.loads(Path(file).read_text())
-    except json.JSONDecodeError as error:
+        results = json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{file}: this is not JSON: {error}") from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
         raise ValueError(f"{file}: not written by bench run --json (format {FORMAT})")
     return results
+
+
+def _check_whole(results: dict[str, Any]) -> None:
+    """ValueError naming what is missing in a results file or has another form than a run can be continued from."""
+    entry = {"name": str, "dtype": str, "bandwidth_gb_s": list, "peaks_gflop_s": list, "engines": list, "runs": list}
+
+    def check(where: str, value: Any, keys: Mapping[str, type]) -> None:
+        for key, kind in keys.items():
+            if not isinstance(value, dict) or not isinstance(value.get(key), kind):
+                raise ValueError(f"{where}: is damaged; {key} is missing or of another kind")
+
+    check("the file", results, {"machine": dict, "settings": dict, "models": list})
+    check("machine", results["machine"], {"cpu": str, "cores": int})
+    check("settings", results["settings"], {"rounds": int})
+    for number, model in enumerate(results["models"]):
+        check(f"models[{number}]", model, entry)
+        for engine in model["engines"]:
+            check(f"models[{number}].engines", engine, {"name": str})
+        for run in model["runs"]:
+            check(f"models[{number}].runs", run, {"round": int, "workload": str, "engine": str})
 
 
 def resumed_results(file: str, settings: Settings) -> dict[str, Any]:
@@ -90,9 +110,13 @@ def resumed_results(file: str, settings: Settings) -> dict[str, Any]:
     if not Path(file).exists() or not Path(file).stat().st_size:
         return new_results(settings)
     results, now = read_results(file), settings.as_dict()
-    before = results.get("settings")
-    if before is None:
+    if results.get("settings") is None:
         raise ValueError(f"--resume {file}: does not say with which settings it was measured")
+    try:
+        _check_whole(results)
+    except ValueError as error:
+        raise ValueError(f"--resume {file}: {error}") from None
+    before = results["settings"]
     for name, value in now.items():
         if name != "rounds" and before.get(name) != value:
             raise ValueError(f"--resume {file}: {name} is {value!r}, but {before.get(name)!r} in the file")

@@ -150,3 +150,47 @@ def test_the_command_continues_a_file(
     assert "seed is 3, but 0 in the file" in capsys.readouterr().err
     assert main([*argv[:-2], "--resume"]) == 2
     assert "--resume: needs --json FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("settings",), [], "settings is missing or of another kind"),
+        (("settings", "rounds"), "x", "settings: is damaged; rounds"),
+        (("machine", "cpu"), None, "machine: is damaged; cpu"),
+        (("models",), "x", "models is missing or of another kind"),
+        (("models", 0), {}, r"models\[0\]: is damaged; name"),
+        (("models", 0, "engines"), [{}], r"models\[0\].engines: is damaged; name"),
+        (("models", 0, "runs"), [{}], r"models\[0\].runs: is damaged; round"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_what_is_missing(
+    place: tuple[Any, ...], value: Any, message: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, file = checkpoint(), tmp_path / "run.json"
+    stopped_run(file, path, blocks=1)
+    results: Any = json.loads(file.read_text())
+    part = results
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    file.write_text(json.dumps(results))
+    with pytest.raises(ValueError, match=message):
+        continued(file, path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_bytes(b"\xff\xfe\0a")
+    with pytest.raises(ValueError, match=r"run\.json: this is not JSON"):
+        resumed_results(str(file), fake_settings(["single"], 1, ENGINES))
+
+
+def test_another_checkpoint_of_the_same_name_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    path, file = checkpoint(), tmp_path / "run.json"
+    stopped_run(file, path, blocks=1)
+    results = json.loads(file.read_text())
+    real, results["models"][0]["parameters"] = results["models"][0]["parameters"], 1
+    file.write_text(json.dumps(results))
+    with pytest.raises(ValueError, match=f"parameters is {real}, but 1 where the run is to be continued"):
+        continued(file, path)
