@@ -23,7 +23,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.sampling.sampler import Likeliest, Sampler
+from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
@@ -251,9 +251,9 @@ class Engine:
         reqs = batch.sampled_reqs
         if not reqs:
             return [], []
-        logits = logits[: len(reqs)]
-        found = logits if batch.likeliest is None else Likeliest(batch.likeliest, logits[:, 0])
-        token_ids = self.sampler.sample(found, reqs)
+        if batch.chunked_req is not None:
+            logits = logits[:-1]
+        token_ids = self.sampler.sample(logits, reqs, batch.likeliest)
         return token_ids.tolist(), self.sampler.logprobs(logits, token_ids, reqs)
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:

@@ -5,7 +5,6 @@ changes from pass to pass, and batches of other sizes are filled up with rows of
 `capture_cudagraph`, for a CPU. For a GPU, see cuda_passes.py.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
 
 
 def padded_size(num_requests: int) -> int:
@@ -30,7 +30,7 @@ def padded_size(num_requests: int) -> int:
 class CapturedPass:
     """One pass of `size` requests with `num_new` new tokens each, T = size · num_new: its buffers and its program.
 
-    `fill` and `logits` [T, V] are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
+    `fill` and `run` are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
     position 0, slot −1. They have no K/V, and the kernels skip them where they can.
     """
 
@@ -88,8 +88,9 @@ class CapturedPass:
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
 
-    def run(self) -> torch.Tensor:
-        """Compute what `fill` took: logits [T, V], padding included. The next run overwrites them.
+    def run(self) -> LogitsOutput:
+        """Compute what `fill` took: logits [T, V], padding included, or the likeliest tokens, if the head can find them by
+        itself and only they are wanted. The next run overwrites the tensors.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -97,14 +98,8 @@ class CapturedPass:
             self.program = Program.record(self._compute, self._network)
         else:
             self.program.replay()
-        logits: torch.Tensor = self.program.outputs[0]
-        return logits
-
-    @property
-    def likeliest(self) -> torch.Tensor | None:
-        """Each row's likeliest token, int64 [T], if the pass was to find only these. Then its logits are theirs, [T, 1]."""
-        found: Sequence[torch.Tensor] = () if self.program is None else self.program.outputs[1:]
-        return found[0] if found else None
+        logits, *likeliest = self.program.outputs
+        return LogitsOutput(logits, None, *likeliest)
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
@@ -125,7 +120,6 @@ class CapturedPasses:
         self._recorded = self._runner.model, self._runner.attention_backend  # what passes are recorded from
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
-        self.likeliest: torch.Tensor | None = None
 
     @classmethod
     def select(cls, capture: str | bool, runner: Any) -> "CapturedPasses | None":
@@ -152,12 +146,9 @@ class CapturedPasses:
         out_cache_loc: torch.Tensor,
         num_new: int = 1,
         only_likeliest: bool = False,
-    ) -> torch.Tensor | None:
-        """Logits [T, V] of a pass over `num_new` new tokens of each request, or None if it cannot be captured.
-
-        Arguments as in ModelRunner. The logits are overwritten by the next captured pass. With `only_likeliest`, the
-        attribute `likeliest` may have the likeliest tokens, int64 [T], afterwards; the logits are then theirs only, [T, 1].
-        """
+    ) -> LogitsOutput | None:
+        """A pass over `num_new` new tokens of each request: logits [T, V], or with `only_likeliest` perhaps the likeliest
+        tokens. The next captured pass overwrites them. None if it cannot be captured. Arguments as in ModelRunner."""
         model, backend = self._recorded
         if self._runner.model is not model or self._runner.attention_backend is not backend:
             self._start_over()  # the runner has another one now
@@ -169,14 +160,12 @@ class CapturedPasses:
             captured = self.passes[shape] = self._new_pass(*shape)
         captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
         try:
-            logits: torch.Tensor = captured.run()
+            output: LogitsOutput = captured.run()
         except NotCapturableError as error:
             self.passes.clear()
             self.reason = str(error)
             return None
-        likeliest = getattr(captured, "likeliest", None)
-        self.likeliest = None if likeliest is None else likeliest[: len(input_ids)]
-        return logits[: len(input_ids)]
+        return output.first(len(input_ids))
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""

@@ -18,6 +18,7 @@ from nanoinfer.kernels.cuda_graph import GraphRecorder
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
 
 SMALLEST_WIDTH = 128
 # The columns of a pass's lines: token, row, length of the sequence, slot of the new token, slots of the whole sequence.
@@ -81,7 +82,7 @@ class CudaPass:
         lines[np.arange(self._size), SEQUENCE + lens - 1] = slots
         self.lines.copy_(torch.from_numpy(lines))
 
-    def run(self) -> torch.Tensor:
+    def run(self) -> LogitsOutput:
         """Compute what `fill` took: logits [size, V], padding included. The next run of any pass overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
@@ -90,7 +91,7 @@ class CudaPass:
             self.graph = self._record(self.compute)
         else:
             self.graph.replay()
-        return self.graph.outputs[0]
+        return LogitsOutput(self.graph.outputs[0])
 
     def compute(self) -> tuple[torch.Tensor]:
         """The whole pass, on the GPU alone: everything is made from `lines`, whose place and shape are fixed."""

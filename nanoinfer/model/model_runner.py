@@ -106,9 +106,9 @@ class ModelRunner:
         """
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-            if (logits := self.captured.forward(*inputs, only_likeliest=batch.only_likeliest)) is not None:
-                batch.likeliest = self.captured.likeliest
-                return logits, None
+            if (replayed := self.captured.forward(*inputs, only_likeliest=batch.only_likeliest)) is not None:
+                batch.likeliest = replayed.likeliest
+                return replayed.logits, None
         of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
         wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND

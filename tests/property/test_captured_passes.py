@@ -65,9 +65,9 @@ class Sequences:
         return self.runner.run(self.ids, metadata).logits
 
     def captured(self, passes: CapturedPasses) -> torch.Tensor:
-        logits = passes.forward(self.ids, self.rows, self.lens, self.slots, self.num_new)
-        assert logits is not None, passes.reason
-        return logits.clone()
+        output = passes.forward(self.ids, self.rows, self.lens, self.slots, self.num_new)
+        assert output is not None, passes.reason
+        return output.logits.clone()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,14 +156,14 @@ def test_a_program_allocates_nothing_and_buffers_share_their_memory(checkpoint: 
     some = Sequences(runner, 4)
     captured = CapturedPass(runner, 4)
     captured.fill(some.ids, some.rows, some.lens, some.slots)
-    assert torch.equal(captured.run(), some.eager())
+    assert torch.equal(captured.run().logits, some.eager())
     program = captured.program
     assert program is not None
     of_a_layer = (
         4 * 4 * (64 * 4 + 128 + 2 * 96 + 96)
     )  # four rows of float32: x, q, k, v, attended, gate, up, product ...
     assert program.num_bytes < 2 * of_a_layer
-    assert torch.equal(captured.run(), some.eager())
+    assert torch.equal(captured.run().logits, some.eager())
 
 
 def test_every_call_is_labelled_with_its_module_and_timed_on_demand(checkpoint: Checkpoint):
@@ -226,7 +226,7 @@ def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
     assert alone.program is not None
     assert len(captured.program.calls) == len(alone.program.calls)
     assert captured.program.labels == alone.program.labels
-    assert torch.equal(captured.run(), expected)
+    assert torch.equal(captured.run().logits, expected)
 
 
 # --- through the engine ----------------------------------------------------------------------------------------------
@@ -255,12 +255,12 @@ def test_greedy_tokens_are_found_without_storing_the_logits(dtype: str, checkpoi
     passes = llm.engine.model_runner.captured
     assert passes is not None
     found = tokens(llm)
-    assert passes.likeliest is not None
+    assert llm.engine.last_batch.likeliest is not None
     assert [shape for shape, each in passes.passes.items() if each.program.outputs[0].shape[1] == 1] == [(3, 1, True)]
     for more in ({"logprobs": 2}, {"logit_bias": {5: 0.0001}}, {"repetition_penalty": 1.0001}, {"min_new_tokens": 12}):
         params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, **more)
         assert [out.token_ids for out in llm.generate(PROMPTS, params, use_tqdm=False)] == found
-        assert passes.likeliest is None
+        assert llm.engine.last_batch.likeliest is None
     assert set(passes.passes) == {(3, 1, True), (3, 1, False)}
 
 

@@ -29,6 +29,12 @@ class LogitsOutput:
     prompt_logprobs: torch.Tensor | None = None
     likeliest: torch.Tensor | None = None
 
+    def first(self, rows: int) -> "LogitsOutput":
+        """The first `rows` of `logits` and `likeliest`: without the padding of a captured pass."""
+        if rows == self.logits.shape[0]:
+            return self  # even an empty slice takes torch as long as a small kernel
+        return LogitsOutput(self.logits[:rows], None, None if self.likeliest is None else self.likeliest[:rows])
+
 
 def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
     """The new tokens whose hidden states the last layer must compute to its end; None for all."""
