@@ -92,7 +92,7 @@ class Batch:
         return cls(
             reqs,
             ForwardMode.DECODE,
-            torch.tensor([req.token_ids[req.num_tokens - 1] for req in reqs]),
+            torch.from_numpy(np.array([req.token_ids.item(req.num_tokens - 1) for req in reqs])),
             torch.from_numpy(rows),
             torch.from_numpy(seq_lens),
             None,
@@ -104,7 +104,7 @@ class Batch:
     @property
     def only_likeliest(self) -> bool:
         """True when nothing about the logits is wanted but which token is the likeliest."""
-        return all(req.params.greedy and req.params.logprobs is None and not adjusts_logits(req) for req in self.reqs)
+        return not any(req.params.wants_logits or adjusts_logits(req) for req in self.reqs)
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:
@@ -130,6 +130,5 @@ class Batch:
 
 def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:
     """`slots` as a range (start, end) if they are consecutive, else (None, None)."""
-    start = int(slots[0])
-    end = start + len(slots)
-    return (start, end) if (slots == np.arange(start, end)).all() else (None, None)
+    start, end = slots.item(0), slots.item(-1) + 1
+    return (start, end) if slots.tolist() == list(range(start, end)) else (None, None)

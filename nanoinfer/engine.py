@@ -23,7 +23,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.sampling.sampler import Likeliest, Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
@@ -253,7 +253,8 @@ class Engine:
             return [], []
         if batch.chunked_req is not None:
             logits = logits[:-1]
-        token_ids = self.sampler.sample(logits, reqs, batch.likeliest)
+        found = logits if batch.likeliest is None else Likeliest(batch.likeliest, logits)
+        token_ids = self.sampler.sample(found, reqs)
         return token_ids.tolist(), self.sampler.logprobs(logits, token_ids, reqs)
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:

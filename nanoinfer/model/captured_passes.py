@@ -165,7 +165,7 @@ class CapturedPasses:
             self.passes.clear()
             self.reason = str(error)
             return None
-        return output.first(len(input_ids))
+        return output.first(input_ids.shape[0])
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""
@@ -181,7 +181,7 @@ class CapturedPasses:
 
     def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
         """Which of `passes` serves these sequences; None if none can."""
-        return max(1, padded_size(len(seq_lens))), num_new, only_likeliest
+        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest
 
     def _new_pass(self, *shape: int) -> Any:
         size, num_new, only_likeliest = shape

@@ -102,7 +102,7 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the pass of a Batch. Returns logits `[B, V]` and, for an EXTEND with `return_normalized_logprob`, the same
         second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability. A captured
-        DECODE with `batch.only_likeliest` may set `batch.likeliest` [B]; its logits [B, 1] are then those of these tokens.
+        DECODE with `batch.only_likeliest` may set `batch.likeliest` [B]; its logits [B] are then those of these tokens.
         """
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)

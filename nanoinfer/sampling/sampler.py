@@ -1,6 +1,8 @@
 """Sampler: chooses a token for each row of logits, by the SamplingParams of that row's request; all rows at once."""
 
 from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,25 +12,29 @@ from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
 
 
+class Likeliest(NamedTuple):
+    """The likeliest token of each row, int64 [B], and its logit, float [B]: all that a greedy request needs."""
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+
+
 class Sampler:
     """It has no state: everything a row needs is in its Req. A row's result does not depend on the other rows."""
 
-    def sample(
-        self, logits: torch.Tensor, reqs: Sequence[Req], likeliest: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor | Likeliest, reqs: Sequence[Req]) -> torch.Tensor:
         """Choose the next token of each request, int64 [B], from `logits` [B, V], which are not changed; or take the tokens
-        `likeliest` [B] that the pass has found already, with their logits [B, 1].
+        that a pass has found already.
 
         RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them, or
         whose logits processor fails (see `process_logits`).
         """
-        found, largest = _likeliest(logits) if likeliest is None else (likeliest, logits)
-        is_finite = np.isfinite(largest.cpu().numpy())
-        if not is_finite.all():
-            broken = reqs[int(is_finite.argmin())]
-            raise RuntimeError(f"request {broken.request_id}: the model's logits hold NaN or infinity")
-        if likeliest is not None or all(req.params.greedy and not adjusts_logits(req) for req in reqs):
-            return found
+        likeliest, largest = logits if isinstance(logits, Likeliest) else _likeliest(logits)
+        for req, logit in zip(reqs, largest.tolist(), strict=True):
+            if not isfinite(logit):
+                raise RuntimeError(f"request {req.request_id}: the model's logits hold NaN or infinity")
+        if isinstance(logits, Likeliest) or all(req.params.greedy and not adjusts_logits(req) for req in reqs):
+            return likeliest
         scores = logits.to(torch.float32, copy=True)
         process_logits(scores, reqs)
         token_ids = scores.argmax(dim=-1)
@@ -59,15 +65,14 @@ class Sampler:
         return result
 
 
-def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row of `logits` [B, V], int64 [B], and its logit, float32 [B]. Ties go to the first; NaN
-    counts as the largest."""
+def _likeliest(logits: torch.Tensor) -> Likeliest:
+    """Of each row of `logits` [B, V]. Ties go to the first; NaN counts as the largest."""
     if logits.device.type != "cpu":
         likeliest = logits.argmax(dim=-1)
-        return likeliest, logits.gather(1, likeliest[:, None])[:, 0].float()
+        return Likeliest(likeliest, logits.gather(1, likeliest[:, None])[:, 0].float())
     scores = logits.float().numpy()  # on a CPU, numpy's argmax is vectorised and torch's is not
     where = scores.argmax(axis=-1)
-    return torch.from_numpy(where), torch.from_numpy(scores[np.arange(len(scores)), where])
+    return Likeliest(torch.from_numpy(where), torch.from_numpy(scores[np.arange(len(scores)), where]))
 
 
 def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:

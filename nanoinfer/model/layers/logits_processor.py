@@ -19,7 +19,7 @@ ROWS_AT_A_TIME = 256  # for prompt log-probabilities: keeps the [rows, V] block 
 class LogitsOutput:
     """`logits` [k, V] of the pass's `logit_rows` and, if they are wanted, `prompt_logprobs` [T] float32.
 
-    With `likeliest` [k] int64, each row's likeliest token, `logits` [k, 1] float32 has the logits of those tokens only.
+    With `likeliest` [k] int64, each row's likeliest token, `logits` [k] float32 has the logits of those tokens only.
 
     `prompt_logprobs[t]` is the log-probability of new token t given the tokens before it. It is NaN for the first new
     token of each request.
@@ -47,7 +47,7 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
     What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it, too.
     """
     if metadata.only_likeliest and (found := getattr(head, "likeliest", lambda _: None)(hidden)) is not None:
-        return LogitsOutput(found[1][:, None], likeliest=found[0])
+        return LogitsOutput(found[1], likeliest=found[0])
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
 
