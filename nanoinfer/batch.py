@@ -21,8 +21,6 @@ class Batch:
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
     it (NaN for each request's first new token, because the token before it is not in this pass).
 
-    After a pass that found only the likeliest tokens (`only_likeliest`), `likeliest` int64 [B] has them.
-
     `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
     """
 
@@ -38,7 +36,6 @@ class Batch:
     wants_prompt_logprobs: bool = False
     chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
-    likeliest: torch.Tensor | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":

@@ -15,7 +15,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.layers.logits_processor import Likeliest
 
 
 def padded_size(num_requests: int) -> int:
@@ -88,9 +88,9 @@ class CapturedPass:
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
 
-    def run(self) -> LogitsOutput:
-        """Compute what `fill` took: logits [T, V], padding included, or the likeliest tokens, if the head can find them by
-        itself and only they are wanted. The next run overwrites the tensors.
+    def run(self) -> Any:
+        """Compute what `fill` took: logits [T, V], padding included, or their Likeliest, if no more is wanted and the head
+        can find them by itself. The next run overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -98,12 +98,12 @@ class CapturedPass:
             self.program = Program.record(self._compute, self._network)
         else:
             self.program.replay()
-        logits, *likeliest = self.program.outputs
-        return LogitsOutput(logits, None, *likeliest)
+        outputs = self.program.outputs
+        return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
-        return (output.logits,) if output.likeliest is None else (output.logits, output.likeliest)
+        return output.likeliest or (output.logits,)
 
 
 class CapturedPasses:
@@ -146,9 +146,9 @@ class CapturedPasses:
         out_cache_loc: torch.Tensor,
         num_new: int = 1,
         only_likeliest: bool = False,
-    ) -> LogitsOutput | None:
-        """A pass over `num_new` new tokens of each request: logits [T, V], or with `only_likeliest` perhaps the likeliest
-        tokens. The next captured pass overwrites them. None if it cannot be captured. Arguments as in ModelRunner."""
+    ) -> torch.Tensor | Likeliest | None:
+        """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
+        None if it cannot be captured. The next captured pass overwrites them. Arguments as in ModelRunner."""
         model, backend = self._recorded
         if self._runner.model is not model or self._runner.attention_backend is not backend:
             self._start_over()  # the runner has another one now
@@ -160,21 +160,25 @@ class CapturedPasses:
             captured = self.passes[shape] = self._new_pass(*shape)
         captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
         try:
-            output: LogitsOutput = captured.run()
+            found: torch.Tensor | Likeliest = captured.run()
         except NotCapturableError as error:
             self.passes.clear()
             self.reason = str(error)
             return None
-        return output.first(input_ids.shape[0])
+        tokens = input_ids.shape[0]
+        if tokens == shape[0] * num_new:
+            return found  # even a slice of everything takes torch as long as a small kernel
+        return Likeliest(*(each[:tokens] for each in found)) if isinstance(found, Likeliest) else found[:tokens]
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""
         if (device := self._runner.token_to_kv_pool.device.type) != "cpu":
             return f"passes on device={device!r} are not recorded"
-        if (kernels := selection_of(getattr(self._runner.model, "kernels", self._runner.model))).name != "cpp":
-            return f"its kernels are {kernels.name}, and only those in C++ are recorded"
-        if (backend := selection_of(self._runner.attention_backend)).name != "cpp":
-            return f"its attention_backend is {backend.name}, and only the one in C++ is recorded"
+        kernels, backend = getattr(self._runner.model, "kernels", self._runner.model), self._runner.attention_backend
+        if not getattr(kernels, "recordable", False):
+            return f"its kernels are {selection_of(kernels).name}, and only those in C++ are recorded"
+        if not getattr(backend, "recordable", False):
+            return f"its attention_backend is {selection_of(backend).name}, and only the one in C++ is recorded"
         if self._runner.req_to_token_pool.req_to_token.numel() > np.iinfo(np.int32).max:
             return "the table of rows has more entries than the kernels can count"
         return ""

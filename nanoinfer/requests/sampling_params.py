@@ -131,7 +131,7 @@ class SamplingParams:
 
     @cached_property
     def adjusts_logits(self) -> bool:
-        """True when some logits processor changes all of this request's logits (`min_new_tokens` changes the first ones)."""
+        """True when logits processors change the logits of every token (`min_new_tokens` concerns the first ones)."""
         penalised = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return bool(self.logit_bias or penalised or self.logits_processors)
 

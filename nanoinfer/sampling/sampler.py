@@ -2,21 +2,14 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
-
-
-class Likeliest(NamedTuple):
-    """The likeliest token of each row, int64 [B], and its logit, float [B]: all that a greedy request needs."""
-
-    token_ids: torch.Tensor
-    logits: torch.Tensor
 
 
 class Sampler:

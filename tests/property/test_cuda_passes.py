@@ -76,9 +76,9 @@ class Sequences:
         return self.runner.run(self.ids, metadata).logits.clone()
 
     def captured(self, passes: CudaPasses) -> torch.Tensor:
-        output = passes.forward(self.ids, self.rows, self.lens, self.slots)
-        assert output is not None, passes.reason
-        return output.logits.clone()
+        logits = passes.forward(self.ids, self.rows, self.lens, self.slots)
+        assert isinstance(logits, torch.Tensor), passes.reason
+        return logits.clone()
 
     def kv(self) -> list[torch.Tensor]:
         layers = range(len(self.pool.kv_storage.key_buffers))
@@ -153,9 +153,9 @@ def test_a_request_that_has_ended_stores_nothing(checkpoint: Checkpoint):
         going = [i for i in range(3) if i not in ended]
         ids, slots = some.ids.clone(), some.slots.clone()
         ids[ended], slots[ended] = 299, -1
-        output = passes.forward(ids, some.rows, some.lens, slots)
-        assert output is not None
-        assert torch.equal(output.logits[going], expected[going])
+        logits = passes.forward(ids, some.rows, some.lens, slots)
+        assert isinstance(logits, torch.Tensor)
+        assert torch.equal(logits[going], expected[going])
         assert all(map(torch.equal, some.kv(), before))
     assert list(passes.passes) == [(4, 32)]
 
