@@ -64,9 +64,9 @@ class Batch:
             reqs,
             ForwardMode.EXTEND,
             torch.from_numpy(np.concatenate([req.token_ids[span] for req, span in spans])),
-            torch.tensor([req.req_pool_idx for req in reqs], dtype=torch.int32),
-            torch.tensor([req.chunk_end for req in reqs], dtype=torch.int32),
-            torch.tensor([req.kv_len for req in reqs], dtype=torch.int32),
+            torch.from_numpy(np.array([req.req_pool_idx for req in reqs], dtype=np.int32)),  # quicker than torch.tensor
+            torch.from_numpy(np.array([req.chunk_end for req in reqs], dtype=np.int32)),
+            torch.from_numpy(np.array([req.kv_len for req in reqs], dtype=np.int32)),
             torch.from_numpy(out_cache_loc),
             out_cache_cont_start=start,
             out_cache_cont_end=end,
