@@ -5,6 +5,7 @@ changes from pass to pass, and batches of other sizes are filled up with rows of
 `capture_cudagraph`, for a CPU. For a GPU, see cuda_passes.py.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,9 @@ class CapturedPass:
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
 
-    def run(self) -> Any:
-        """Compute what `fill` took: logits [T, V], padding included, or their Likeliest, if no more is wanted and the head
-        can find them by itself. The next run overwrites them.
+    def run(self) -> Sequence[torch.Tensor]:
+        """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
+        and the head can find them by itself. The next run overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -98,8 +99,7 @@ class CapturedPass:
             self.program = Program.record(self._compute, self._network)
         else:
             self.program.replay()
-        outputs = self.program.outputs
-        return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
+        return self.program.outputs
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
@@ -160,15 +160,15 @@ class CapturedPasses:
             captured = self.passes[shape] = self._new_pass(*shape)
         captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
         try:
-            found: torch.Tensor | Likeliest = captured.run()
+            outputs: Sequence[torch.Tensor] = captured.run()
         except NotCapturableError as error:
             self.passes.clear()
             self.reason = str(error)
             return None
         tokens = input_ids.shape[0]
-        if tokens == shape[0] * num_new:
-            return found  # even a slice of everything takes torch as long as a small kernel
-        return Likeliest(*(each[:tokens] for each in found)) if isinstance(found, Likeliest) else found[:tokens]
+        if tokens < shape[0] * num_new:  # even a slice of everything takes torch as long as a small kernel
+            outputs = [each[:tokens] for each in outputs]
+        return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""

@@ -73,8 +73,8 @@ class CudaPass:
         lines[np.arange(self._size), SEQUENCE + lens - 1] = slots
         self.lines.copy_(torch.from_numpy(lines))
 
-    def run(self) -> torch.Tensor:
-        """Compute what `fill` took: logits [size, V], padding included. The next run of any pass overwrites them.
+    def run(self) -> Sequence[torch.Tensor]:
+        """Compute what `fill` took: only logits [size, V], padding included. The next run of any pass overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -82,7 +82,7 @@ class CudaPass:
             self.graph = self._record(self.compute)
         else:
             self.graph.replay()
-        return self.graph.outputs[0]
+        return self.graph.outputs
 
     def compute(self) -> tuple[torch.Tensor]:
         """The whole pass, on the GPU alone: everything is made from `lines`, whose place and shape are fixed."""

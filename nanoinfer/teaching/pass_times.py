@@ -75,7 +75,7 @@ class DecodePass:
         """The same logits, by the recorded pass. The next replay overwrites them."""
         batch = self._batch
         self.captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-        return self.captured.run()
+        return self.captured.run()[0]
 
     def times_from_python(self, repeats: int = 30) -> PassTimes:
         """Of the fastest of some passes made from Python."""
