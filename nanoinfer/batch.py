@@ -21,8 +21,6 @@ class Batch:
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
     it (NaN for each request's first new token, because the token before it is not in this pass).
 
-    After a pass that found only the likeliest tokens (`only_likeliest`), `likeliest` int64 [B] has them.
-
     `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
     """
 
@@ -38,7 +36,6 @@ class Batch:
     wants_prompt_logprobs: bool = False
     chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
-    likeliest: torch.Tensor | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
@@ -67,9 +64,9 @@ class Batch:
             reqs,
             ForwardMode.EXTEND,
             torch.from_numpy(np.concatenate([req.token_ids[span] for req, span in spans])),
-            torch.tensor([req.req_pool_idx for req in reqs], dtype=torch.int32),
-            torch.tensor([req.chunk_end for req in reqs], dtype=torch.int32),
-            torch.tensor([req.kv_len for req in reqs], dtype=torch.int32),
+            torch.from_numpy(np.array([req.req_pool_idx for req in reqs], dtype=np.int32)),  # quicker than torch.tensor
+            torch.from_numpy(np.array([req.chunk_end for req in reqs], dtype=np.int32)),
+            torch.from_numpy(np.array([req.kv_len for req in reqs], dtype=np.int32)),
             torch.from_numpy(out_cache_loc),
             out_cache_cont_start=start,
             out_cache_cont_end=end,
@@ -92,7 +89,7 @@ class Batch:
         return cls(
             reqs,
             ForwardMode.DECODE,
-            torch.tensor([req.token_ids[req.num_tokens - 1] for req in reqs]),
+            torch.from_numpy(np.array([req.token_ids.item(req.num_tokens - 1) for req in reqs])),
             torch.from_numpy(rows),
             torch.from_numpy(seq_lens),
             None,
@@ -104,7 +101,7 @@ class Batch:
     @property
     def only_likeliest(self) -> bool:
         """True when nothing about the logits is wanted but which token is the likeliest."""
-        return all(req.params.greedy and req.params.logprobs is None and not adjusts_logits(req) for req in self.reqs)
+        return not any(req.params.wants_logits or adjusts_logits(req) for req in self.reqs)
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:
@@ -130,6 +127,5 @@ class Batch:
 
 def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:
     """`slots` as a range (start, end) if they are consecutive, else (None, None)."""
-    start = int(slots[0])
-    end = start + len(slots)
-    return (start, end) if (slots == np.arange(start, end)).all() else (None, None)
+    start, end = slots.item(0), slots.item(-1) + 1
+    return (start, end) if slots.tolist() == list(range(start, end)) else (None, None)

@@ -149,7 +149,7 @@ def _info(args: argparse.Namespace) -> None:
     import torch
     import transformers
 
-    from nanoinfer.model.layers.linear import weight_bytes
+    from nanoinfer.model.layers.kept_weights import weight_bytes
     from nanoinfer.stats import captured, selections
 
     llm = load(args)

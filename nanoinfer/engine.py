@@ -13,6 +13,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
+from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.multi_step import make_scheduler
 from nanoinfer.requests.open_requests import OpenRequests
@@ -23,7 +24,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.sampling.sampler import Likeliest, Sampler
+from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
 from nanoinfer.step_guard import StepGuard
@@ -245,15 +246,18 @@ class Engine:
         self.open_requests.collect(batch.sampled_reqs)
         return batch
 
-    def _sample(self, batch: Batch, logits: torch.Tensor) -> tuple[list[int], list[dict[int, float] | None]]:
+    def _sample(
+        self, batch: Batch, logits: torch.Tensor | Likeliest
+    ) -> tuple[list[int], list[dict[int, float] | None]]:
         """The next token of each of `batch.sampled_reqs` and the log-probabilities that they want. `logits` [B, V]."""
-        batch.gather_prompt_logprobs(logits)
         reqs = batch.sampled_reqs
+        if isinstance(logits, Likeliest):  # then nothing else is wanted
+            return self.sampler.sample(logits, reqs).tolist(), [None] * len(reqs)
+        batch.gather_prompt_logprobs(logits)
         if not reqs:
             return [], []
         logits = logits[: len(reqs)]
-        found = logits if batch.likeliest is None else Likeliest(batch.likeliest, logits[:, 0])
-        token_ids = self.sampler.sample(found, reqs)
+        token_ids = self.sampler.sample(logits, reqs)
         return token_ids.tolist(), self.sampler.logprobs(logits, token_ids, reqs)
 
     def deliver_later(self, outputs: Sequence[RequestOutput]) -> None:

@@ -6,9 +6,9 @@ good, although someone who stops a notebook cell keeps using the same engine. So
 run where most of the time is spent: in the model's pass and in sampling.
 """
 
+import _signal  # type: ignore[import-not-found]  # its functions take a tenth of the time of those in `signal`
 import signal
 import threading
-from _signal import getsignal  # type: ignore[import-not-found]  # signal.getsignal takes ten times as long
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -34,13 +34,13 @@ class _Shield:
     def up(self) -> None:
         """Replace the handlers."""
         for number in SIGNALS:
-            handler = getsignal(number)
+            handler = _signal.getsignal(number)
             while isinstance(other := getattr(handler, "__self__", None), _Shield):
                 handler = other._handlers[number]  # that shield is down; a handler raised before this one was restored
             if callable(handler):  # otherwise the signal is ignored, or handled by the system or outside Python
                 self._handlers[number] = handler
                 self._replaced.append(number)
-                signal.signal(number, self._arrived)
+                _signal.signal(number, self._arrived)
 
     def down(self) -> None:
         """Restore the handlers, then run those whose signal has arrived. When several raise, Python chains the errors.
@@ -63,8 +63,8 @@ class _Shield:
         try:
             while self._replaced:
                 number = self._replaced[-1]
-                if getsignal(number) == self._arrived:  # otherwise a new handler was installed meanwhile
-                    signal.signal(number, self._handlers[number])
+                if _signal.getsignal(number) == self._arrived:  # otherwise a new handler was installed meanwhile
+                    _signal.signal(number, self._handlers[number])
                 self._replaced.pop()
         finally:
             if self._replaced:

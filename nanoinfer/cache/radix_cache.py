@@ -28,12 +28,12 @@ class MatchResult(NamedTuple):
 
 def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
     """How many leading elements are equal. Compares growing chunks, so the cost depends on the answer, not the lengths."""
-    done, chunk, limit = 0, 64, min(len(a), len(b))
+    done, chunk, limit = 0, 1024, min(len(a), len(b))
     while done < limit:
         stop = min(done + chunk, limit)
-        differ = np.flatnonzero(a[done:stop] != b[done:stop])
-        if differ.size:
-            return done + int(differ[0])
+        differ = a[done:stop] != b[done:stop]
+        if differ.any():
+            return done + int(differ.argmax())
         done, chunk = stop, 2 * chunk
     return limit
 

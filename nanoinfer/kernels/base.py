@@ -1,5 +1,6 @@
 """The interface between the model's layers and the kernels that compute their arithmetic."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -80,4 +81,14 @@ class Kernels(Protocol):
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """`cap * tanh(x / cap)`, `x` [T, size]. May change `x` in place."""
+        ...
+
+
+class Recording(Protocol):
+    """A pass that was recorded once, to be computed again without Python: a Program, or a CudaGraph on a GPU."""
+
+    outputs: Sequence[torch.Tensor]
+
+    def replay(self) -> None:
+        """Compute the outputs again, in place, from what is now in the memory that was read."""
         ...

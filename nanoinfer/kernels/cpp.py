@@ -17,6 +17,8 @@ class CppKernels:
     KernelsUnavailableError with the reason when they cannot be built or do not support `dtype`.
     """
 
+    recordable = True  # a Program can be made of their calls
+
     def __init__(self, dtype: torch.dtype):
         self._linear, self._linear_argmax = function("linear", dtype), function("linear_argmax", dtype)
         self._gated_linear = {name: function(f"linear_{name}", dtype) for name in ("silu_and_mul", "gelu_tanh_and_mul")}
@@ -25,7 +27,7 @@ class CppKernels:
         self._rotate, self._scale = function("rotate", dtype), function("scale", dtype)
         self._softcap, self._gather_rows = function("softcap", dtype), function("gather_rows")
         type_name = str(dtype).removeprefix("torch.")
-        self._memory = HugePages()
+        self.memory = HugePages()  # where packed weights lie
         self._columns, self._inputs = (int(library()[f"linear_{each}_{type_name}"]()) for each in ("columns", "inputs"))
         self._step = 4 // dtype.itemsize  # elements in a word
 
@@ -48,7 +50,7 @@ class CppKernels:
         out_features, in_features = weight.shape
         weight = torch.nn.functional.pad(weight, (0, -in_features % self._inputs, 0, -out_features % self._columns))
         words = weight.view(-1, self._columns, weight.shape[1] // self._step, self._step)
-        return self._memory.copy(words.transpose(1, 2))
+        return self.memory.copy(words.transpose(1, 2))
 
     def pack_gated(self, weight: torch.Tensor) -> Any:
         """Each group of columns has as many gates as ups, and an up is half a group behind its gate."""

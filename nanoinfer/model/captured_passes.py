@@ -16,6 +16,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import Likeliest
 
 
 def padded_size(num_requests: int) -> int:
@@ -30,7 +31,7 @@ def padded_size(num_requests: int) -> int:
 class CapturedPass:
     """One pass of `size` requests with `num_new` new tokens each, T = size · num_new: its buffers and its program.
 
-    `fill` and `logits` [T, V] are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
+    `fill` and `run` are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
     position 0, slot −1. They have no K/V, and the kernels skip them where they can.
     """
 
@@ -88,8 +89,9 @@ class CapturedPass:
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
 
-    def run(self) -> torch.Tensor:
-        """Compute what `fill` took: logits [T, V], padding included. The next run overwrites them.
+    def run(self) -> Sequence[torch.Tensor]:
+        """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
+        and the head can find them by itself. The next run overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -97,18 +99,11 @@ class CapturedPass:
             self.program = Program.record(self._compute, self._network)
         else:
             self.program.replay()
-        logits: torch.Tensor = self.program.outputs[0]
-        return logits
-
-    @property
-    def likeliest(self) -> torch.Tensor | None:
-        """Each row's likeliest token, int64 [T], if the pass was to find only these. Then its logits are theirs, [T, 1]."""
-        found: Sequence[torch.Tensor] = () if self.program is None else self.program.outputs[1:]
-        return found[0] if found else None
+        return self.program.outputs
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
-        return (output.logits,) if output.likeliest is None else (output.logits, output.likeliest)
+        return output.likeliest or (output.logits,)
 
 
 class CapturedPasses:
@@ -125,7 +120,6 @@ class CapturedPasses:
         self._recorded = self._runner.model, self._runner.attention_backend  # what passes are recorded from
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
-        self.likeliest: torch.Tensor | None = None
 
     @classmethod
     def select(cls, capture: str | bool, runner: Any) -> "CapturedPasses | None":
@@ -152,12 +146,9 @@ class CapturedPasses:
         out_cache_loc: torch.Tensor,
         num_new: int = 1,
         only_likeliest: bool = False,
-    ) -> torch.Tensor | None:
-        """Logits [T, V] of a pass over `num_new` new tokens of each request, or None if it cannot be captured.
-
-        Arguments as in ModelRunner. The logits are overwritten by the next captured pass. With `only_likeliest`, the
-        attribute `likeliest` may have the likeliest tokens, int64 [T], afterwards; the logits are then theirs only, [T, 1].
-        """
+    ) -> torch.Tensor | Likeliest | None:
+        """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
+        None if it cannot be captured. The next captured pass overwrites them. Arguments as in ModelRunner."""
         model, backend = self._recorded
         if self._runner.model is not model or self._runner.attention_backend is not backend:
             self._start_over()  # the runner has another one now
@@ -169,30 +160,32 @@ class CapturedPasses:
             captured = self.passes[shape] = self._new_pass(*shape)
         captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
         try:
-            logits: torch.Tensor = captured.run()
+            outputs: Sequence[torch.Tensor] = captured.run()
         except NotCapturableError as error:
             self.passes.clear()
             self.reason = str(error)
             return None
-        likeliest = getattr(captured, "likeliest", None)
-        self.likeliest = None if likeliest is None else likeliest[: len(input_ids)]
-        return logits[: len(input_ids)]
+        tokens = input_ids.shape[0]
+        if tokens < shape[0] * num_new:  # even a slice of everything takes torch as long as a small kernel
+            outputs = [each[:tokens] for each in outputs]
+        return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""
         if (device := self._runner.token_to_kv_pool.device.type) != "cpu":
             return f"passes on device={device!r} are not recorded"
-        if (kernels := selection_of(getattr(self._runner.model, "kernels", self._runner.model))).name != "cpp":
-            return f"its kernels are {kernels.name}, and only those in C++ are recorded"
-        if (backend := selection_of(self._runner.attention_backend)).name != "cpp":
-            return f"its attention_backend is {backend.name}, and only the one in C++ is recorded"
+        kernels, backend = getattr(self._runner.model, "kernels", self._runner.model), self._runner.attention_backend
+        if not getattr(kernels, "recordable", False):
+            return f"its kernels are {selection_of(kernels).name}, and only those in C++ are recorded"
+        if not getattr(backend, "recordable", False):
+            return f"its attention_backend is {selection_of(backend).name}, and only the one in C++ is recorded"
         if self._runner.req_to_token_pool.req_to_token.numel() > np.iinfo(np.int32).max:
             return "the table of rows has more entries than the kernels can count"
         return ""
 
     def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
         """Which of `passes` serves these sequences; None if none can."""
-        return max(1, padded_size(len(seq_lens))), num_new, only_likeliest
+        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest
 
     def _new_pass(self, *shape: int) -> Any:
         size, num_new, only_likeliest = shape

@@ -8,12 +8,13 @@ Like all passes of plain torch, they do not promise the same bits for other size
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from nanoinfer.device import captures_graphs
+from nanoinfer.kernels.base import Recording
 from nanoinfer.kernels.cuda_graph import GraphRecorder
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.captured_passes import CapturedPasses
@@ -22,15 +23,6 @@ from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 SMALLEST_WIDTH = 128
 # The columns of a pass's lines: token, row, length of the sequence, slot of the new token, slots of the whole sequence.
 TOKEN, ROW, LENGTH, SLOT, SEQUENCE = range(5)
-
-
-class Recording(Protocol):
-    """A CudaGraph, or what a test puts in its place."""
-
-    outputs: Sequence[torch.Tensor]
-
-    def replay(self) -> None:
-        """Compute the outputs again, from what is now in the memory that was read."""
 
 
 Record = Callable[[Callable[[], Sequence[torch.Tensor]]], Recording]
@@ -81,8 +73,8 @@ class CudaPass:
         lines[np.arange(self._size), SEQUENCE + lens - 1] = slots
         self.lines.copy_(torch.from_numpy(lines))
 
-    def run(self) -> torch.Tensor:
-        """Compute what `fill` took: logits [size, V], padding included. The next run of any pass overwrites them.
+    def run(self) -> Sequence[torch.Tensor]:
+        """Compute what `fill` took: only logits [size, V], padding included. The next run of any pass overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -90,7 +82,7 @@ class CudaPass:
             self.graph = self._record(self.compute)
         else:
             self.graph.replay()
-        return self.graph.outputs[0]
+        return self.graph.outputs
 
     def compute(self) -> tuple[torch.Tensor]:
         """The whole pass, on the GPU alone: everything is made from `lines`, whose place and shape are fixed."""

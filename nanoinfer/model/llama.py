@@ -8,7 +8,8 @@ from torch import nn
 from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.linear import FusedLinear, GatedLinear, Linear, LMHead, quantization_of
+from nanoinfer.model.layers.kept_weights import quantization_of
+from nanoinfer.model.layers.linear import FusedLinear, GatedLinear, Linear, LMHead
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm

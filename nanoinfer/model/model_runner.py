@@ -10,7 +10,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
+from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
@@ -18,7 +18,7 @@ Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
 class ForwardBatch(Protocol):
-    """The fields of a Batch that the runner reads, and `prompt_logprobs` and `likeliest`, which it sets."""
+    """The fields of a Batch that the runner reads, and `prompt_logprobs`, which it sets."""
 
     input_ids: torch.Tensor
     req_pool_indices: torch.Tensor
@@ -28,7 +28,6 @@ class ForwardBatch(Protocol):
     out_cache_cont_start: int | None
     out_cache_cont_end: int | None
     prompt_logprobs: torch.Tensor | None
-    likeliest: torch.Tensor | None
 
     @property
     def only_likeliest(self) -> bool: ...
@@ -99,16 +98,15 @@ class ModelRunner:
 
     def forward(
         self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | Likeliest, torch.Tensor | None]:
         """Run the pass of a Batch. Returns logits `[B, V]` and, for an EXTEND with `return_normalized_logprob`, the same
         second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability. A captured
-        DECODE with `batch.only_likeliest` may set `batch.likeliest` [B]; its logits [B, 1] are then those of these tokens.
+        DECODE with `batch.only_likeliest` may return a Likeliest [B] in place of the logits.
         """
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-            if (logits := self.captured.forward(*inputs, only_likeliest=batch.only_likeliest)) is not None:
-                batch.likeliest = self.captured.likeliest
-                return logits, None
+            if (found := self.captured.forward(*inputs, only_likeliest=batch.only_likeliest)) is not None:
+                return found, None
         of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
         wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND

@@ -74,9 +74,13 @@ class OpenRequests:
 
         The output itself is made on delivery, so that several passes of one step make it only once.
         """
-        groups = [self.groups[request_id] for request_id in dict.fromkeys(req.request_id for req in reqs)]
-        self.remove([group for group in groups if group.finished], "finished")
-        self._undelivered.update((group.request_id, group) for group in groups)
+        for req in reqs:
+            group = self.groups.get(req.request_id)
+            if group is None:
+                continue  # removed below: another completion of it has ended in the same pass
+            self._undelivered[req.request_id] = group
+            if req.finish_reason is not None and group.finished:
+                self.remove([group], "finished")
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs for the next `deliver`: only the latest one of each request."""

@@ -146,17 +146,19 @@ class RequestGroup:
 
     def output(self) -> RequestOutput:
         """The request's current state."""
-        first = min((req.first_token_time for req in self.reqs if req.first_token_time), default=None)
-        arrival = self.reqs[0].arrival_time
+        reqs, arrival = self.reqs, self.reqs[0].arrival_time
+        first_tokens = [req.first_token_time for req in reqs if req.first_token_time]
+        ends = [req.finish_time for req in reqs if req.finish_reason is not None]
+        errors = [req.error for req in reqs if req.error is not None]
         return RequestOutput(
-            request_id=self.request_id,
-            outputs=[_completion(i, req) for i, req in enumerate(self.reqs)],
-            ttft=None if first is None else first - arrival,
-            latency=max(req.finish_time for req in self.reqs) - arrival if self.finished else None,
-            error=next((req.error for req in self.reqs if req.error is not None), None),
-            prompt=self._prompt,
-            _prompt_ids=self._prompt_ids,
-            _prompt_logprobs=self.reqs[0].prompt_logprobs,
+            self.request_id,
+            [_completion(i, req) for i, req in enumerate(reqs)],
+            min(first_tokens) - arrival if first_tokens else None,
+            max(ends) - arrival if len(ends) == len(reqs) else None,
+            errors[0] if errors else None,
+            self._prompt,
+            self._prompt_ids,
+            reqs[0].prompt_logprobs,
         )
 
 
@@ -193,14 +195,6 @@ class PieceReader:
 
 
 def _completion(index: int, req: Req) -> CompletionOutput:
-    return CompletionOutput(
-        index=index,
-        text=req.text,
-        finish_reason=req.finish_reason,
-        stop_reason=req.stop_reason,
-        cached_tokens=req.cached_tokens,
-        _buffer=req.token_ids,
-        _start=req.prompt_len,
-        _end=req.num_tokens,
-        _logprobs=None if req.params.logprobs is None else req.output_logprobs,
-    )
+    logprobs = None if req.params.logprobs is None else req.output_logprobs
+    tokens = req.token_ids, req.prompt_len, req.num_tokens
+    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, req.cached_tokens, *tokens, logprobs)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -127,6 +128,17 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the likeliest token is always taken."""
         return self.temperature == 0
+
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """True when logits processors change the logits of every token (`min_new_tokens` concerns the first ones)."""
+        penalised = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        return bool(self.logit_bias or penalised or self.logits_processors)
+
+    @cached_property
+    def wants_logits(self) -> bool:
+        """True when it takes more than the likeliest token."""
+        return not self.greedy or self.logprobs is not None
 
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)

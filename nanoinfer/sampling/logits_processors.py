@@ -28,15 +28,7 @@ def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
 
 def adjusts_logits(req: Req) -> bool:
     """True when some processor has to change this request's logits now."""
-    p = req.params
-    return bool(
-        p.logit_bias
-        or p.repetition_penalty != 1.0
-        or p.frequency_penalty
-        or p.presence_penalty
-        or p.logits_processors
-        or req.num_output_tokens < p.min_new_tokens
-    )
+    return req.params.adjusts_logits or req.num_output_tokens < req.params.min_new_tokens
 
 
 def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,21 +1,15 @@
 """Sampler: chooses a token for each row of logits, by the SamplingParams of that row's request; all rows at once."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import isfinite
 
 import numpy as np
 import torch
 
+from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
-
-
-class Likeliest(NamedTuple):
-    """The likeliest token of each row, int64 [B], and its logit, float [B]: all that a greedy request needs."""
-
-    token_ids: torch.Tensor
-    logits: torch.Tensor
 
 
 class Sampler:
@@ -29,9 +23,9 @@ class Sampler:
         whose logits processor fails (see `process_logits`).
         """
         likeliest, largest = logits if isinstance(logits, Likeliest) else _likeliest(logits)
-        broken = np.flatnonzero(~np.isfinite(largest.cpu().numpy()))
-        if broken.size:
-            raise RuntimeError(f"request {reqs[broken[0]].request_id}: the model's logits hold NaN or infinity")
+        for req, logit in zip(reqs, largest.tolist(), strict=True):
+            if not isfinite(logit):
+                raise RuntimeError(f"request {req.request_id}: the model's logits hold NaN or infinity")
         if isinstance(logits, Likeliest) or all(req.params.greedy and not adjusts_logits(req) for req in reqs):
             return likeliest
         scores = logits.to(torch.float32, copy=True)

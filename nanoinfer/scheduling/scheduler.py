@@ -82,8 +82,9 @@ class Scheduler:
         radix cache.
         """
         now = self._clock()
-        for req, seq_len in zip(batch.reqs, batch.seq_lens.tolist(), strict=True):
-            req.kv_len = seq_len
+        extend = batch.forward_mode is ForwardMode.EXTEND
+        for req in batch.reqs:
+            req.kv_len = req.chunk_end if extend else req.num_tokens
         for req, token_id, entry in zip(batch.sampled_reqs, token_ids, logprobs, strict=True):
             if not req.num_output_tokens:
                 req.first_token_time = now
@@ -94,7 +95,7 @@ class Scheduler:
                 req.finish_time = now
                 self._ended += 1
                 self.cache.release(req)
-        if batch.forward_mode is ForwardMode.EXTEND:
+        if extend:
             for req in batch.reqs:
                 if not req.finished:
                     self.cache.cache_computed(req)

@@ -67,13 +67,15 @@ class DecodePass:
 
     def from_python(self) -> torch.Tensor:
         """Logits [requests, V], with Python between the kernels."""
-        return self.runner.forward(self._batch, ForwardMode.DECODE)[0]
+        logits, _ = self.runner.forward(self._batch, ForwardMode.DECODE)
+        assert isinstance(logits, torch.Tensor)  # the runner captures nothing
+        return logits
 
     def replayed(self) -> torch.Tensor:
         """The same logits, by the recorded pass. The next replay overwrites them."""
         batch = self._batch
         self.captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-        return self.captured.run()
+        return self.captured.run()[0]
 
     def times_from_python(self, repeats: int = 30) -> PassTimes:
         """Of the fastest of some passes made from Python."""

@@ -77,7 +77,7 @@ class Sequences:
 
     def captured(self, passes: CudaPasses) -> torch.Tensor:
         logits = passes.forward(self.ids, self.rows, self.lens, self.slots)
-        assert logits is not None, passes.reason
+        assert isinstance(logits, torch.Tensor), passes.reason
         return logits.clone()
 
     def kv(self) -> list[torch.Tensor]:
@@ -154,7 +154,7 @@ def test_a_request_that_has_ended_stores_nothing(checkpoint: Checkpoint):
         ids, slots = some.ids.clone(), some.slots.clone()
         ids[ended], slots[ended] = 299, -1
         logits = passes.forward(ids, some.rows, some.lens, slots)
-        assert logits is not None
+        assert isinstance(logits, torch.Tensor)
         assert torch.equal(logits[going], expected[going])
         assert all(map(torch.equal, some.kv(), before))
     assert list(passes.passes) == [(4, 32)]

@@ -144,8 +144,8 @@ def test_sizes_are_far_apart() -> None:
 
 def runner_on(device: str, kernels: str = "torch", backend: str = "torch_native") -> SimpleNamespace:
     return SimpleNamespace(
-        model=SimpleNamespace(kernels=selected(SimpleNamespace(), kernels)),
-        attention_backend=selected(SimpleNamespace(), backend),
+        model=SimpleNamespace(kernels=selected(SimpleNamespace(recordable=kernels == "cpp"), kernels)),
+        attention_backend=selected(SimpleNamespace(recordable=backend == "cpp"), backend),
         token_to_kv_pool=SimpleNamespace(device=SimpleNamespace(type=device)),
         req_to_token_pool=SimpleNamespace(max_context_len=64, req_to_token=torch.zeros(1, 64)),
     )

@@ -1,5 +1,6 @@
 """StepGuard: what a step promises when signals arrive, when exceptions come in pairs, and when they are no Exception."""
 
+import _signal
 import gc
 import signal
 import sys
@@ -198,7 +199,7 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
     try:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        original, once_more = signal.signal, iter([True])
+        original, once_more = _signal.signal, iter([True])
 
         def restored(number: int, handler: Any) -> Any:
             result = original(number, handler)
@@ -209,7 +210,7 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
         engine = make_engine()
         rid = engine.add_request([5], greedy(3))
         with monkeypatch.context() as patch:
-            patch.setattr(signal, "signal", restored)
+            patch.setattr(_signal, "signal", restored)
             with pytest.raises(Interrupted):
                 engine.step()
         assert {number: signal.getsignal(number) for number in handlers} == handlers

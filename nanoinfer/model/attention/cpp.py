@@ -19,6 +19,7 @@ class CppAttention:
     """
 
     features = frozenset({SOFTCAP, INT8_KV})
+    recordable = True  # a Program can be made of its calls
 
     def __init__(self, dtype: torch.dtype):
         self._attention, self._store, self._dtype = function("attention", dtype), function("store_rows"), dtype

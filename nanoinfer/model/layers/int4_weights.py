@@ -40,7 +40,7 @@ class Int4Weights(LinearWeights):
         if self._linear is None:
             self.whole, self.scale = whole, scale
         else:
-            self.packed = on_huge_pages(pack(whole, scale))
+            self.packed = on_huge_pages(pack(whole, scale), kernels)
             self.bias = pad(self.bias, (0, -self.out_features % columns()))
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:

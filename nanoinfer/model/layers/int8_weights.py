@@ -45,7 +45,7 @@ class Int8Weights(LinearWeights):
         if self._linear is None:
             self.whole, self.scale, self.bias = whole, scale, bias
         else:
-            self.packed = on_huge_pages(pack(whole, scale, bias))
+            self.packed = on_huge_pages(pack(whole, scale, bias), kernels)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in] in the model's dtype → [T, out]."""

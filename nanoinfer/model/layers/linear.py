@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, Selection, TorchKernels
+from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
@@ -104,18 +104,3 @@ class LMHead(Linear):
         if self.scale != 1.0:
             logits = self.kernels.scale(logits, self.scale)
         return logits if self.softcap is None else self.kernels.softcap(logits, self.softcap)
-
-
-def quantization_of(network: nn.Module) -> Selection:
-    """The kind of quantized weights of `network`, and why plain torch multiplies by them, if it does. No name: none."""
-    weights = (module.weights for module in network.modules() if isinstance(module, Linear))
-    found = (getattr(each, "selection", None) for each in weights)
-    return next((each for each in found if isinstance(each, Selection)), Selection(""))
-
-
-def weight_bytes(network: nn.Module) -> int:
-    """The memory that `network`'s parameters and linear weights take; what is shared counts once."""
-    linear = [module for module in network.modules() if isinstance(module, Linear)]
-    packed = [each for module in linear for each in vars(module.weights).values() if isinstance(each, torch.Tensor)]
-    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in (*network.parameters(), *packed)}
-    return sum(each.numel() * each.itemsize for each in places.values())

@@ -5,6 +5,7 @@ The functions that change a request's logits are elsewhere, in sampling/logits_p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,11 +16,18 @@ Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] 
 ROWS_AT_A_TIME = 256  # for prompt log-probabilities: keeps the [rows, V] block in memory small
 
 
+class Likeliest(NamedTuple):
+    """The likeliest token of each row, int64 [k], and its logit, float [k]: all that a greedy request needs."""
+
+    token_ids: torch.Tensor
+    logits: torch.Tensor
+
+
 @dataclass
 class LogitsOutput:
     """`logits` [k, V] of the pass's `logit_rows` and, if they are wanted, `prompt_logprobs` [T] float32.
 
-    With `likeliest` [k] int64, each row's likeliest token, `logits` [k, 1] float32 has the logits of those tokens only.
+    With `likeliest`, there are no others: `logits` [k] are its logits.
 
     `prompt_logprobs[t]` is the log-probability of new token t given the tokens before it. It is NaN for the first new
     token of each request.
@@ -27,7 +35,7 @@ class LogitsOutput:
 
     logits: torch.Tensor
     prompt_logprobs: torch.Tensor | None = None
-    likeliest: torch.Tensor | None = None
+    likeliest: Likeliest | None = None
 
 
 def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
@@ -41,7 +49,7 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
     What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it, too.
     """
     if metadata.only_likeliest and (found := getattr(head, "likeliest", lambda _: None)(hidden)) is not None:
-        return LogitsOutput(found[1][:, None], likeliest=found[0])
+        return LogitsOutput(found[1], likeliest=Likeliest(*found))
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
 

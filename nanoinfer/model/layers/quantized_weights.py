@@ -1,13 +1,11 @@
 """What the quantized kinds of linear weights share: which C++ kernel multiplies by them, and where they lie for it."""
 
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels import Kernels, selection_of
-from nanoinfer.kernels.huge_pages import HugePages
 
 if TYPE_CHECKING:
     from nanoinfer.kernels.functions import Function
@@ -33,16 +31,7 @@ def columns() -> int:
     return int(library().columns())
 
 
-class _Memory(threading.local):
-    """Each thread that loads models has its own, so that no two of them take the same bytes."""
-
-    def __init__(self) -> None:
-        self.pages = HugePages()
-
-
-_memory = _Memory()
-
-
-def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of `tensor` in memory that is read fast from front to back."""
-    return _memory.pages.copy(tensor)
+def on_huge_pages(tensor: torch.Tensor, kernels: Any) -> torch.Tensor:
+    """A copy of `tensor` in the memory of these C++ kernels, which is read fast from front to back."""
+    copy: torch.Tensor = kernels.memory.copy(tensor)
+    return copy
