@@ -84,11 +84,9 @@ class Program:
         """Run `compute` and keep its kernel calls. NotCapturableError when it computes anything else.
 
         It returns its results. It may allocate tensors and take views of them. Tensors that it reads must stay in place.
-        `network`: the module to whose parts the `labels` refer; it must not have hooks, which a replay would not run.
+        `network`: the module to whose parts the `labels` refer.
         Signal handlers wait, because what they compute would be taken for a part of `compute`.
         """
-        if network is not None and any(each._forward_pre_hooks or each._forward_hooks for each in network.modules()):
-            raise NotCapturableError("a module has forward hooks")
         labels: list[str] = []
         with uninterrupted(), _Refuse(), _Watch() as watch, record_calls() as calls, _names(network, calls, labels):
             outputs = compute()

@@ -16,6 +16,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.logits_processor import Likeliest
 
 
@@ -106,6 +107,27 @@ class CapturedPass:
         return output.likeliest or (output.logits,)
 
 
+class _Source:
+    """What passes are recorded from. They point into its memory, so it is kept, and looked at before every pass."""
+
+    def __init__(self, runner: Any):
+        self._runner, self._model, self._backend = runner, runner.model, runner.attention_backend
+        modules = list(self._model.modules()) if isinstance(self._model, nn.Module) else []
+        self._weights = [(each, each.weights) for each in modules if isinstance(each, Linear)]
+        self._parameters = [parameter for each in modules for parameter in each.parameters(recurse=False)]
+        self._hooks = [hooks for each in modules for hooks in (each._forward_pre_hooks, each._forward_hooks)]
+
+    def exchanged(self) -> bool:
+        """Whether the runner has another network or attention now, or a Linear has other weights."""
+        if self._runner.model is not self._model or self._runner.attention_backend is not self._backend:
+            return True
+        return any(each.weights is not weights for each, weights in self._weights)
+
+    def hooked(self) -> bool:
+        """Whether a module has forward hooks, which no replay would call."""
+        return any(self._hooks)
+
+
 class CapturedPasses:
     """The captured passes of one ModelRunner, by size. `reason`: why passes are not captured; "" if they are. `note`: what
     there is to say if they are."""
@@ -117,7 +139,7 @@ class CapturedPasses:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._recorded = self._runner.model, self._runner.attention_backend  # what passes are recorded from
+        self._source = _Source(self._runner)
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
 
@@ -148,11 +170,11 @@ class CapturedPasses:
         only_likeliest: bool = False,
     ) -> torch.Tensor | Likeliest | None:
         """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
-        None if it cannot be captured. The next captured pass overwrites them. Arguments as in ModelRunner."""
-        model, backend = self._recorded
-        if self._runner.model is not model or self._runner.attention_backend is not backend:
-            self._start_over()  # the runner has another one now
-        shape = None if self.reason else self._shape(seq_lens, num_new, only_likeliest)
+        None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
+        Arguments as in ModelRunner."""
+        if self._source.exchanged():
+            self._start_over()
+        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest)
         if shape is None:
             return None
         captured = self.passes.get(shape)

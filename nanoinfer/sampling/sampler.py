@@ -50,11 +50,10 @@ class Sampler:
         table = logits[wanted].float().log_softmax(dim=-1)
         chosen = token_ids[wanted]
         chosen_logprobs = table.gather(1, chosen[:, None])[:, 0].tolist()
-        top_values, top_ids = table.topk(max(reqs[row].params.logprobs or 0 for row in wanted), dim=-1)
-        likeliest = zip(top_ids.tolist(), top_values.tolist(), strict=True)
-        for row, token, logprob, (ids, values) in zip(wanted, chosen.tolist(), chosen_logprobs, likeliest, strict=True):
-            k = reqs[row].params.logprobs
-            result[row] = {token: logprob, **dict(zip(ids[:k], values[:k], strict=True))}
+        for row, token, logprob, line in zip(wanted, chosen.tolist(), chosen_logprobs, table, strict=True):
+            # Each by itself: which of several equal ones topk finds depends on how many it looks for.
+            values, ids = line.topk(reqs[row].params.logprobs or 0)
+            result[row] = {token: logprob, **dict(zip(ids.tolist(), values.tolist(), strict=True))}
         return result
 
 

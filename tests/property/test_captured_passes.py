@@ -140,6 +140,51 @@ def test_another_model_in_the_runner_is_noticed(checkpoint: Checkpoint):
     assert "its kernels are function" in passes.reason
 
 
+def test_other_weights_in_a_layer_are_noticed_and_the_earlier_ones_are_not_read_any_more(checkpoint: Checkpoint):
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("llama", seed=1))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 2)
+    before = some.captured(passes)
+    runner.model.model.layers[1].mlp.down_proj.weights = other.model.model.layers[1].mlp.down_proj.weights
+    after = some.captured(passes)
+    assert torch.equal(after, some.eager())
+    assert not torch.equal(after, before)
+
+
+def test_forward_hooks_are_called_in_every_pass_while_there_are_any(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes, called = CapturedPasses(runner), []
+    some = Sequences(runner, 2)
+    some.captured(passes)
+    hook = runner.model.model.norm.register_forward_pre_hook(lambda *_: called.append(1))
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    hook.remove()
+    some.captured(passes)
+    assert not passes.reason
+
+
+def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
+    import signal
+
+    runner, seen = make_runner(checkpoint("llama")), []
+    some, captured = Sequences(runner, 2), CapturedPass(runner, 2)
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        signal.raise_signal(signal.SIGUSR1)
+        seen.append("computing")
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
+
+    captured._compute = compute
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    earlier = signal.signal(signal.SIGUSR1, lambda *_: seen.append(torch.ones(2).sum().item()))
+    try:
+        logits = captured.run()[0].clone()
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert seen == ["computing", 2.0]
+    assert torch.equal(logits, some.eager())
+
+
 def test_a_pool_for_another_model_is_refused_before_anything_is_written(checkpoint: Checkpoint):
     """The kernels would write beyond its buffers."""
     runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=32))
@@ -199,6 +244,13 @@ def test_what_torch_computes_cannot_be_recorded():
         Program.record(lambda: (x * 2,))
     with pytest.raises(NotCapturableError, match="torch computes _local_scalar_dense"):
         Program.record(lambda: (x[0, 0].item(), x)[1:])
+    for name, take in (
+        ("numpy", lambda: x.numpy()),
+        ("tolist", lambda: x.tolist()),
+        ("__array__", lambda: np.asarray(x)),
+    ):
+        with pytest.raises(NotCapturableError, match=f"{name} takes numbers out of torch"):
+            Program.record(lambda take=take: (take(), x)[1:])
 
 
 def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):

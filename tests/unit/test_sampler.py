@@ -268,6 +268,14 @@ def test_logprobs_are_the_sampled_token_and_the_likeliest_in_order() -> None:
         assert all(type(token) is int and type(value) is float for token, value in entry.items())
 
 
+def test_which_of_equal_logprobs_are_listed_does_not_depend_on_what_others_want() -> None:
+    logits = torch.zeros(2, 200)
+    logits[:, ::3] = 1.0
+    reqs = [make_req(logprobs=2), make_req(logprobs=150)]
+    both = Sampler().logprobs(logits, torch.tensor([0, 0]), reqs)
+    assert both == [Sampler().logprobs(logits[:1], torch.tensor([0]), [req])[0] for req in reqs]
+
+
 def test_logprobs_are_the_models_own_whatever_shapes_the_draw() -> None:
     logits, tokens = make_logits(), torch.tensor([9])
     plain = make_req(logprobs=4)

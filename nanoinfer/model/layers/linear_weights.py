@@ -32,7 +32,7 @@ class DenseWeights:
     `weight` [out, in], `bias` [out] or None; `name`: the Linear's path in the network (`model.layers.0.mlp.down_proj`).
     """
 
-    gated: ClassVar[Any]
+    gated: ClassVar[Any]  # GatedDenseWeights, which is defined below
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
         self.kernels, self.bias, self.out_features = kernels, bias, len(weight)
@@ -47,8 +47,8 @@ class DenseWeights:
         return self.kernels.linear_argmax(x, self.packed, self.bias, self.out_features)
 
 
-class GatedDenseWeights(DenseWeights):
-    """DenseWeights of gate and up, whose product never goes to memory. `activation`: an operation of Kernels.
+class GatedDenseWeights:
+    """Dense weights of gate and up, whose product never goes to memory. `activation`: an operation of Kernels.
 
     `multiply` and `out_features` are about what the activation makes of them.
     """
