@@ -38,8 +38,10 @@ class Meanwhile {
         row = first, last_row = first + rows, rows_per_step = (rows + steps - 1) / steps, sums = from, apart = sums_apart;
     }
 
+    // Once, or OF times a step: memory takes only so many requests at a time.
+    template <long OF = 1>
     void ask() {
-        const char* end = std::min(last_line, line + lines_per_step * 64);
+        const char* end = std::min(last_line, line + (lines_per_step + OF - 1) / OF * 64);
         if (near)
             for (; line < end; line += 64) __builtin_prefetch(line, 0, 3);
         else
@@ -77,8 +79,12 @@ static void product(const typename Unit::T* x, const float* packed, long rows, l
     for_each(chunks * columns_of_items, [&](long item) {
         long first_row = item / columns_of_items * some_rows, first_group = item % columns_of_items * some_groups;
         long n_rows = std::min(some_rows, rows - first_row), n_groups = std::min(some_groups, groups - first_group);
-        // All blocks have `height` rows. The last one may begin before the others' end: it computes some rows once more.
+        // Blocks of at most `height` rows. If the unit needs exactly so many, the last block begins before the others' end and
+        // computes some rows once more.
         long blocks = ceil(n_rows, Unit::ROWS), height = ceil(n_rows, blocks), area = height * COLUMNS;
+        auto end_of = [&](long block) {
+            return Unit::ANY_HEIGHT ? (block + 1) * n_rows / blocks : std::min((block + 1) * height, n_rows);
+        };
         Unit unit(height);
         size_t lines = blocks * n_groups * area / 16;
         if (sums_of_item.size() < lines) sums_of_item.resize(lines);
@@ -92,7 +98,7 @@ static void product(const typename Unit::T* x, const float* packed, long rows, l
             n_steps = std::min(part, steps - step);
             bool last = step + n_steps == steps;
             for (long block = 0; block < blocks; block++) {
-                long done = block * height, row = std::min(done, n_rows - height);
+                long done = block ? end_of(block - 1) : 0, end = end_of(block), row = Unit::ANY_HEIGHT ? done : end - height;
                 for (long group = 0; group < n_groups; group++) {
                     const char* words = words_at(group, step);
                     const char* next = last ? words_at(n_groups + group, 0) : words_at(group, step + part);
@@ -100,10 +106,10 @@ static void product(const typename Unit::T* x, const float* packed, long rows, l
                     if (blocks == 1) meanwhile.ask_for(words + NEAR, bytes, n_steps, true);  // words used once: just a stream
                     else meanwhile.ask_for(next + block * bytes, bytes, n_steps, false);
                     unit.add(x + (first_row + row) * in + step * Unit::INPUTS, in, in - step * Unit::INPUTS, n_steps,
-                             (const float*)words, sums_at(block, group), step == 0, meanwhile);
+                             (const float*)words, sums_at(block, group), end - row, step == 0, meanwhile);
                 }
                 if (last)
-                    meanwhile.finish_rows(first_row + done, row + height - done, n_groups * n_steps,
+                    meanwhile.finish_rows(first_row + done, end - done, n_groups * n_steps,
                                           sums_at(block, 0) + (done - row) * COLUMNS, area);
             }
         }

@@ -8,6 +8,7 @@
 struct BFloat16Tiles {
     typedef uint16_t T;
     static constexpr long COLUMNS = 32, ROWS = 32, INPUTS = 32;
+    static constexpr bool ANY_HEIGHT = false;  // it is a part of the tiles' shape
     static constexpr long GROUPS = 4, DEPTH = 16, MOST_ROWS = 256;  // 16 steps of a block of x are 32 KiB
 
     long height;
@@ -22,7 +23,8 @@ struct BFloat16Tiles {
 
     // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height, of which `left` inputs are still there] * words [n_steps][..]
     template <class Meanwhile>
-    void add(const T* x, long stride, long left, long n_steps, const float* words, float* sums, bool fresh, Meanwhile& other) {
+    void add(const T* x, long stride, long left, long n_steps, const float* words, float* sums, long, bool fresh,
+             Meanwhile& other) {
         bool both = height > 16;
         if (fresh) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
         else {

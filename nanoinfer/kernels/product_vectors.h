@@ -7,15 +7,16 @@ template <class E>
 struct Vectors {
     typedef typename E::T T;
     static constexpr long COLUMNS = ::COLUMNS, ROWS = ::ROWS, INPUTS = 16 * E::STEP;
+    static constexpr bool ANY_HEIGHT = true;
     static constexpr long GROUPS = 1, DEPTH = 2048 / COLUMNS, MOST_ROWS = 192;  // so many steps of a group are 128 KiB
 
-    long height;
-    explicit Vectors(long height) : height(height) {}
+    explicit Vectors(long) {}
 
     // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height][steps * INPUTS] * words [steps * INPUTS / STEP][COLUMNS], where
     // only `left` inputs may be there. Every sum runs over the inputs in order.
     template <class Meanwhile>
-    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, bool fresh, Meanwhile& other) const {
+    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, long height, bool fresh,
+             Meanwhile& other) const {
         switch (height) {
             case 6: return add<6>(x, stride, left, steps, words, sums, fresh, other);
             case 5: return add<5>(x, stride, left, steps, words, sums, fresh, other);
@@ -42,9 +43,11 @@ struct Vectors {
             words += COLUMNS;
         };
         for (; steps && left >= INPUTS; steps--, left -= INPUTS, x += INPUTS) {
-            other.ask();  // rows are finished after the block: here, it would cost registers
+            for (long k = 0; k < INPUTS; k += 4 * E::STEP) {
+                other.template ask<4>();  // rows are finished after the block: here, it would cost registers
 #pragma GCC unroll 4
-            for (long k = 0; k < INPUTS; k += E::STEP) add_word(k);
+                for (long i = 0; i < 4 * E::STEP; i += E::STEP) add_word(k + i);
+            }
         }
         if (steps)
             for (long k = 0; k < left; k += E::STEP) add_word(k);
