@@ -230,12 +230,11 @@ def _slower(compiled: Cpp, source: str, text: str, columns: int) -> float:
     x = rng.standard_normal((60, 512), dtype=np.float32)
     packed = rng.standard_normal((8, 512, columns), dtype=np.float32)
     y = np.zeros((60, 8 * columns), np.float32)
-    spent = []
-    for each in (compiled, Cpp(source.replace(text, REFERENCE))):
-        times = []
-        for _ in range(8):
+    both = (compiled, Cpp(source.replace(text, REFERENCE)))
+    times: list[list[float]] = [[], []]
+    for _ in range(10):  # they take turns, so that a busy moment meets both
+        for each, spent in zip(both, times, strict=True):
             start = time.perf_counter()
             each.product(x, packed, y, 60, 512, 8 * columns)
-            times.append(time.perf_counter() - start)
-        spent.append(min(times))
-    return spent[0] / spent[1]
+            spent.append(time.perf_counter() - start)
+    return min(times[0]) / min(times[1])
