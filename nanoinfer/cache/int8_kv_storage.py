@@ -31,7 +31,7 @@ class Int8KVStorage(KVStorage):
         return 2 * layer_num * head_num * (head_dim + 4)
 
     def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Quantise each head by itself, so that what a token gets does not depend on the tokens beside it."""
+        """Quantize each head by itself, so that what a token gets does not depend on the tokens beside it."""
         self.key_numbers[layer_id][slots], self.key_scales[layer_id][slots] = _quantized(keys)
         self.value_numbers[layer_id][slots], self.value_scales[layer_id][slots] = _quantized(values)
 

@@ -38,16 +38,17 @@ class Cpp:
     """The `extern "C"` functions of `source`: `Cpp(source).product(x, w, y, 3)` calls its `product`.
 
     Arrays of numpy are passed as pointers, integers as `long`, floats as `double`; nothing is returned.
-    KernelsUnavailableError when there is no compiler; ValueError with the compiler's first error when it does not compile.
+    `flags`: more flags for the compiler. KernelsUnavailableError when there is no compiler; ValueError with the compiler's
+    first error when it does not compile.
     """
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, *flags: str):
         command = compiler()
         with tempfile.TemporaryDirectory(prefix="nanoinfer-") as folder:
             file, library = Path(folder) / "source.cpp", Path(folder) / "source.so"
             file.write_text(source, encoding="utf-8")
-            flags = [*compile_flags(), "-shared", str(file), "-o", str(library)]
-            result = subprocess.run([*command, *flags], capture_output=True, text=True, errors="replace", check=False)
+            words = [*command, *compile_flags(), *flags, "-shared", str(file), "-o", str(library)]
+            result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
             if result.returncode:
                 lines = result.stderr.replace(f"{file}:", "line ").strip().splitlines() or ["no message"]
                 raise ValueError(f"it does not compile: {next((line for line in lines if 'error' in line), lines[0])}")

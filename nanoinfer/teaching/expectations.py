@@ -47,19 +47,19 @@ def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
         return _array_difference(got, want, atol, rtol)
     if isinstance(want, list | tuple):
         if type(got) is not type(want):
-            return f"\n  {_a(got)} instead of {_a(want)}"
+            return f"\n  {a_kind(got)} instead of {a_kind(want)}"
         if len(got) != len(want):
             return f"\n  length {len(got)} instead of {len(want)}"
         return _first_difference(zip(range(len(want)), got, want, strict=True), atol, rtol)
     if isinstance(want, dict):
         if not isinstance(got, dict):
-            return f"\n  {_a(got)} instead of {_a(want)}"
+            return f"\n  {a_kind(got)} instead of {a_kind(want)}"
         if got.keys() != want.keys():
             missing, extra = [k for k in want if k not in got], [k for k in got if k not in want]
             return (f"\n  missing keys: {missing}" if missing else "") + (f"\n  unknown keys: {extra}" if extra else "")
         return _first_difference(((key, got[key], want[key]) for key in want), atol, rtol)
     if _is_array(got) or (type(want) in _PLAIN and type(got) not in _PLAIN and not isinstance(got, np.generic)):
-        return f"\n  {_a(got)} instead of {_a(want)}"
+        return f"\n  {a_kind(got)} instead of {a_kind(want)}"
     if isinstance(want, float | np.floating) and isinstance(got, int | float | np.number):
         return None if np.isclose(got, want, atol=atol, rtol=rtol, equal_nan=True) else ""
     return None if got == want else ""
@@ -74,7 +74,7 @@ def _first_difference(items: Iterable[tuple[Any, Any, Any]], atol: float, rtol: 
 
 def _array_difference(got: Any, want: torch.Tensor | np.ndarray, atol: float, rtol: float) -> str | None:
     if not isinstance(got, type(want)):
-        return f"\n  {_a(got)} instead of {_a(want)}"
+        return f"\n  {a_kind(got)} instead of {a_kind(want)}"
     if tuple(got.shape) != tuple(want.shape):
         return f"\n  shape {list(got.shape)} instead of {list(want.shape)}"
     if got.dtype != want.dtype:
@@ -110,7 +110,7 @@ def _kind(value: object) -> str:
     return {torch.Tensor: "tensor", np.ndarray: "numpy array"}.get(type(value), type(value).__name__)
 
 
-def _a(value: object) -> str:
+def a_kind(value: object) -> str:
     """ "a list", "an int", "None"."""
     kind = _kind(value)
     return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
@@ -128,7 +128,7 @@ def _show(value: object) -> str:
     if isinstance(value, dict) and any(map(_is_array, value.values())):
         return _shortened("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
     if type(value).__repr__ is object.__repr__ and not dataclasses.is_dataclass(value):
-        return _a(value)  # its address would tell the reader nothing
+        return a_kind(value)  # its address would tell the reader nothing
     return _shortened(repr(value))
 
 

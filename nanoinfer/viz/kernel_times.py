@@ -1,4 +1,4 @@
-"""kernel_times: a pass as a bar of kernels, on an axis of time, with what is between them."""
+"""kernel_times: a pass as a bar of kernels, on an axis of time, with what is before, between and after them."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, log10
@@ -9,8 +9,8 @@ from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count, expect_type, finite, number, percent
 
-PRODUCT, ATTENTION, OTHER, BETWEEN = "products with weights", "attention", "other kernels", "between the kernels"
-STYLES: dict[str, Style] = {PRODUCT: BARS[0], ATTENTION: BARS[3], OTHER: BARS[1], BETWEEN: BARS[2]}
+PRODUCT, ATTENTION, OTHER, OUTSIDE = "products with weights", "attention", "other kernels", "outside the kernels"
+STYLES: dict[str, Style] = {PRODUCT: BARS[0], ATTENTION: BARS[3], OTHER: BARS[1], OUTSIDE: BARS[2]}
 HEIGHT, PITCH = 34.0, 74.0  # of a bar; from one bar to the next
 TICKS = 8  # at most
 
@@ -20,7 +20,7 @@ Call = tuple[str, str, float, float]  # kernel, module, begin and end in seconds
 def kernel_times(
     passes: Mapping[str, tuple[Sequence[Call], float]], *, title: str | None = None, caption: str | None = None
 ) -> Picture:
-    """One bar per pass, all on one axis of time: each kernel from when to when, and what is between them.
+    """One bar per pass, all on one axis of time: each kernel from when to when, and what is outside them.
 
     `passes`: `{label: (calls, seconds)}`, a call being `(kernel, module, begin, end)`, in seconds after the pass began, as
     `teaching.pass_times` measures them. Calls of one layer have a line beneath them. Raises ValueError for no passes, and
@@ -37,7 +37,7 @@ def kernel_times(
     for label, (calls, seconds) in checked.items():
         sums = _sums(calls, seconds)
         words = (
-            f"{time_in_words(seconds)}: {percent(seconds - sums[BETWEEN], seconds)} in {count(len(calls), 'kernel')}"
+            f"{time_in_words(seconds)}: {percent(seconds - sums[OUTSIDE], seconds)} in {count(len(calls), 'kernel')}"
         )
         sheet.text(sheet.left, sheet.y + 6, label, weight="bold", width=sheet.right - sheet.left - 220)
         sheet.text(sheet.right, sheet.y + 6, words, size=SMALL, ha="right")
@@ -82,26 +82,28 @@ def _checked(label: str, calls: Sequence[Call], seconds: float) -> tuple[list[Ca
 
 
 def _sums(calls: Sequence[Call], seconds: float) -> dict[str, float]:
-    """The seconds of each kind. What is between the kernels is the rest."""
+    """The seconds of each kind. What is outside the kernels is the rest."""
     sums = dict.fromkeys(STYLES, 0.0)
     for kernel, _, begin, end in calls:
         sums[kind_of(kernel)] += end - begin
-    sums[BETWEEN] = max(0.0, seconds - sum(sums.values()))
+    sums[OUTSIDE] = max(0.0, seconds - sum(sums.values()))
     return sums
 
 
 def _bar(sheet: Sheet, label: str, calls: Sequence[Call], seconds: float, longest: float) -> None:
     scale, y = (sheet.right - sheet.left) / longest, sheet.y + 16
-    sheet.rect(sheet.left, y, seconds * scale, HEIGHT, STYLES[BETWEEN], name=f"between {label}")
+    sheet.rect(sheet.left, y, seconds * scale, HEIGHT, STYLES[OUTSIDE], name=f"outside {label}")
     layers: dict[str, tuple[float, float]] = {}
-    for kernel, module, begin, end in calls:
-        x, width = sheet.left + begin * scale, max((end - begin) * scale, 0.15)
+    # Other kernels last, and wide enough to be seen: the bars beside them must not hide them.
+    for kernel, module, begin, end in sorted(calls, key=lambda call: kind_of(call[0]) == OTHER):
+        x, width = sheet.left + begin * scale, max((end - begin) * scale, 0.15 if kind_of(kernel) == PRODUCT else 1.2)
         edge = "#ffffff" if width > 3 else None
         sheet.rect(x, y, width, HEIGHT, STYLES[kind_of(kernel)], edge=edge, line=0.5, name=f"{kernel} {module}")
         part = module.rpartition(".")[2] if kind_of(kernel) == PRODUCT else kernel
         if text_width(part, TINY) < width - 4:
             colour = STYLES[kind_of(kernel)].text
             sheet.text(x + width / 2, y + HEIGHT / 2, part, size=TINY, ha="center", colour=colour)
+    for _, module, begin, end in calls:
         if layer := layer_of(module):
             layers[layer] = min(begin, layers.get(layer, (begin, end))[0]), end
     for layer, (begin, end) in layers.items():

@@ -31,6 +31,12 @@ MISTAKES = [
     ("12.2", "gained)))", "gained))) + 1", "a smaller batch is enough"),
     ("12.2", "max(1, int(-(-(weights * weight_bytes * flops) // gained)))", "weights * weight_bytes * flops / gained",
      "whole number"),
+    ("12.2", "    if gained <= 0:\n        return None\n", "    n = 1\n"
+     "    while n * gained < weights * weight_bytes * flops:\n        n += 1\n    return n\n",
+     "by trying: reading the K/V of one more request takes 6.4 seconds"),
+    ("12.2", "    if gained <= 0:\n        return None\n", "    for n in range(1, 1001):\n"
+     "        if n * gained >= weights * weight_bytes * flops:\n            return n\n    return None\n",
+     "there is such a batch size, 100000"),
     ("12.3", "(slots, -1)", "(slots, 0)", "must be -1 behind the batch"),
     ("12.3", "(lens - 1, 0)", "(lens, 0)", "positions count from 0"),
     ("12.3", "rows * width", "rows", "Row r begins at r \\* width"),
@@ -46,13 +52,31 @@ MISTAKES = [
     ("12.4", "p < PANELS; p++) {", "p < 1; p++) {", "some outputs are right"),
     ("12.4", "x[m * in + k] * weights;", "0 * weights;", "everything is 0"),
     ("12.4", "* weights;", "* weigths;", "C\\+\\+ says that it does not compile"),
-    ("12.4", "w + k * COLUMNS", "w + (k + 100000000L) * COLUMNS", "outside its arrays"),
-    ("12.4", "w + k * COLUMNS + p * LANES", "w + p * LANES", "the product is wrong"),
-    ("12.5", "parts = min(len(x), 8)", "parts = 8", "does not depend on the batch"),
-    ("12.5", "parts = min(len(x), 8)", "parts = 1", "does not depend on the batch"),
+    ("12.4", "w + k * COLUMNS", "w + (k + 100000000L) * COLUMNS", "but w has 192 numbers"),
+    ("12.4", "w + k * COLUMNS + p * LANES", "w + p * LANES",
+     "k = 1: you read from w \\+ 0, which belongs to k = 0"),
+    ("12.4", "w + k * COLUMNS + p * LANES", "w + k + p * LANES", "which belongs to k = 0"),
+    ("12.4", "w + k * COLUMNS + p * LANES", "w + k * COLUMNS + p", "which is inside another"),
+    ("12.4", "x[m * in + k]", "x[m + k * M]", "which belongs to token 0 and k = 1"),
+    ("12.4", "x[m * in + k]", "x[k * in + m]", "which belongs to token 0 and k = 1"),
+    ("12.4", "x[m * in + k]", "x[m * in + k + 100]", "but these tokens have 18 numbers"),
+    ("12.4", "m < M;", "m < 6;", r"M = 2, k = 0: you use sums\[2\]|M = 2, k = 0: you read x"),
+    ("12.4", "sums[m][p] +=", "sums[m + 6 - M][p] +=", r"sums\[4\], but m goes from 0 to M - 1"),
+    ("12.4", "p < PANELS;", "p < 4;", "LANES = 8, PANELS = 2, M = 6, k = 0: you read from w \\+ 16"),
+    ("12.4", "sums[m][p] +=", "sums[m][PANELS] +=", r"sums\[m\]\[4\], but p goes from 0 to PANELS - 1"),
+    ("12.4", "x[m * in + k] * weights", "x[m * in + k] * *(const Floats*)(w + k * COLUMNS + p * LANES)",
+     "each weight 7 times per k"),
+    ("12.4", "    return \"\"\"\n", "    return \"\"\"for (long k = 0; k < in; k++)\n", "k = 0: you read from w \\+ 64"),
+    ("12.4", "    return \"\"\"\n", "    return 7 if 1 else \"\"\"\n", "not as an int"),
+    ("12.5", "parts = min(len(x), 8)", "parts = 8", r"With 1 token, you add up 8 parts, but min\(T, 8\) is 1"),
+    ("12.5", "parts = min(len(x), 8)", "parts = min(len(x), 4)", "With 6 tokens, you add up 4 parts"),
+    ("12.5", "parts = min(len(x), 8)", "parts = 8 if len(x) > 1 else 1", "With 2 tokens, you add up 8 parts"),
+    ("12.5", "some_x @ some_weights.T\n", "some_x.float() @ some_weights.float().T\n", "must be bfloat16"),
+    ("12.5", "weight.chunk(parts, dim=1)", "[weight] * parts", "Split the inputs of both"),
+    ("12.5", "parts = min(len(x), 8)", "parts = 1", "bits do not depend on the batch"),
     ("12.5", "dtype=x.dtype", "dtype=torch.float32", "must be bfloat16"),
     ("12.5", "total = total + some_x", "total = some_x", "not all inputs are added up"),
-    ("12.5", "min(len(x), 8)", "min(len(x), 16)", "other bits among 8 than among 16"),
+    ("12.5", "min(len(x), 8)", "min(len(x), 16)", "With 12 tokens, you add up 12 parts"),
 ]  # fmt: skip
 
 
@@ -65,6 +89,102 @@ def source(id: str) -> str:
 def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(ANSWERS) == set(IDS)
     passes(id, source(id), capsys)
+
+
+BY_P = "for (int p = 0; p < PANELS; p++) "
+BY_M = "for (int m = 0; m < M; m++) "
+USE = f"{BY_M} {BY_P} sums[m][p] += x[m * in + k] * v[p];"
+
+
+@pytest.mark.parametrize(
+    ("weights", "statements"),
+    [
+        (f"{BY_P} v[p] = *(const Floats*)(w + k * COLUMNS + p * LANES);", USE),
+        (f"{BY_P} v[p] = *(Floats*)(w + k * COLUMNS + p * LANES);",
+         f"{BY_M} {{ auto& row = sums[m]; float a = *(x + m * in + k); int p = 0; for (auto& s : row) s += a * v[p++]; }}"),
+        (f"const float* of_k = w + k * COLUMNS; {BY_P} v[p] = *(const Floats*)(of_k + p * LANES);",
+         f"{BY_P} {BY_M} {{ Floats& sum = sums[m][p]; sum = sum + v[p] * x[m * in + k]; }}"),
+        (f"{BY_P} {{ v[p] = *(const Floats*)w; w += LANES; }}", USE),
+        (f"{BY_P} v[p] = ((const Floats*)(w + k * COLUMNS))[p];", f"Floats (*s)[PANELS] = sums; {USE}"),
+    ],
+)  # fmt: skip
+def test_other_right_inner_loops_pass(weights: str, statements: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = source("12.4")
+    begin, end = answer.index('    return """'), answer.index("### END SOLUTION")
+    passes("12.4", f'{answer[:begin]}    return "Floats v[PANELS]; {weights} {statements}"\n    {answer[end:]}', capsys)
+
+
+NEVER = "if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
+        "    return max(1, ceil(weights * weight_bytes / bandwidth / gap)) if gap > 0 else None",
+        f"{NEVER}\n    n = 1\n"
+        "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
+        "        n += 1\n    return n",
+        f"{NEVER}\n    n = 1\n    while True:\n"
+        "        reading = (weights * weight_bytes + n * context * kv_bytes) / bandwidth\n"
+        "        computing = n * 2 * weights / flops\n"
+        "        if computing >= reading:\n            return n\n        n += 1",
+        "per = 2 * weights * bandwidth / flops - context * kv_bytes\n"
+        "    return None if per <= 0 else max(1, ceil(weights * weight_bytes / per))",
+    ],
+)
+def test_other_ways_to_find_the_batch_pass(body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "weights, weight_bytes, context, kv_bytes, bandwidth, flops"
+    passes("12.2", f"def busy_from({arguments}):\n    {body}\n", capsys)
+
+
+PAIRS = "zip(x.chunk(parts, 1), weight.chunk(parts, 1))"
+LINEAR = "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n    "
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), weight.tensor_split(parts, 1))])",
+        f"return sum(torch.nn.functional.linear(a, b) for a, b in {PAIRS})",
+        f"return sum((a.float() @ b.float().T).bfloat16() for a, b in {PAIRS})",
+        f"return sum([a @ b.T for a, b in {PAIRS}][::-1])",
+        "total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
+        "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
+        "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total",
+    ],
+)
+def test_other_sums_of_parts_pass(body: str, capsys: pytest.CaptureFixture[str]) -> None:
+    passes("12.5", LINEAR + body, capsys)
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("return x @ weight.T", "With 2 tokens, you compute one product"),
+        ("return torch.cat([a @ weight.T for a in x.chunk(parts)])", "With 2 tokens, you split the tokens"),
+        ("return torch.cat([x @ b.T for b in weight.chunk(parts)], 1)", "With 2 tokens, you split the outputs"),
+        ("return (x.float() @ weight.float().T).bfloat16()", "With 2 tokens, you compute one product"),
+        (f"return torch.stack([a @ b.T for a, b in {PAIRS}]).sum(0)", "added in float32 and rounded once"),
+        (f"return sum((a @ b.T).float() for a, b in {PAIRS}).bfloat16()", "added in float32 and rounded once"),
+        (f"return sum(a.float() @ b.float().T for a, b in {PAIRS}).bfloat16()", "as exact as one product"),
+        ("return sum(a @ weight.T for a in x.chunk(parts, 1))", "Split the inputs of both"),
+    ],
+)
+def test_another_sum_is_told_what_it_is(body: str, hint: str) -> None:
+    with pytest.raises(Hint, match=hint):
+        check("12.5", written(LINEAR + body))
+
+
+def test_a_slow_inner_loop_passes_and_is_told_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nanoinfer.teaching.checks import nb12_tile
+
+    monkeypatch.setattr(nb12_tile, "_slower", lambda *_: 9.0)
+    passes("12.4", source("12.4"), capsys)
+    check("12.4", written(source("12.4")))
+    assert "takes 9 times as long as whole vectors need" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)
@@ -85,7 +205,7 @@ def test_an_inner_loop_that_never_ends_does_not_hold_up_the_check(monkeypatch: p
         "for (int p = 0; p < PANELS; p++) {", "for (volatile int p = 0; p < 1; p += 0) {", 1
     )
     assert endless != source("12.4")
-    with pytest.raises(Hint, match="does not end within"):
+    with pytest.raises(Hint, match=r"does not end within 0 seconds\. Does each loop count up to its end"):
         check("12.4", written(endless))
 
 

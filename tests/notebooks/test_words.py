@@ -20,7 +20,7 @@ LOOKED_UP = """
     lock, evict, retract, admit, owner, session, hits, ticks, other_kv_index, SGLang, InputMetadata,
     scheduler, finish reason, head, query, key, value, logits, sampling, temperature, latency, throughput,
     lock_ref, namespace, hash-chained blocks, cache hit, free list, double free, leak, fragmentation, prefix
-    sum, CSR, backend, roofline, arithmetic intensity, captured pass, replay, share of the peak, quantised weights,
+    sum, CSR, backend, roofline, arithmetic intensity, captured pass, replay, share of the peak, quantized weights,
     perplexity
 """
 

@@ -20,19 +20,19 @@ POINTS = [("T = 1", 2e6, 4e6, 1e-3), ("T = 64", 128e6, 4.2e6, 2e-3)]
 
 def test_kernels_are_as_wide_as_they_take_time_and_look_like_their_kind() -> None:
     picture = viz.kernel_times({"from Python": (CALLS, 200e-6), "replayed": (CALLS[1:2], 100e-6)})
-    (bar,) = named(picture, "between from Python")
+    (bar,) = named(picture, "outside from Python")
     first, _ = named(picture, "linear model.layers.0.self_attn.qkv_proj")
     assert first.get_width() / bar.get_width() == pytest.approx(40 / 200)
     assert first.get_x() - bar.get_x() == pytest.approx(20 / 200 * bar.get_width())
     assert faces(picture, "linear lm_head") == [BARS[0].face]
     assert faces(picture, "attention model.layers.0.self_attn") == [BARS[3].face]
     assert faces(picture, "gather_rows model") == [BARS[1].face]
-    (other,) = named(picture, "between replayed")
+    (other,) = named(picture, "outside replayed")
     assert other.get_width() / bar.get_width() == pytest.approx(100 / 200), "one axis for both"
     assert {"layer 0", "layer 1", "200 µs: 84 % in 5 kernels", "100 µs: 40 % in 1 kernel"} <= set(texts(picture))
     assert picture.alt == (
-        "from Python: 200 µs with 5 kernels, 75 % products with weights, 8 % attention, 0 % other kernels, 16 % between "
-        "the kernels; replayed: 100 µs with 1 kernel, 40 % products with weights, 60 % between the kernels."
+        "from Python: 200 µs with 5 kernels, 75 % products with weights, 8 % attention, 0 % other kernels, 16 % outside "
+        "the kernels; replayed: 100 µs with 1 kernel, 40 % products with weights, 60 % outside the kernels."
     )
     assert_readable(picture)
 

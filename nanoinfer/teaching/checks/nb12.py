@@ -1,5 +1,5 @@
-"""Checks of notebook 12: predictions from bytes and operations, and the buffers of a captured pass. nb12_sums.py has the
-products."""
+"""Checks of notebook 12: predictions from bytes and operations, and the buffers of a captured pass. nb12_tile.py
+has the product in C++, nb12_sums.py the sum that depends on the batch."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.teaching.exercises import Given, exercise
-from nanoinfer.teaching.expectations import expect, expect_equal
+from nanoinfer.teaching.expectations import a_kind, expect, expect_equal
+from nanoinfer.teaching.limits import limited
 from nanoinfer.teaching.several import find_mistakes, several
 
 SIZE, WIDTH = 6, 100  # of the recorded pass; entries of a row
+LINES = 1_000_000  # of Python that one call of `busy_from` may run
 
 
 # --- 12.1 -------------------------------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ def _(given: Given) -> str:
         return all(_close(got, _mistaken_speed(*sizes, **options)) for got, _, sizes in answers)
 
     for got, _, _ in answers:
-        expect(isinstance(got, int | float), f"Return a number, not a {type(got).__name__}.")
+        expect(isinstance(got, int | float), f"Return a number, not {a_kind(got)}.")
     if not all(_close(got, want) for got, want, _ in answers):
         hint = find_mistakes(mistakes, gives)
         expect(hint is None, hint or "")
@@ -76,32 +78,40 @@ def _close(got: float, want: float) -> bool:
 @exercise("12.2", "Where the weights stop mattering")
 def _(given: Given) -> str:
     busy_from = given["busy_from"]
-    cases = [
+    cases = [  # where reading and computing take equally long, all times are exact in floats, however they are computed
         (100, 4, 0, 0, 1000, 10_000),
-        (100, 2, 0, 0, 1000, 10_000),
+        (1024, 2, 0, 0, 1024, 8192),
         (100, 4, 0, 10, 1000, 10_010),
-        (100, 4, 2, 5, 1000, 10_000),
+        (1024, 4, 4, 64, 1024, 4096),
         (1000, 4, 100, 64, 1000, 10_000),
-        (100, 4, 20, 1, 1000, 10_000),
+        (128, 4, 16, 1, 1024, 16_384),
         (1_000_000, 1, 0, 64, 1_000_000, 1000),
-        (8_000_000_000, 2, 0, 131_072, 2_000_000_000_000, 300_000_000_000_000),
+        (8_000_000_000, 2, 0, 131_072, 2_000_000_000_000, 301_000_000_000_000),
+        (100_000, 1, 24_999, 1, 1024, 8192),
     ]
     for case in cases:
         weights, width, context, kv, bandwidth, flops = case
-        got, want = busy_from(*case), _first_busy(*case)
+        want = _first_busy(*case)
         sizes = f"weights={weights}, weight_bytes={width}, context={context}, kv_bytes={kv}"
         said = f"{sizes}, bandwidth={bandwidth}, flops={flops}"
+        never = (
+            f"reading the K/V of one more request takes {context * kv / bandwidth:.4g} seconds, and its arithmetic "
+            f"{2 * weights / flops:.4g}, so arithmetic never catches up. Return None."
+        )
+        endless = f"the answer is {want}" if want else f"no number can be found by trying: {never}"
+        with limited(LINES, f"{said}: your code goes on and on ({LINES:,} lines of Python so far), but {endless}"):
+            got = busy_from(*case)
         if want is None:
-            expect(
-                got is None,
-                f"{said}: one more request takes longer to read ({context * kv} bytes) than to compute ({2 * weights} "
-                "operations), so arithmetic never catches up. Return None.",
-            )
+            expect(got is None, f"{said}: {never}")
             continue
-        expect(got is not None, f"{said}: there is such a batch size, {want}. None is for contexts that are too long.")
+        expect(
+            got is not None,
+            f"{said}: there is such a batch size, {want}. None is for contexts that are too long; to find out, compare "
+            "the times of one request.",
+        )
         expect(
             isinstance(got, int | np.integer) and not isinstance(got, bool),
-            f"Return a whole number (an int) or None, not a {type(got).__name__}: a batch has no half requests.",
+            f"Return a whole number (an int) or None, not {a_kind(got)}: a batch has no half requests.",
         )
         expect(got >= 1, f"{said}: {got} requests? A pass has at least one.")
         halved = _first_busy(weights, width, context, kv, bandwidth, 2 * flops)
@@ -113,7 +123,7 @@ def _(given: Given) -> str:
         expect(got != without or got == want, f"{said}: K/V is missing. Each request reads that of its context.")
         expect(got >= want, f"{said}: with {got}, reading still takes longer than computing. The first is {want}.")
         expect_equal(int(got), want, f"{said}: a smaller batch is enough.")
-    return "float32 and int8 weights, short contexts, and contexts that are too long"
+    return "float32 and int8 weights, short contexts, a batch of 100,000, and contexts that are too long"
 
 
 def _first_busy(weights: int, width: int, context: int, kv: int, bandwidth: int, flops: int) -> int | None:
