@@ -62,7 +62,7 @@ struct alignas(64) Line { float sums[16]; };
 inline thread_local std::vector<Line> sums_of_item;
 
 // x [rows, in] times `groups` groups of columns. A unit says how much work fits the caches: GROUPS share a block of rows, a part
-// has at most DEPTH steps, and an item MOST_ROWS.
+// has at most depth(rows) steps, and an item MOST_ROWS.
 template <class Unit, class Finish>
 static void product(const typename Unit::T* x, const float* packed, long rows, long in, long groups, const Finish& finish) {
     if (!rows) return;
@@ -74,7 +74,7 @@ static void product(const typename Unit::T* x, const float* packed, long rows, l
     long chunks = ceil(rows, Unit::MOST_ROWS), some_rows = ceil(ceil(rows, chunks), Unit::ROWS) * Unit::ROWS;
     long threads = omp_get_max_threads ? omp_get_max_threads() : 1;
     long some_groups = rows <= Unit::ROWS ? 1 : std::clamp(groups * chunks / (4 * threads), 1L, Unit::GROUPS);
-    long parts = ceil(steps, Unit::DEPTH), part = ceil(steps, parts), columns_of_items = ceil(groups, some_groups);
+    long parts = ceil(steps, Unit::depth(rows)), part = ceil(steps, parts), columns_of_items = ceil(groups, some_groups);
 
     for_each(chunks * columns_of_items, [&](long item) {
         long first_row = item / columns_of_items * some_rows, first_group = item % columns_of_items * some_groups;

@@ -9,7 +9,8 @@ struct BFloat16Tiles {
     typedef uint16_t T;
     static constexpr long COLUMNS = 32, ROWS = 32, INPUTS = 32;
     static constexpr bool ANY_HEIGHT = false;  // it is a part of the tiles' shape
-    static constexpr long GROUPS = 4, DEPTH = 16, MOST_ROWS = 256;  // 16 steps of a block of x are 32 KiB
+    static constexpr long GROUPS = 4, MOST_ROWS = 256;
+    static long depth(long) { return 16; }  // so many steps of a block of x are 32 KiB
 
     long height;
     Tiles tiles;

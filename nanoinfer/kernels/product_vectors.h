@@ -8,7 +8,11 @@ struct Vectors {
     typedef typename E::T T;
     static constexpr long COLUMNS = ::COLUMNS, ROWS = ::ROWS, INPUTS = 16 * E::STEP;
     static constexpr bool ANY_HEIGHT = true;
-    static constexpr long GROUPS = 1, DEPTH = 2048 / COLUMNS, MOST_ROWS = 192;  // so many steps of a group are 128 KiB
+    static constexpr long GROUPS = 1, MOST_ROWS = 192;
+
+    // Steps whose weights, which all blocks of rows use, are 128 KiB: they stay in the second-level cache. With a few blocks,
+    // memory is the limit: 16 KiB, in the first-level cache, leave the way free for what arrives in the second.
+    static long depth(long rows) { return (rows > ROWS && rows <= 64 ? 256 : 2048) / COLUMNS; }
 
     explicit Vectors(long) {}
 

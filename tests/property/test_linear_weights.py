@@ -11,7 +11,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.kernels import Kernels
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.layers.linear import Linear
-from nanoinfer.model.layers.linear_weights import DenseWeights, LinearWeights
+from nanoinfer.model.layers.linear_weights import DenseWeights, GatedDenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model
 from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.checkpoints import FAMILIES, save_checkpoint
@@ -69,7 +69,7 @@ def test_a_kind_from_outside_serves_every_family(family: str, made: list[str], c
     by_hand = load_model(path, kernels="torch")
     for name, module in by_hand.model.named_modules():
         if isinstance(module, Linear):
-            assert isinstance(module.weights, DenseWeights)
+            assert isinstance(module.weights, DenseWeights | GatedDenseWeights)
             module.weights.packed = rounded(module.weights.packed)  # of a tied head, too: the embedding keeps its table
             assert torch.equal(module.weights.packed, linear[name].weights.whole * linear[name].weights.step)
     dense = load_model(path)
