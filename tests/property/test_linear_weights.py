@@ -111,7 +111,7 @@ def test_by_default_weights_are_dense_and_packed_for_the_kernels(checkpoint: Che
     loaded, explicit = load_model(checkpoint("qwen2")), load_model(checkpoint("qwen2"), quantization=None)
     for mine, other in zip(loaded.model.modules(), explicit.model.modules(), strict=True):
         if isinstance(mine, Linear):
-            assert isinstance(mine.weights, DenseWeights)
+            assert isinstance(mine.weights, DenseWeights | GatedDenseWeights)
             assert torch.equal(mine.weights.packed, other.weights.packed)
             assert mine.weight is None, "no memory holds the weights twice"
     if CppKernels.why_not(loaded.dtype, loaded.device) is None:
