@@ -46,9 +46,10 @@ struct Vectors {
                 for (int p = 0; p < PANELS; p++) sums[m][p] = E::multiply_add(sums[m][p], column[p], x + m * stride + k);
             words += COLUMNS;
         };
+        // Rows are finished after the block: here, it would cost registers.
         for (; steps && left >= INPUTS; steps--, left -= INPUTS, x += INPUTS) {
             for (long k = 0; k < INPUTS; k += 4 * E::STEP) {
-                other.template ask<4>();  // rows are finished after the block: here, it would cost registers
+                if (M > 1) other.template ask<4>();  // for a single row, the processor asks soon enough by itself
 #pragma GCC unroll 4
                 for (long i = 0; i < 4 * E::STEP; i += E::STEP) add_word(k + i);
             }
