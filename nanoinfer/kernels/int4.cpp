@@ -1,23 +1,27 @@
 // y = x W^T + bias with weights in 4 bits: w = scale * q, q whole in -8 .. 7, one scale for each column and group of 32 inputs.
 //
-// One arithmetic for every element type, number of rows and processor. In each group, the products x * q of the inputs 0, 2, ..,
-// 30 are added up in this order, and those of 1, 3, .., 31; then, from the first group to the last,
+// x keeps its precision: in each group it is rounded to whole multiples n of a power of two, the largest of which has 14 bits
+// (float32: 22) and a sign. That is finer than what bfloat16 (float32) tells apart beside the group's largest number. The n are
+// cut into bytes, because processors multiply bytes many at a time, and exactly. So their sums are the same bits whatever adds
+// them up, for any number of rows, and
 //
-//     sum = sum + scale * (even + odd)            in float32, every product and sum in one instruction that rounds once
+//     y = sum over the groups, from first to last, of float(sum of q * n) * power * scale + bias        x ~ power * n
 //
-// An AMX tile of bfloat16 adds up 32 products in just this way, so that tiles and vectors give the same bits.
+// rounds twice per group: once to a float, and once when the group is added to the sum.
 //
-// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 q each, then [COLUMNS] scales in bfloat16.
-// The inputs 0, 2, 4, 6 of 8 are in the low half of a word, 1, 3, 5, 7 in the high half. A group is unpacked once for all rows of
-// an item of work, into a panel that stays in the L1 cache.
+// Instructions that multiply bytes want one factor without a sign. So W has q + 8, and 8 * (sum of n) is taken off.
+//
+// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 q + 8 each, then [COLUMNS] scales in
+// bfloat16. The low halves of a word's bytes are the inputs 0, 1, 2, 3 of 8, the high ones 4, 5, 6, 7.
 #pragma once
 #include "amx.h"
+#include "bytes.h"
 #include "team.h"
 #include "vectors.h"
-#include <immintrin.h>
 #include <type_traits>
 
-constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8;
+#if defined(HAS_BYTES)
+constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8, QUADS = INT4_GROUP / 4;
 constexpr long INT4_WORDS = EIGHTS * COLUMNS + COLUMNS / 2;  // of 4 bytes, scales included
 constexpr int INT4_ROWS = 64;                                 // rows that share what was unpacked; their sums stay in L1
 
@@ -29,123 +33,156 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
-static Floats scale_of(const uint16_t* bf16) {
-    __builtin_prefetch((const int32_t*)bf16 + 8 * INT4_WORDS, 0, 2);
+// What is read of W asks for what comes 8 groups later, so that it has arrived when it is its turn.
+template <class V> inline V ahead(const void* at) {
+    __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS, 0, 2);
+    return load<V>((const V*)at);
+}
+
+inline Floats scale_of(const uint16_t* bf16) {
 #if defined(__AVX512F__)
-    return (Floats)((Ints)_mm512_cvtepu16_epi32(load<__m256i>(bf16)) << 16);
+    return (Floats)((Ints)_mm512_cvtepu16_epi32(ahead<__m256i>(bf16)) << 16);
 #else
-    return (Floats)((Ints)_mm256_cvtepu16_epi32(load<__m128i>(bf16)) << 16);
+    return (Floats)((Ints)_mm256_cvtepu16_epi32(ahead<__m128i>(bf16)) << 16);
 #endif
 }
 
-// Words of a group. Those of a later one are asked for at the same time, so that they have arrived when it is their turn.
-inline Ints words_at(const int32_t* at) {
-    __builtin_prefetch(at + 8 * INT4_WORDS, 0, 2);
-    return load<Ints>(at);
-}
+// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; and 8
+// times the sum of the numbers.
+template <int PARTS>
+struct Group {
+    int32_t parts[PARTS][QUADS];
+    float power;
+    int32_t offset;
+};
 
-// The q at `low_bit` of each word
-inline Floats float_of(Ints words, int low_bit) {
-#if defined(__AVX512F__)  // a table, read by the lowest 4 bits
-    const Floats values = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-    return _mm512_permutexvar_ps((__m512i)(words >> low_bit), values);
-#else  // the sign bit to the top, and back again
-    return __builtin_convertvector(words << (28 - low_bit) >> 28, Floats);
-#endif
-}
-constexpr int LOW_BIT[8] = {0, 16, 4, 20, 8, 24, 12, 28};
+template <class E> constexpr int PARTS_OF = sizeof(typename E::T) == 2 ? 2 : 3;
 
-// panel [32][COLUMNS] floats: the q of a group
-static void unpack_group(const int32_t* packed, float* panel) {
-    for (int eight = 0; eight < EIGHTS; eight++)
-        for (int c = 0; c < COLUMNS; c += LANES) {
-            Ints words = words_at(packed + eight * COLUMNS + c);
-#pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) store(panel + (8 * eight + i) * COLUMNS + c, float_of(words, LOW_BIT[i]));
+// n + MAGIC has the whole number n, which is below 2^22, in its lowest bits; rounding to it is rounding to a whole number.
+constexpr float MAGIC = 12582912;  // 1.5 * 2^23
+
+// A group of a row, at most `size` of it, to be written as power * n. An inf or a NaN makes all of it NaN.
+template <class E>
+struct Rounding {
+    typename E::T all[INT4_GROUP] = {};
+    float power, inverse;
+
+    Rounding(const typename E::T* x, long size) {
+        constexpr float RANGE = 1 << (8 * PARTS_OF<E> - 3);  // n stays below it
+        memcpy(all, x, std::min<long>(size, INT4_GROUP) * sizeof *x);
+        Ints most = {};
+        for (int i = 0; i < INT4_GROUP; i += LANES) {
+            Ints bits = magnitude_bits(E::get(all + i));
+            most = bits > most ? bits : most;
         }
+        int32_t bits = largest(most), top_bits = bits & INFINITE_BITS;
+        float top;  // the power of two up to the largest
+        memcpy(&top, &top_bits, sizeof top);
+        power = inverse = 0;
+        if (bits >= INFINITE_BITS) {
+            power = __builtin_nanf("");
+            memset(all, 0, sizeof all);
+        } else if (top >= 1e-30f) {  // nothing below it matters, and RANGE / top stays finite
+            power = top / (RANGE / 2);
+            inverse = RANGE / 2 / top;
+        }
+    }
+    Floats plus_magic(int i) const { return E::get(all + i) * inverse + MAGIC; }
+};
+
+template <class E, int PARTS>
+static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
+    Rounding<E> rounding(x, size);
+    Ints total = {};
+    for (int i = 0; i < INT4_GROUP; i += LANES) {
+        Ints n = (Ints)rounding.plus_magic(i) - (Ints)(MAGIC - Floats{});
+        total += n;
+        for (int part = 0; part < PARTS; part++, n = (n + 128) >> 8) store((uint8_t*)to.parts[part] + i, lowest_bytes(n));
+    }
+    to.offset = 0;
+    for (int lane = 0; lane < LANES; lane++) to.offset += 8 * total[lane];
+    to.power = rounding.power;
 }
 
-// sums += scales * (x times a group), for one row: nothing is unpacked but in registers
-static void add_group_of_row(const float* x, const int32_t* packed, const uint16_t* scales, float* sums) {
-    Floats products[2][PANELS] = {};
-#pragma GCC unroll 4
-    for (int eight = 0; eight < EIGHTS; eight++) {
-        Ints words[PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < PANELS; p++) words[p] = words_at(packed + eight * COLUMNS + p * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++)
-#pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++)
-                products[i % 2][p] = multiply_add(float_of(words[p], LOW_BIT[i]), x[8 * eight + i] - Floats{}, products[i % 2][p]);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < PANELS; p++) {
-        Floats scale = scale_of(scales + p * LANES), sum = load<Floats>(sums + p * LANES);
-        store(sums + p * LANES, multiply_add(products[0][p] + products[1][p], scale, sum));
-    }
+typedef uint32_t Unsigned __attribute__((vector_size(LANES * 4)));  // the parts' sums may wrap around on their way to the whole
+
+// sum + scale * (power * the whole sum of a group, from those of its parts)
+template <int PARTS>
+inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const Group<PARTS>& x) {
+    Unsigned whole = (Unsigned)of_parts[PARTS - 1];
+#pragma GCC unroll 2
+    for (int part = PARTS - 2; part >= 0; part--) whole = (whole << 8) + (Unsigned)of_parts[part];
+    return multiply_add(__builtin_convertvector((Ints)(whole - (uint32_t)x.offset), Floats) * x.power, scale, sum);
 }
 
-// sums[m] += scales * (x[m] times the panel) for M rows
-template <int M>
-static void add_group(const float* x, long stride, const float* panel, const uint16_t* scales, float* sums) {
-    auto add_every_second = [&](int first, Floats products[M][PANELS]) {
-#pragma GCC unroll 16
-        for (int k = first; k < INT4_GROUP; k += 2) {
-            Floats column[PANELS];
+// sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
+template <int M, int PARTS>
+static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(panel + k * COLUMNS + p * LANES);
-#pragma GCC unroll 6
+    for (int p = 0; p < COLUMNS; p += LANES) {
+        Ints of_parts[M][PARTS] = {};
+#pragma GCC unroll 4
+        for (int eight = 0; eight < EIGHTS; eight++) {
+            Ints both = ahead<Ints>(words + eight * COLUMNS + p), low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+#pragma GCC unroll 4
             for (int m = 0; m < M; m++)
+#pragma GCC unroll 3
+                for (int part = 0; part < PARTS; part++) {
+                    const int32_t* quads = x[m * stride].parts[part] + 2 * eight;
+                    of_parts[m][part] = dot(dot(of_parts[m][part], low, quads[0] - Ints{}), high, quads[1] - Ints{});
+                }
+        }
+        Floats scale = scale_of((const uint16_t*)(words + EIGHTS * COLUMNS) + p);
 #pragma GCC unroll 4
-                for (int p = 0; p < PANELS; p++)
-                    products[m][p] = multiply_add(column[p], x[m * stride + k] - Floats{}, products[m][p]);
-        }
-    };
-    Floats even[M][PANELS] = {}, odd[M][PANELS] = {};
-    add_every_second(0, even);
-    add_every_second(1, odd);
-    for (int p = 0; p < PANELS; p++)
         for (int m = 0; m < M; m++) {
-            float* sum = sums + m * COLUMNS + p * LANES;
-            store(sum, multiply_add(even[m][p] + odd[m][p], scale_of(scales + p * LANES), load<Floats>(sum)));
+            float* sum = sums + m * COLUMNS + p;
+            store(sum, add_products(load<Floats>(sum), scale, of_parts[m], x[m * stride]));
         }
+    }
 }
 
 // sums [rows][COLUMNS] += all groups, in order
-static void add_all(long rows, long groups, const float* x, long stride, const int32_t* words, float* sums) {
-    alignas(64) float panel[INT4_GROUP * COLUMNS];
-    for (long g = 0; g < groups; g++, x += INT4_GROUP, words += INT4_WORDS) {
-        const uint16_t* scales = (const uint16_t*)(words + EIGHTS * COLUMNS);
-        if (rows > 1) unpack_group(words, panel);
-        else add_group_of_row(x, words, scales, sums);
-        for (long row = 0, n; row < rows && rows > 1; row += n) {
-            n = share(rows - row);
-            const float* from = x + row * stride;
+template <int PARTS>
+static void add_all(long rows, long groups, const Group<PARTS>* x, const int32_t* words, float* sums) {
+    for (long g = 0; g < groups; g++, x++, words += INT4_WORDS)
+        for (long row = 0, n; row < rows; row += n) {
+            n = std::min<long>(4, rows - row);
+            const Group<PARTS>* from = x + row * groups;
             float* to = sums + row * COLUMNS;
             switch (n) {
-                case 6: add_group<6>(from, stride, panel, scales, to); break;
-                case 5: add_group<5>(from, stride, panel, scales, to); break;
-                case 4: add_group<4>(from, stride, panel, scales, to); break;
-                case 3: add_group<3>(from, stride, panel, scales, to); break;
-                case 2: add_group<2>(from, stride, panel, scales, to); break;
-                default: add_group<1>(from, stride, panel, scales, to);
+                case 4: add_group<4>(from, groups, words, to); break;
+                case 3: add_group<3>(from, groups, words, to); break;
+                case 2: add_group<2>(from, groups, words, to); break;
+                default: add_group<1>(from, groups, words, to);
             }
         }
-    }
 }
 
 #if defined(HAS_AMX)
-// panel [16][COLUMNS] pairs of bfloat16: the q of a group, for a tile. An instruction looks up all halves of words at once, by
-// their lowest 5 bits. The fifth belongs to the next q: whatever it is, the table says the same.
+constexpr int INT4_AMX_ROWS = 4;  // from so many rows on, tiles of bfloat16 are faster
+
+// In bfloat16, n has at most 8 bits that are not 0 from first to last, as x has, so that bfloat16 holds power * n. All sums of
+// products in a group have at most 24 bits. So tiles of bfloat16 compute exactly what bytes do. The inputs are put in the order
+// in which `unpack_pairs` finds those of W.
+static void write_group(const uint16_t* x, long size, uint16_t* to) {
+    const Ints order = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+    Rounding<BFloat16> rounding(x, size);
+    for (int i = 0; i < INT4_GROUP; i += LANES) {
+        Floats rounded = (rounding.plus_magic(i) - MAGIC) * rounding.power;
+        BFloat16::put(to + i, _mm512_permutexvar_ps((__m512i)order, rounded));
+    }
+}
+
+// panel [16][COLUMNS] pairs of bfloat16: the q of a group, for a tile. A table, read by the lowest 5 bits of all halves of words
+// at once, makes them bfloat16. The fifth belongs to another q: whatever it is, the table says the same.
 static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
     alignas(64) static const uint16_t TABLE[32] = {
-        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
     __m512i values = load<__m512i>(TABLE);
     for (int eight = 0; eight < EIGHTS; eight++)
         for (int c = 0; c < COLUMNS; c += LANES) {
-            Ints words = words_at(packed + eight * COLUMNS + c);
+            Ints words = ahead<Ints>(packed + eight * COLUMNS + c);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++)
                 store(panel + (4 * eight + i) * COLUMNS + c, _mm512_permutexvar_epi16((__m512i)(words >> 4 * i), values));
@@ -185,34 +222,30 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, long stride, 
 }
 #endif
 
-// to = from, as floats or as it is, and 0 up to `padded` elements. What is below 1e-30 becomes 0: tiles take the smallest numbers
-// of all for 0, vectors do not, and so none ever appear.
-template <class E, class To>
-static void copy_row(const typename E::T* from, To* to, long size, long padded) {
-    for (long i = 0; i < padded; i += LANES) {
-        typename E::T part[LANES] = {};
-        if (i < size) memcpy(part, from + i, std::min<long>(LANES, size - i) * sizeof *from);
-        Floats x = E::get(i + LANES <= size ? from + i : part), magnitude = (Floats)((Ints)x & 0x7fffffff);
-        x = magnitude < 1e-30f ? Floats{} : x;
-        if constexpr (std::is_same_v<To, float>) store(to + i, x);
-        else E::put(to + i, x);
-    }
-}
-
 // x [rows, in], y [rows, out], bias [out up to whole COLUMNS] float32; `room` [rows up to whole tiles, in up to whole groups]
-// floats: where x is copied to, as floats or, for tiles, as it is.
+// words of 4 bytes: where x is written as `add_all` or tiles read it.
 template <class E>
-static void int4_linear(const typename E::T* x, float* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
+static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
                         long in, long out) {
     typedef typename E::T T;
-    long groups = (in + INT4_GROUP - 1) / INT4_GROUP, stride = groups * INT4_GROUP, blocks = (out + COLUMNS - 1) / COLUMNS;
+    typedef Group<PARTS_OF<E>> G;
+    static_assert(sizeof(G) <= INT4_GROUP * sizeof *room, "`room` is too small");
+    long groups = (in + INT4_GROUP - 1) / INT4_GROUP, blocks = (out + COLUMNS - 1) / COLUMNS;
+    G* numbers = (G*)room;
     bool tiles = false;
 #if defined(HAS_AMX)
-    tiles = std::is_same_v<E, BFloat16> && rows > 1 && amx_allowed();
+    tiles = std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
 #endif
     for_each_row(rows, in, [&](long row) {
-        if (tiles) copy_row<E>(x + row * in, (T*)room + row * stride, in, stride);
-        else copy_row<E>(x + row * in, room + row * stride, in, stride);
+        for (long g = 0; g < groups; g++) {
+            const T* from = x + row * in + g * INT4_GROUP;
+            long left = in - g * INT4_GROUP;
+#if defined(HAS_AMX)
+            if constexpr (std::is_same_v<E, BFloat16>)
+                if (tiles) write_group(from, left, (T*)room + (row * groups + g) * INT4_GROUP);
+#endif
+            if (!tiles) write_group<E>(from, left, numbers[row * groups + g]);
+        }
     });
     for_each(blocks * ((rows + INT4_ROWS - 1) / INT4_ROWS), [&](long item) {
         long block = item % blocks, first = item / blocks * INT4_ROWS, column = block * COLUMNS;
@@ -221,10 +254,11 @@ static void int4_linear(const typename E::T* x, float* room, const int32_t* pack
         alignas(64) float sums[INT4_ROWS * COLUMNS];
         memset(sums, 0, (n + 15) / 16 * 16 * COLUMNS * sizeof *sums);
 #if defined(HAS_AMX)
+        long stride = groups * INT4_GROUP;
         if (tiles) add_all_amx(n, groups, (const uint16_t*)room + first * stride, stride, words, sums);
         else
 #endif
-        add_all(n, groups, room + first * stride, stride, words, sums);
+            add_all(n, groups, numbers + first * groups, words, sums);
         for (long m = 0; m < n; m++) {
             T *to = y + (first + m) * out + column, part[COLUMNS];
             for (int p = 0; p < COLUMNS; p += LANES)
@@ -233,3 +267,4 @@ static void int4_linear(const typename E::T* x, float* room, const int32_t* pack
         }
     });
 }
+#endif

@@ -10,41 +10,30 @@
 // [in / 4][COLUMNS] words, [COLUMNS] scales, [COLUMNS] offsets to take off, [COLUMNS] biases. `in` is padded to whole AMX tiles.
 #pragma once
 #include "amx.h"
+#include "bytes.h"
 #include "team.h"
 #include "vectors.h"
-#include <immintrin.h>
 
-#if !defined(__AVX512F__) || defined(__AVX512BW__)
-#define HAS_INT8
+#if defined(HAS_BYTES)
 constexpr int INT8_STEP = 64;         // inputs of a tile, to which a row is padded
 constexpr int INT8_BLOCK_ROWS = 256;  // rows that one item of work takes: their x stays in the cache
 
 // Keeps the compiler from making one instruction of a product and a sum, which would round once and not twice.
 inline Floats rounded(Floats v) { asm("" : "+v"(v)); return v; }
 
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-
-#if defined(__AVX512F__)
-inline Bytes lowest_bytes(Ints v) { return (Bytes)_mm512_cvtepi32_epi8((__m512i)v); }
-inline int32_t largest(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
-#else
-inline Bytes lowest_bytes(Ints v) { return __builtin_convertvector(v, Bytes); }
-inline int32_t largest(Ints v) { int32_t m = v[0]; for (int i = 1; i < LANES; i++) m = std::max(m, v[i]); return m; }
-#endif
-
 // q = round(x / scale) + 128, scale = max |x| / 127. A row with an inf or NaN gets the scale NaN. One read from memory: the
-// second loop finds x in the cache. The largest magnitude is found among the bits, whose order is that of the floats.
+// second loop finds x in the cache.
 template <class E>
 static float quantize_row(const typename E::T* x, uint8_t* q, long size) {
     Ints most = {};
     long i = 0;
-    auto larger = [&](Floats v) { Ints bits = (Ints)v & 0x7fffffff; most = bits > most ? bits : most; };
+    auto larger = [&](Floats v) { Ints bits = magnitude_bits(v); most = bits > most ? bits : most; };
     typename E::T rest[LANES] = {};
     for (; i + LANES <= size; i += LANES) larger(E::get(x + i));
     if (i < size) memcpy(rest, x + i, (size - i) * sizeof *x);
     larger(E::get(rest));
     int32_t bits = largest(most);
-    if (bits >= 0x7f800000) return memset(q, 128, size), __builtin_nanf("");
+    if (bits >= INFINITE_BITS) return memset(q, 128, size), __builtin_nanf("");
     float max;
     memcpy(&max, &bits, sizeof max);
     float inverse = max < 1e-30f ? 0 : 127 / max;  // nothing below it matters, and 127 / max stays finite
@@ -55,26 +44,6 @@ static float quantize_row(const typename E::T* x, uint8_t* q, long size) {
     Bytes last = to_bytes(E::get(rest));
     if (i < size) memcpy(q + i, &last, size - i);
     return max / 127;
-}
-
-// sum + the products of 4 bytes of x (no sign) and 4 of w, in each lane
-inline Ints dot(Ints sum, Ints x, Ints w) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)w);
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)w);
-#else  // in 16 bits, the even bytes and the odd ones: the instruction for bytes saturates
-    typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
-    typedef uint16_t Words __attribute__((vector_size(LANES * 4)));
-    auto pairs = [](Words a, Shorts b) {
-#if defined(__AVX512BW__)
-        return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-        return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
-    };
-    return sum + pairs((Words)x & 255, (Shorts)w << 8 >> 8) + pairs((Words)x >> 8, (Shorts)w >> 8);
-#endif
 }
 
 // sums[m] = the products of row x[m] with COLUMNS columns, for M rows: `tile` of vectors.h, for bytes

@@ -10,7 +10,6 @@
 
 #define FOR_TYPE(E, type)                                                                                              \
     EXPORT(linear_##type, linear<E>)                                                                                   \
-    EXPORT(int4_linear_##type, int4_linear<E>)                                                                         \
     EXPORT(linear_silu_and_mul_##type, gated_linear<E, Silu>)                                                          \
     EXPORT(linear_gelu_tanh_and_mul_##type, gated_linear<E, GeluTanh>)                                                 \
     EXPORT(linear_argmax_##type, linear_argmax<E>)                                                                     \
@@ -30,10 +29,12 @@ FOR_TYPE(Float32, float32)
 #if defined(__AVX512BF16__)
 FOR_TYPE(BFloat16, bfloat16)
 #endif
-#if defined(HAS_INT8)
+#if defined(HAS_BYTES)
 EXPORT(int8_linear_float32, int8_linear<Float32>)
+EXPORT(int4_linear_float32, int4_linear<Float32>)
 #if defined(__AVX512BF16__)
 EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
+EXPORT(int4_linear_bfloat16, int4_linear<BFloat16>)
 #endif
 #endif
 EXPORT(gather_rows, gather)

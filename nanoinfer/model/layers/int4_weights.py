@@ -1,9 +1,10 @@
-"""Int4Weights: linear weights in 4 bits, one scale per output channel and group of 32 inputs. Activations stay as they are.
+"""Int4Weights: linear weights in 4 bits, one scale per output channel and group of 32 inputs; activations stay precise.
 
     w ≈ scale * q, q whole in -8..7
     y = float32 sum over groups of scale * (sum over the group of x * q) + bias, rounded to the model's dtype
 
-4.5 bits per weight: 32 times 4, and 16 for the scale, which is in bfloat16.
+4.5 bits per weight: 32 times 4, and 16 for the scale, which is in bfloat16. The C++ kernel writes x as whole numbers of 15
+bits (float32: 23), with a power of two for each group, and so adds up products exactly; see int4.cpp.
 """
 
 import torch
@@ -88,12 +89,12 @@ def _quantize_part(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def pack(whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """[out, groups, 32] and [out, groups, 1] → [blocks, groups, 4.5 columns] int32, in the order in which int4.cpp reads.
 
-    From its lowest bits on, a word has inputs 0, 2, 4, 6 and then 1, 3, 5, 7 of eight.
+    A word has eight inputs, 8 added to each: 0 to 3 in the low halves of its bytes, 4 to 7 in the high ones.
     """
     side, groups = columns(), whole.shape[1]
     more = -len(whole) % side
-    eights = pad(whole, (0, 0, 0, 0, 0, more)).view(-1, side, groups, GROUP // 8, 8).view(torch.uint8)
-    bytes_ = eights[..., [0, 4, 1, 5]] & 15 | eights[..., [2, 6, 3, 7]] << 4
+    eights = (pad(whole, (0, 0, 0, 0, 0, more)) + 8).to(torch.uint8).view(-1, side, groups, GROUP // 8, 8)
+    bytes_ = eights[..., :4] | eights[..., 4:] << 4
     words = bytes_.view(torch.int32)[..., 0].permute(0, 2, 3, 1).flatten(2)
     scales = pad(scale, (0, 0, 0, 0, 0, more)).view(-1, side, groups).transpose(1, 2).contiguous().flatten()
     return torch.cat((words, scales.view(torch.int32).view(-1, groups, side // 2)), dim=2)
