@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
+from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.async_stream import AsyncStream, Delivery, Item, send
 from nanoinfer.engine import Engine
 from nanoinfer.errors import EngineClosedError
@@ -77,9 +78,10 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncStream:
         """Submit a request and return its stream once it is queued. Arguments and errors as in `Engine.add_request`."""
-        return await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
+        return await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
 
     async def _submit(self, request: Request) -> AsyncStream:
         delivery = Delivery(asyncio.get_running_loop())
@@ -92,6 +94,14 @@ class AsyncEngine:
             raise
         return AsyncStream(delivery, request_id, self._drop)
 
+    async def load_adapter(self, name: str, path: str | Path) -> Adapter:
+        """As `Engine.load_adapter`. Requests go on while the files are read."""
+        return await asyncio.to_thread(self._engine.load_adapter, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `Engine.unload_adapter`."""
+        await asyncio.to_thread(self._engine.unload_adapter, name)
+
     @request_keywords()
     async def stream(
         self,
@@ -101,12 +111,13 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """`async for piece in engine.stream(...)` gives text as soon as it is certain. The first read submits the request.
 
         Leaving the loop early, closing the generator, or cancelling its task aborts the request.
         """
-        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
         try:
             async for piece in stream:
                 yield piece
@@ -122,9 +133,10 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> RequestOutput:
         """Complete one prompt. Errors as in `Engine.add_request`; StepFailedError when a step that computed it raised."""
-        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name))
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
         try:
             return await stream.output()
         finally:
@@ -139,12 +151,13 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "messages",
         timeout_s: float | None = None,
+        adapter: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
         """Generate the assistant's next turn in a conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`,
         other arguments and errors as in `generate`. ValueError when the model has no tokenizer or no chat template."""
         prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
-        return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
+        return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s, adapter=adapter)
 
     @request_keywords()
     async def stream_chat(
@@ -155,11 +168,12 @@ class AsyncEngine:
         extra_key: Hashable = None,
         name: str = "messages",
         timeout_s: float | None = None,
+        adapter: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamPiece, None]:
         """Stream the assistant's next turn in a conversation; arguments and errors as in `chat`."""
         prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
-        pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s)
+        pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s, adapter=adapter)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece

@@ -21,6 +21,8 @@ class Batch:
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
     it (NaN for each request's first new token, because the token before it is not in this pass).
 
+    `adapter_places` [B] int32: where each request's adapter is in the AdapterPool, −1 for none; None if none has one.
+
     `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
     """
 
@@ -36,6 +38,7 @@ class Batch:
     wants_prompt_logprobs: bool = False
     chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
+    adapter_places: np.ndarray | None = None
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
@@ -72,6 +75,7 @@ class Batch:
             out_cache_cont_end=end,
             wants_prompt_logprobs=any(req.wants_prompt_logprobs for req in reqs),
             chunked_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
+            adapter_places=adapter_places(reqs),
         )
 
     @classmethod
@@ -96,6 +100,7 @@ class Batch:
             torch.from_numpy(out_cache_loc),
             out_cache_cont_start=start,
             out_cache_cont_end=end,
+            adapter_places=adapter_places(reqs),
         )
 
     @property
@@ -123,6 +128,13 @@ class Batch:
                 if req.chunk_end < req.prompt_len:
                     next_logprob = float(logits[i].float().log_softmax(-1)[int(req.token_ids[req.chunk_end])])
                 req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob)
+
+
+def adapter_places(reqs: Sequence[Req]) -> np.ndarray | None:
+    """`Batch.adapter_places` of these requests."""
+    if all(req.adapter is None for req in reqs):
+        return None
+    return np.array([-1 if req.adapter is None else req.adapter.place for req in reqs], dtype=np.int32)
 
 
 def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:

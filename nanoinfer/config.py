@@ -34,6 +34,8 @@ class EngineConfig:
     - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
       `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
       steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
+    - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host memory
+      (see `adapters/pool.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
     """
 
@@ -55,6 +57,7 @@ class EngineConfig:
     capture: str | bool = "auto"
     random_seed: int | None = None
     num_scheduler_steps: int = 1
+    max_adapters_on_device: int = 16
 
     def __post_init__(self) -> None:
         for name in (
@@ -68,6 +71,7 @@ class EngineConfig:
             "chunked_prefill_size",
             "max_queue",
             "num_scheduler_steps",
+            "max_adapters_on_device",
         ):
             value, optional = getattr(self, name), name in ("chunked_prefill_size", "max_queue")
             if optional and value is None:

@@ -3,15 +3,18 @@
 import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.manager import Adapters
 from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError
+from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
@@ -60,7 +63,9 @@ class Engine:
             config.disable_radix_cache,
         )
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
-        self.scheduler = make_scheduler(config, self.cache, clock)
+        self.adapters = Adapters(model_runner.model, config.max_adapters_on_device)
+        model_runner.adapters = self.adapters.pool
+        self.scheduler = make_scheduler(config, self.cache, clock, self.adapters.pool)
         self.sampler = Sampler()
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
@@ -83,17 +88,20 @@ class Engine:
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
+        adapter: str | None = None,
     ) -> int:
         """Queue a prompt (text or token ids) and return its request id, which its outputs also have.
 
         `extra_key` (None, text, bytes, an integer or a tuple of these): only requests with equal keys share cached
         prefixes. `name`: what error messages call the prompt. `timeout_s`: after so many seconds from now, completions
-        that are still running end (FinishReason.TIMEOUT).
+        that are still running end (FinishReason.TIMEOUT). `adapter`: the name of a loaded adapter; None or "base": the base
+        model.
         Raises InvalidRequestError (a ValueError) when the request can never be served, QueueFullError when too many
         requests wait, EngineClosedError after `shutdown`. Nothing has changed then.
         """
         self.turns.drive(self.open_requests.ids, step=False)
-        return self.submit(self.prepare(Request(prompt, params_or_default(params), extra_key, timeout_s, name)))
+        request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
+        return self.submit(self.prepare(request))
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
@@ -102,8 +110,9 @@ class Engine:
             prompt_ids = self.builder.check(request, self.config.max_context_len)
             self._check_pool(prompt_ids, request)
             self._check_queue(request.params.n)
+            adapter = self._find_adapter(request)
             request_id = next(self._ids)
-            reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key)
+            reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter)
             return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:
@@ -119,6 +128,7 @@ class Engine:
         try:
             with self.turns.visit():
                 self._check_queue(sum(len(group.reqs) for group in groups))
+                self._check_adapters(groups)
                 self.open_requests.add(groups, self._clock())
                 queued = groups
                 for req in [req for group in groups for req in group.reqs]:
@@ -184,6 +194,29 @@ class Engine:
             for req in self._open_group(request_id).reqs:
                 self.scheduler.resume(req)
             self.turns.pausers.pop(request_id, None)
+
+    def load_adapter(self, name: str, path: str | Path) -> Adapter:
+        """Read the adapter in the folder `path`, in PEFT's format. Requests can use it from now on, by its `name`.
+
+        AdapterError naming what is wrong; nothing has changed then.
+        """
+        return self.adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Its cached tokens stay until they are evicted, but no request will ever find them.
+
+        AdapterError if there is no such adapter, or while requests use it: they would have to end first.
+        """
+        with self.turns.visit():
+            self.turns.check_between_passes()
+            adapter = self.adapters.find(name)
+            reqs = [req for group in self.open_requests.groups.values() for req in group.reqs if not req.finished]
+            if users := {req.request_id for req in reqs if adapter is not None and req.adapter is adapter}:
+                raise AdapterError(
+                    f"adapter={name!r}: {len(users)} requests use it (request_id={min(users)} is the first); "
+                    "abort them, or wait until they have ended"
+                )
+            self.adapters.unload(name)
 
     def shutdown(self) -> list[RequestOutput]:
         """Shut down for good: abort all requests, free every slot, and refuse later requests with EngineClosedError.
@@ -269,7 +302,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Where requests and slots are now, totals since the start, recent speed, and which kernels compute."""
         with self.turns.visit():
-            return engine_stats(self.scheduler, self.open_requests, self._guard.meter, self.model_runner)
+            meter = self._guard.meter
+            return engine_stats(self.scheduler, self.open_requests, meter, self.model_runner, self.adapters)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
@@ -295,6 +329,18 @@ class Engine:
         waiting, limit = len(self.scheduler.waiting), self.config.max_queue
         if limit is not None and waiting + more > limit:
             raise QueueFullError(f"{waiting} requests wait and {more} more arrive: must not exceed max_queue={limit}")
+
+    def _find_adapter(self, request: Request) -> Adapter | None:
+        try:
+            return self.adapters.find(request.adapter)
+        except AdapterError as error:
+            raise InvalidRequestError(f"{request.name}: {error}") from error
+
+    def _check_adapters(self, groups: Sequence[RequestGroup]) -> None:
+        """A request may have been prepared before its adapter was unloaded."""
+        for adapter in {group.reqs[0].adapter for group in groups} - {None}:
+            if self.adapters.get(adapter.name) is not adapter:
+                raise InvalidRequestError(f"adapter={adapter.name!r}: has been unloaded since the request was prepared")
 
     def _check_pool(self, prompt_ids: np.ndarray, request: Request) -> None:
         slots = self.cache.whole_pages(len(prompt_ids) + request.params.max_new_tokens - 1)

@@ -1,7 +1,7 @@
 """LLM: loads a model; then you generate, stream or chat."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.calls import Calls
 from nanoinfer.config import EngineConfig
@@ -49,6 +50,7 @@ class LLM:
       `select_kernels` and `select_attention_backend`).
     - `quantization`: int8 or int4 keeps the weights of linear layers in so many bits (see `int8_weights.py`,
       `int4_weights.py`); None keeps the checkpoint's numbers.
+    - `adapters`: LoRA adapters to load, the folder of each by its name, in PEFT's format (see `load_adapter`).
     - `num_scheduler_steps`: with k > 1, up to k decode passes are made before the scheduler is visited again. A stream
       then yields up to k tokens at once, and a new request waits for up to k passes (see EngineConfig).
     - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
@@ -72,6 +74,7 @@ class LLM:
         attention_backend: str = "auto",
         kernels: str = "auto",
         quantization: str | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -96,6 +99,8 @@ class LLM:
         )
         self.tokenizer = self.model.tokenizer
         self.engine = make_engine(self.model, self.config)
+        for name, path in (adapters or {}).items():
+            self.load_adapter(name, path)
         self.trace: Trace | None = None
         if trace:
             from nanoinfer.trace import Recorder
@@ -110,11 +115,15 @@ class LLM:
         params: Params = None,
         use_tqdm: bool = True,
         timeout_s: float | None = None,
+        adapter: str | None | Sequence[str | None] = None,
+        extra_key: Hashable = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each text or token ids. Returns one output per prompt, in order.
 
         `params`: one SamplingParams for all prompts, or a list with one per prompt. A list of prompts shows a progress bar
         unless `use_tqdm=False`. `timeout_s`: after so many seconds, unfinished requests end (FinishReason.TIMEOUT).
+        `adapter`: the name of a loaded adapter, or a list with one per prompt; None is the base model. `extra_key`: only
+        requests with equal keys share cached prefixes (see `Engine.add_request`).
         Raises InvalidRequestError naming the prompt. Then none of them was started, and the engine continues to serve.
         """
         single = _is_prompt(prompts)
@@ -124,9 +133,12 @@ class LLM:
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one for all, or one per prompt")
+        names = [adapter] * len(several) if adapter is None or isinstance(adapter, str) else adapter
+        if len(names) != len(several):
+            raise ValueError(f"adapter: {len(names)} for {len(several)} prompts; must be one for all, or one per prompt")
         groups = [
-            self.engine.prepare(Request(prompt, params_or_default(chosen), timeout_s=timeout_s, name=f"prompt {i}"))
-            for i, (prompt, chosen) in enumerate(zip(several, each, strict=True))
+            self.engine.prepare(Request(prompt, params_or_default(chosen), extra_key, timeout_s, f"prompt {i}", name))
+            for i, (prompt, chosen, name) in enumerate(zip(several, each, names, strict=True))
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 
@@ -138,12 +150,14 @@ class LLM:
         use_tqdm: bool = True,
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | None | Sequence[str | None] = None,
+        extra_key: Hashable = None,
     ) -> list[RequestOutput]:
         """Generate the assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or a list of them.
 
         Content is text or a list of text parts. `chat_template_kwargs` are passed to the model's chat template (see
-        `render_chat`). Returns one output per conversation, in order. Errors as in `generate`; ValueError when the model
-        has no chat template.
+        `render_chat`). `adapter` and `extra_key`: as in `generate`. Returns one output per conversation, in order. Errors as
+        in `generate`; ValueError when the model has no chat template.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ValueError(f"messages: must be a list of messages or of conversations, got {type(messages).__name__}")
@@ -155,7 +169,7 @@ class LLM:
                 prompts.append(self.chat_prompt(conversation, chat_template_kwargs))
             except ValueError as error:
                 raise ValueError(f"conversation {i}: {error}") from error
-        return self.generate(prompts, params, use_tqdm and not single, timeout_s)
+        return self.generate(prompts, params, use_tqdm and not single, timeout_s, adapter, extra_key)
 
     @request_keywords()
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
@@ -164,13 +178,20 @@ class LLM:
 
     @request_keywords(prompt_token_ids="prompt", input_ids="prompt")
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        extra_key: Hashable = None,
     ) -> Iterator[StreamPiece]:
-        """Complete one prompt and yield text as soon as it is certain. Closing the iterator aborts the request.
+        """Complete one prompt and yield text as soon as it is certain. Closing the iterator aborts the request. `adapter` and
+        `extra_key`: as in `generate`.
 
         The request is checked at once, and queued at the first `next()`. You may read several streams in turn.
         """
-        return self._stream(self.engine.prepare(Request(prompt, params_or_default(params), timeout_s=timeout_s)))
+        request = Request(prompt, params_or_default(params), extra_key, timeout_s, adapter=adapter)
+        return self._stream(self.engine.prepare(request))
 
     @request_keywords()
     def stream_chat(
@@ -179,9 +200,25 @@ class LLM:
         params: SamplingParams | None = None,
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | None = None,
+        extra_key: Hashable = None,
     ) -> Iterator[StreamPiece]:
         """`stream` of the assistant's next turn in one conversation; the other arguments and errors as `chat`."""
-        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, timeout_s)
+        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, timeout_s, adapter, extra_key)
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The loaded adapters by name."""
+        return self.engine.adapters
+
+    def load_adapter(self, name: str, path: str | Path) -> Adapter:
+        """Load a LoRA adapter from a folder in PEFT's format, under a name that requests use. AdapterError as in
+        `Engine.load_adapter`."""
+        return self.engine.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. AdapterError if there is none of this name, or while requests use it."""
+        self.engine.unload_adapter(name)
 
     def shutdown(self) -> list[RequestOutput]:
         """End all requests and accept no more (see `Engine.shutdown`). Open streams end with the reason `abort`."""

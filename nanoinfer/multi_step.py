@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from nanoinfer.batch import Batch, _neighbours
+from nanoinfer.adapters.pool import AdapterPool
+from nanoinfer.batch import Batch, _neighbours, adapter_places
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
@@ -32,10 +33,13 @@ from nanoinfer.scheduling.scheduler import Scheduler
 
 
 def make_scheduler(
-    config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter
+    config: EngineConfig,
+    cache: CacheManager,
+    clock: Callable[[], float] = time.perf_counter,
+    adapters: AdapterPool | None = None,
 ) -> Scheduler:
     """The Scheduler that `config.num_scheduler_steps` asks for."""
-    return (Scheduler if config.num_scheduler_steps == 1 else MultiStepScheduler)(config, cache, clock)
+    return (Scheduler if config.num_scheduler_steps == 1 else MultiStepScheduler)(config, cache, clock, adapters)
 
 
 class MultiStepScheduler(Scheduler):
@@ -46,8 +50,14 @@ class MultiStepScheduler(Scheduler):
     which use them in later passes.
     """
 
-    def __init__(self, config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter):
-        super().__init__(config, cache, clock)
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: CacheManager,
+        clock: Callable[[], float] = time.perf_counter,
+        adapters: AdapterPool | None = None,
+    ):
+        super().__init__(config, cache, clock, adapters)
         self._group: DecodeGroup | None = None
 
     def schedule(self) -> Batch | None:
@@ -158,6 +168,7 @@ class DecodeGroup:
             torch.from_numpy(slots),
             out_cache_cont_start=start,
             out_cache_cont_end=end,
+            adapter_places=adapter_places(self.reqs),
         )
 
     def _drop_finished(self) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from nanoinfer.adapters.manager import Adapters
 from nanoinfer.batch import Batch
 from nanoinfer.kernels.selection import Selection, selection_of
 from nanoinfer.model.model_runner import ModelRunner
@@ -50,6 +51,8 @@ class EngineStats(Mapping[str, Any]):
       `attention_reason` ("" if they are the fastest). `capture`: whether decode passes are captured, and if not, why.
       `quantization`: the kind of linear weights, "" for the checkpoint's own; and why plain torch multiplies by them, if it
       does: `quantization_reason`.
+    - Adapters: `loaded_adapters` and, of these, `adapters_on_device` now; `adapter_fetches` since the start (each brings one
+      from host memory to the device).
     - Over the last 256 steps (passes): `tokens_per_second` (output tokens per second spent in steps); the means
       `extend_step_seconds` and `decode_step_seconds`; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """
@@ -86,6 +89,9 @@ class EngineStats(Mapping[str, Any]):
     capture: str
     quantization: str
     quantization_reason: str
+    loaded_adapters: int
+    adapters_on_device: int
+    adapter_fetches: int
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -150,7 +156,7 @@ def captured(runner: ModelRunner) -> str:
 
 
 def engine_stats(
-    scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter, runner: ModelRunner
+    scheduler: Scheduler, open_requests: OpenRequests, meter: StepMeter, runner: ModelRunner, adapters: Adapters
 ) -> EngineStats:
     """Collect the numbers of the engine that has these parts."""
     kernels, attention = selections(runner)
@@ -184,6 +190,9 @@ def engine_stats(
         capture=captured(runner),
         quantization=quantization.name,
         quantization_reason=quantization.reason,
+        loaded_adapters=len(adapters),
+        adapters_on_device=len(adapters.pool.on_device),
+        adapter_fetches=adapters.pool.fetches,
     )
 
 

@@ -1,9 +1,17 @@
 """The interface between the model's layers and the kernels that compute their arithmetic."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+
+class AddedToGates(NamedTuple):
+    """What adapters add to the gates and ups of some rows: `delta` [T, 2 * size], for the rows whose entry of `adapters`
+    [T] int32, on the host, is not −1."""
+
+    delta: torch.Tensor
+    adapters: torch.Tensor
 
 
 class Kernels(Protocol):
@@ -25,11 +33,16 @@ class Kernels(Protocol):
         ...
 
     def gated_linear(
-        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, size: int, activation: str
+        self,
+        x: torch.Tensor,
+        packed: Any,
+        bias: torch.Tensor | None,
+        size: int,
+        activation: str,
+        added: AddedToGates | None = None,
     ) -> torch.Tensor:
-        """The operation `activation`, "silu_and_mul" or "gelu_tanh_and_mul", of `linear`: [T, in] → [T, size].
-
-        The same bits as those two calls. `packed` is `pack_gated`'s, `bias` [2 * size].
+        """The operation `activation`, "silu_and_mul" or "gelu_tanh_and_mul", of `linear` plus what is `added`: [T, in] → [T,
+        size]. The same bits as one after the other. `packed` is `pack_gated`'s, `bias` [2 * size].
         """
         ...
 

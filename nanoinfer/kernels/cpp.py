@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.base import AddedToGates
 from nanoinfer.kernels.build import library
 from nanoinfer.kernels.functions import Function, function, recording
 from nanoinfer.kernels.huge_pages import HugePages
@@ -66,11 +67,18 @@ class CppKernels:
         return y
 
     def gated_linear(
-        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, size: int, activation: str
+        self,
+        x: torch.Tensor,
+        packed: Any,
+        bias: torch.Tensor | None,
+        size: int,
+        activation: str,
+        added: AddedToGates | None = None,
     ) -> torch.Tensor:
         """Gates and ups never go to memory, but are rounded as if they did."""
         y = x.new_empty(len(x), size)
-        self._multiply(self._gated_linear[activation], x, packed, bias, y)
+        pointers = (0, 0) if added is None else (added.delta.data_ptr(), added.adapters.data_ptr())
+        self._multiply(self._gated_linear[activation], x, packed, bias, y, *pointers)
         return y
 
     def linear_argmax(
@@ -91,10 +99,10 @@ class CppKernels:
         return token_ids, largest
 
     def _multiply(
-        self, function: Function, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, y: torch.Tensor
+        self, function: Function, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, y: torch.Tensor, *more: int
     ) -> None:
         x, bias_pointer = self._checked(x, packed, bias)
-        function(x.data_ptr(), packed.data_ptr(), bias_pointer, y.data_ptr(), *x.shape, y.shape[1])
+        function(x.data_ptr(), packed.data_ptr(), bias_pointer, *more, y.data_ptr(), *x.shape, y.shape[1])
 
     def _checked(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> tuple[torch.Tensor, int]:
         """`x` with whole words, and where the bias is."""

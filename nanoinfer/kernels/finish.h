@@ -27,18 +27,25 @@ struct Store {
     }
 };
 
-// y = activation(gate) * up: half a group is gates, the other half the ups beside them.
+// y = activation(gate) * up: half a group is gates, the other half the ups beside them. Where `adapters` [rows] has one for a row,
+// `delta` [rows, 2 * out] is added to its gates and ups first; null for both: there are none.
 template <class E, class Activation>
 struct StoreGated {
     const typename E::T* bias;
     typename E::T* y;
     long out;
+    const typename E::T* delta;
+    const int32_t* adapters;
 
     template <long COLUMNS> static long made() { return COLUMNS / 2; }
     template <long COLUMNS> void row(long row, long group, const float* sums) const {
         for (long c = 0, n, at = group * COLUMNS / 2; c < COLUMNS / 2 && (n = out - at) > 0; c += LANES, at += LANES) {
             Floats gate = as_stored<E>(with_bias<E>(sums + c, bias, at, n));
             Floats up = as_stored<E>(with_bias<E>(sums + COLUMNS / 2 + c, bias, out + at, n));
+            if (adapters && adapters[row] >= 0) {
+                gate = as_stored<E>(gate + get_some<E>(delta + row * 2 * out + at, n));
+                up = as_stored<E>(up + get_some<E>(delta + row * 2 * out + out + at, n));
+            }
             put_some<E>(y + row * out + at, n, gated<Activation>(gate, up));
         }
     }

@@ -25,14 +25,6 @@ constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8, QUADS = INT4_GROUP / 4;
 constexpr long INT4_WORDS = EIGHTS * COLUMNS + COLUMNS / 2;  // of 4 bytes, scales included
 constexpr int INT4_ROWS = 64;                                 // rows that share what was unpacked; their sums stay in L1
 
-inline Floats multiply_add(Floats a, Floats b, Floats sum) {
-#if defined(__AVX512F__)
-    return _mm512_fmadd_ps(a, b, sum);
-#else
-    return _mm256_fmadd_ps(a, b, sum);
-#endif
-}
-
 // What is read of W asks for what comes 8 groups later, so that it has arrived when it is its turn.
 template <class V> inline V ahead(const void* at) {
     __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS, 0, 2);

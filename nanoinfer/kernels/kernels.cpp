@@ -5,6 +5,7 @@
 #include "int8.cpp"
 #include "int8_storage.cpp"
 #include "linear.cpp"
+#include "low_rank.cpp"
 #include "memory.cpp"
 #include "program.h"
 
@@ -12,6 +13,7 @@
     EXPORT(linear_##type, linear<E>)                                                                                   \
     EXPORT(linear_silu_and_mul_##type, gated_linear<E, Silu>)                                                          \
     EXPORT(linear_gelu_tanh_and_mul_##type, gated_linear<E, GeluTanh>)                                                 \
+    EXPORT(low_rank_##type, low_rank<E>)                                                                               \
     EXPORT(linear_argmax_##type, linear_argmax<E>)                                                                     \
     EXPORT(add_rms_norm_##type, add_rms_norm<E>)                                                                       \
     EXPORT(norm_heads_##type, norm_heads<E>)                                                                           \

@@ -34,10 +34,11 @@ static void linear(const typename E::T* x, const float* packed, const typename E
 }
 
 // y = activation(gate) * up, where W and bias have [gate, up] one after the other, and are packed half a group each by turns.
+// `delta` and `adapters`: see StoreGated.
 template <class E, class Activation>
-static void gated_linear(const typename E::T* x, const float* packed, const typename E::T* bias, typename E::T* y, long rows,
-                         long in, long out) {
-    multiply<E>(x, packed, rows, in, out, StoreGated<E, Activation>{bias, y, out});
+static void gated_linear(const typename E::T* x, const float* packed, const typename E::T* bias, const typename E::T* delta,
+                         const int32_t* adapters, typename E::T* y, long rows, long in, long out) {
+    multiply<E>(x, packed, rows, in, out, StoreGated<E, Activation>{bias, y, out, delta, adapters});
 }
 
 // Each row's largest output and its number: the first of equals, and the first NaN if there is one. No output is stored.

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding, gelu, linear, silu
 
+from nanoinfer.kernels.base import AddedToGates
+
 
 class TorchKernels:
     """One torch operation after another, just like the formulas."""
@@ -22,10 +24,20 @@ class TorchKernels:
         return self.pack(weight)
 
     def gated_linear(
-        self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None, size: int, activation: str
+        self,
+        x: torch.Tensor,
+        packed: Any,
+        bias: torch.Tensor | None,
+        size: int,
+        activation: str,
+        added: AddedToGates | None = None,
     ) -> torch.Tensor:
         """The product of both, then the activation."""
-        result: torch.Tensor = getattr(self, activation)(self.linear(x, packed, bias, 2 * size))
+        both = self.linear(x, packed, bias, 2 * size)
+        if added is not None:
+            rows = (added.adapters >= 0).nonzero()[:, 0].to(x.device)
+            both[rows] += added.delta[rows]
+        result: torch.Tensor = getattr(self, activation)(both)
         return result
 
     def linear_argmax(

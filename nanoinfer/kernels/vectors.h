@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <immintrin.h>
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, PANELS = 4;  // 32 registers of 16 floats
@@ -18,6 +19,15 @@ typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 
 template <class V, class T> inline V load(const T* from) { V v; memcpy(&v, from, sizeof v); return v; }
 template <class V, class T> inline void store(T* to, V v) { memcpy(to, &v, sizeof v); }
+
+// a * b + sum, rounded once. The compiler may do the same to `a * b + sum`, or may not.
+inline Floats multiply_add(Floats a, Floats b, Floats sum) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, sum);
+#else
+    return _mm256_fmadd_ps(a, b, sum);
+#endif
+}
 
 // e^x for x <= 0, exactly 0 below the smallest normal number: 2^n * e^r with n whole and |r| <= ln(2) / 2, by the
 // polynomial of the Cephes library.
@@ -38,8 +48,8 @@ inline Floats exp_of_negative(Floats x) {
 inline float sum(Floats v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 inline float largest(Floats v) { float m = v[0]; for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m; return m; }
 
-// An element type: how floats are loaded and stored, and the step of a dot product that one vector instruction takes.
-// STEP elements of every column lie together, so a "word" is 4 bytes for both types.
+// An element type: how floats are loaded and stored, and the step of a dot product that one vector instruction takes, between
+// words in vectors and one word or as many others. STEP elements of every column lie together, so a "word" is 4 bytes for both types.
 struct Float32 {
     typedef float T;
     static constexpr int STEP = 1;
@@ -48,10 +58,10 @@ struct Float32 {
     static float get1(T x) { return x; }
     static T put1(float x) { return x; }
     static Floats multiply_add(Floats sum, Floats words, const T* x) { return sum + words * *x; }
+    static Floats multiply_add(Floats sum, Floats words, Floats others) { return ::multiply_add(words, others, sum); }
 };
 
 #if defined(__AVX512BF16__)
-#include <immintrin.h>
 struct BFloat16 {
     typedef uint16_t T;
     static constexpr int STEP = 2;
@@ -62,7 +72,10 @@ struct BFloat16 {
     static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
     static T put1(float x) { T all[LANES]; put(all, x - Floats{}); return all[0]; }
     static Floats multiply_add(Floats sum, Floats words, const T* x) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+        return multiply_add(sum, words, (Floats)_mm512_set1_epi32(load<int32_t>(x)));
+    }
+    static Floats multiply_add(Floats sum, Floats words, Floats others) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)others);
     }
 };
 #endif

@@ -15,6 +15,7 @@ from torch import nn
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
+from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.logits_processor import Likeliest
@@ -36,7 +37,9 @@ class CapturedPass:
     position 0, slot −1. They have no K/V, and the kernels skip them where they can.
     """
 
-    def __init__(self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False):
+    def __init__(
+        self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False, adapted: bool = False
+    ):
         self.num_new = num_new
         table = runner.req_to_token_pool.req_to_token
         self._width = table.shape[1]
@@ -59,6 +62,7 @@ class CapturedPass:
             kv_indptr=torch.zeros(size, dtype=torch.int32),
             kv_indices=table.view(-1),  # a request's slots are its row: nothing is copied
             only_likeliest=only_likeliest,
+            adapters=AdapterRows(np.full(tokens, -1), runner.adapters.tables) if adapted else None,
             attention_backend=runner.attention_backend,
         )
         names = ("positions", "seq_lens", "out_cache_loc", "kv_indptr")
@@ -76,9 +80,10 @@ class CapturedPass:
         req_pool_indices: torch.Tensor,
         seq_lens: torch.Tensor,
         out_cache_loc: torch.Tensor,
+        adapter_places: np.ndarray | None = None,
     ) -> None:
         """Take a batch of at most `size` requests, each with `num_new` new tokens: `input_ids` and `out_cache_loc` [T],
-        rows and `seq_lens` [B], as in InputMetadata."""
+        rows, `seq_lens` and `adapter_places` [B], as in InputMetadata."""
         lens = seq_lens.numpy()  # numpy's assignments take a tenth of torch's time
         count, tokens = len(lens), len(lens) * self.num_new
         self._ids[:tokens] = input_ids.numpy()
@@ -89,6 +94,10 @@ class CapturedPass:
         if tokens < len(self._ids):
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
+        if adapter_places is not None:
+            of_rows = np.full(len(self._ids), -1, dtype=np.int32)
+            of_rows[:tokens] = adapter_places.repeat(self.num_new)
+            self.metadata.adapters.fill(of_rows)
 
     def run(self) -> Sequence[torch.Tensor]:
         """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
@@ -142,6 +151,7 @@ class CapturedPasses:
         self._source = _Source(self._runner)
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
+        self._tables_version = 0  # of the adapters' tables that passes were captured with
 
     @classmethod
     def select(cls, capture: str | bool, runner: Any) -> "CapturedPasses | None":
@@ -168,19 +178,25 @@ class CapturedPasses:
         out_cache_loc: torch.Tensor,
         num_new: int = 1,
         only_likeliest: bool = False,
+        adapter_places: np.ndarray | None = None,
     ) -> torch.Tensor | Likeliest | None:
         """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
         None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
         Arguments as in ModelRunner."""
         if self._source.exchanged():
             self._start_over()
-        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest)
+        adapted = adapter_places is not None
+        if adapted and self._tables_version != self._runner.adapters.version:
+            self._forget_adapted()
+        shape = None
+        if not self.reason and not self._source.hooked():
+            shape = self._shape(seq_lens, num_new, only_likeliest, adapted)
         if shape is None:
             return None
         captured = self.passes.get(shape)
         if captured is None:
             captured = self.passes[shape] = self._new_pass(*shape)
-        captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc)
+        captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc, adapter_places)
         try:
             outputs: Sequence[torch.Tensor] = captured.run()
         except NotCapturableError as error:
@@ -205,10 +221,17 @@ class CapturedPasses:
             return "the table of rows has more entries than the kernels can count"
         return ""
 
-    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
-        """Which of `passes` serves these sequences; None if none can."""
-        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest
+    def _forget_adapted(self) -> None:
+        """Passes with adapters have to be captured again: more layers have some, or they have larger ranks."""
+        self.passes = {shape: each for shape, each in self.passes.items() if not shape[-1]}
+        self._tables_version = self._runner.adapters.version
+
+    def _shape(
+        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, adapted: bool
+    ) -> tuple[int, ...] | None:
+        """Which of `passes` serves these sequences; None if none can. The last says whether they have adapters."""
+        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest, adapted
 
     def _new_pass(self, *shape: int) -> Any:
-        size, num_new, only_likeliest = shape
-        return CapturedPass(self._runner, size, num_new, bool(only_likeliest))
+        size, num_new, only_likeliest, adapted = shape
+        return CapturedPass(self._runner, size, num_new, bool(only_likeliest), bool(adapted))

@@ -57,6 +57,7 @@ class CudaPass:
         req_pool_indices: torch.Tensor,
         seq_lens: torch.Tensor,
         out_cache_loc: torch.Tensor,
+        adapter_places: np.ndarray | None = None,
     ) -> None:
         """Take a batch of 1 to `size` requests, all [B], as in InputMetadata. One copy to the GPU, which ends before this
         returns. ValueError when no request has a slot: there is nothing to compute then."""
@@ -135,19 +136,21 @@ class CudaPasses(CapturedPasses):
             return f"its attention_backend is {backend.name}, and only torch_native is captured as CUDA graphs"
         return ""
 
-    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+    def _shape(
+        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, adapted: bool
+    ) -> tuple[int, ...] | None:
         """Widths are powers of two, so that a growing sequence needs few graphs, and at most half of each line is idle."""
         # No wider than the rotary tables: else the network would look at the positions, on the host.
         rotary, most = getattr(self._runner.model, "rotary", None), self._runner.req_to_token_pool.max_context_len
         most = most if rotary is None else min(most, len(rotary.cos))
         longest = max(seq_lens.tolist(), default=1)
-        if num_new != 1 or longest > most:
+        if num_new != 1 or longest > most or adapted:  # plain torch looks at the adapters on the host
             return None
         width = max(SMALLEST_WIDTH, 1 << (longest - 1).bit_length())
-        return padded_size(max(1, len(seq_lens))), min(width, most)
+        return padded_size(max(1, len(seq_lens))), min(width, most), False
 
     def _new_pass(self, *shape: int) -> CudaPass:
-        size, width = shape
+        size, width, _ = shape
         return CudaPass(self._runner, size, width, self._record)
 
 

@@ -40,7 +40,7 @@ class Gemma3DecoderLayer(DecoderLayer):
         if rows is not None:
             residual = residual[rows]
         x, residual = self.pre_feedforward_layernorm.add(x, residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+        return self.post_feedforward_layernorm(self.mlp(x, metadata.adapters_of(rows))), residual
 
 
 class Gemma3ForCausalLM(LlamaForCausalLM):

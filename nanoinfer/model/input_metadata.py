@@ -1,6 +1,6 @@
 """InputMetadata: everything that a pass needs to know about its batch. It is made once per pass and read by every layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.metadata_checks import check_indices, check_mode, check_requests, check_slots, check_tp_size
 from nanoinfer.model.paged_csr import paged_csr
 
@@ -38,6 +39,7 @@ class InputMetadata:
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
     | `only_likeliest` | bool | captured passes: each row's likeliest token is enough, if the head can find it by itself |
+    | `adapters` | AdapterRows or None | the adapter that each new token uses; None: no token uses one |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
 
     Attention backends read, besides `forward_mode`:
@@ -98,9 +100,11 @@ class InputMetadata:
 
     logit_rows: torch.Tensor | None = None
     only_likeliest: bool = False
+    adapters: AdapterRows | None = None
     attention_mask: torch.Tensor | None = None
     attention_backend: Any = None
     attention_plan: Any = None
+    _of_rows: tuple[torch.Tensor, AdapterRows] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def create(
@@ -116,10 +120,12 @@ class InputMetadata:
         out_cache_cont_end: int | None = None,
         return_normalized_logprob: bool = False,
         *,
+        adapter_places: np.ndarray | None = None,
         check: bool = True,
     ) -> "InputMetadata":
         """Derive all fields from what the scheduler knows. Shapes and dtypes: see the class's tables. Changes nothing.
 
+        `adapter_places` [B] int32: the place of each request's adapter in the model runner's AdapterPool, −1 for none.
         `model_runner` provides `req_to_token_pool` and `token_to_kv_pool`. The slots of tokens that have K/V already come
         from the requests' rows; those of new tokens come from `out_cache_loc`. `prefix_lens` is ignored in DECODE. The
         arithmetic is done in numpy on the host; what the layers need is moved to the pool's device.
@@ -160,6 +166,8 @@ class InputMetadata:
             logit_rows=_int32((seqs - prefixes).cumsum() - 1) if extend else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
+        if adapter_places is not None:
+            metadata.adapters = AdapterRows(adapter_places.repeat(seqs - prefixes), model_runner.adapters.tables)
         metadata.init_flashinfer_args(tp_size)
         if extend:
             metadata.init_extend_args()
@@ -206,6 +214,14 @@ class InputMetadata:
         `kv_last_page_len` is in 1..P. ValueError when a sequence's slots are not in whole, aligned pages.
         """
         return paged_csr(self.kv_indptr, self.kv_indices, self.token_to_kv_pool.page_size)
+
+    def adapters_of(self, rows: torch.Tensor | None) -> AdapterRows | None:
+        """The adapters of some of the new tokens, `rows` [k], or of all if it is None. It keeps the last answer."""
+        if rows is None or self.adapters is None:
+            return self.adapters
+        if self._of_rows is None or self._of_rows[0] is not rows:
+            self._of_rows = rows, self.adapters.of(rows)
+        return self._of_rows[1]
 
     @property
     def out_cache_index(self) -> torch.Tensor | slice:

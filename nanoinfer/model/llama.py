@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.kept_weights import quantization_of
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         self, x: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden], or [len(rows), hidden] if only those `rows` are wanted."""
-        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
+        heads = self.qkv_proj(x, metadata.adapters).view(len(x), -1, self.head_dim)  # [T, H + 2 Hk, D]
         qk, v = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
             self.q_norm.norm_heads(qk[:, : self.num_heads])
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         qk = self.kernels.rotate(qk, *rotation)  # query and key heads turn the same way: one call for both
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         attended = self.attn.forward(q, k, v, metadata).reshape(len(x), -1)
-        return self.o_proj(attended if rows is None else attended[rows])
+        return self.o_proj(attended if rows is None else attended[rows], metadata.adapters_of(rows))
 
 
 class MLP(nn.Module):
@@ -60,9 +61,9 @@ class MLP(nn.Module):
         self.gate_up_proj = GatedLinear(config.hidden_size, size, config.activation, config.mlp_bias, dtype, device)
         self.down_proj = Linear(size, config.hidden_size, config.mlp_bias, dtype, device)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden]."""
-        return self.down_proj(self.gate_up_proj(x))
+        return self.down_proj(self.gate_up_proj(x, adapters), adapters)
 
 
 class DecoderLayer(nn.Module):
@@ -96,7 +97,7 @@ class DecoderLayer(nn.Module):
         if rows is not None:
             residual = residual[rows]
         x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+        return self.mlp(x, metadata.adapters_of(rows)), residual
 
 
 class Decoder(nn.Module):

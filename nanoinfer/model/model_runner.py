@@ -1,8 +1,9 @@
 """ModelRunner: runs passes of one model over one pair of pools."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from nanoinfer.cache.indices import Indices
@@ -12,6 +13,9 @@ from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
+
+if TYPE_CHECKING:
+    from nanoinfer.adapters.pool import AdapterPool
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
@@ -28,6 +32,7 @@ class ForwardBatch(Protocol):
     out_cache_cont_start: int | None
     out_cache_cont_end: int | None
     prompt_logprobs: torch.Tensor | None
+    adapter_places: np.ndarray | None
 
     @property
     def only_likeliest(self) -> bool: ...
@@ -56,6 +61,7 @@ class ModelRunner:
         self.model, self.attention_backend = model, attention_backend
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.captured: CapturedPasses | None = None  # set it to replay decode passes
+        self.adapters: AdapterPool | None = None  # set it to serve batches with `adapter_places`
 
     def forward_extend(
         self,
@@ -105,12 +111,14 @@ class ModelRunner:
         """
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-            if (found := self.captured.forward(*inputs, only_likeliest=batch.only_likeliest)) is not None:
+            options = {"only_likeliest": batch.only_likeliest, "adapter_places": batch.adapter_places}
+            if (found := self.captured.forward(*inputs, **options)) is not None:
                 return found, None
         of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
         wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
-        metadata = InputMetadata.create(self, self.tp_size, forward_mode, *of_each, *contiguous, wanted, check=False)
+        options = {"adapter_places": batch.adapter_places, "check": False}
+        metadata = InputMetadata.create(self, self.tp_size, forward_mode, *of_each, *contiguous, wanted, **options)
         output = self.run(batch.input_ids, metadata)
         batch.prompt_logprobs = output.prompt_logprobs
         return output.logits, mean_logprobs(output, metadata)

@@ -8,15 +8,17 @@ The network, its weights and the way into it are the same as in the engine. Only
 engine a scheduler does it, here the caller does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.errors import AdapterError, KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
@@ -35,13 +37,14 @@ OPTIONS = {
     "adapter_ids": None,
     "max_out_len": 256,
 }
-BASE_ADAPTERS = (None, "base")
 
 
 class GeneratorTorch:
     """A model that you drive with block tables. `model`: as in `LLM`, or an `LLM`'s loaded model (`llm.model`).
 
     It keeps nothing between calls: the caller owns all K/V. `dtype` and `device` as in `LLM`; a loaded model has them.
+
+    `adapters`: LoRA adapters by name, as in `LLM`. All of them stay on the device.
 
     `attention_backend`: as in `LLM`; None: `cpp` if it can be used. PagedAttention computes the passes that this backend
     does not support (masks, K/V that is not stored, blocks with gaps between them), and all passes if there is no backend.
@@ -53,8 +56,12 @@ class GeneratorTorch:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         attention_backend: str | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
+        self.adapters = Adapters(self.model.model, max(1, len(adapters or ())))
+        for name, path in (adapters or {}).items():
+            self.adapters.load(name, path)
         where = (self.model.dtype, self.model.device, wanted_features(self.model.model))
         self.attention_backend: AttentionBackend | None = None
         try:
@@ -167,9 +174,9 @@ class GeneratorTorch:
         if unknown:
             raise UnknownArgumentError(f"forward_tensor: no argument {sorted(unknown)[0]!r}; has {', '.join(OPTIONS)}")
         options = {**OPTIONS, **kwargs}
-        adapter_ids = options.pop("adapter_ids")
+        adapter_ids, adapters = options.pop("adapter_ids"), []
         if isinstance(input_lengths, torch.Tensor) and input_lengths.ndim == 1:  # else refused below
-            _check_adapter_ids(adapter_ids, len(input_lengths))
+            adapters = self._find_adapters(adapter_ids, len(input_lengths))
         inputs = read_inputs(
             self.model,
             input_ids,
@@ -185,7 +192,32 @@ class GeneratorTorch:
         )
         check_shared_slots(inputs, kv_cache[0][0].shape[1])
         runner = self._runner(inputs, BlockKV(kv_cache, inputs.slots))
-        return runner.run(torch.from_numpy(inputs.input_ids), make_metadata(inputs, runner)).logits
+        metadata = make_metadata(inputs, runner, self._places(adapters))
+        return runner.run(torch.from_numpy(inputs.input_ids), metadata).logits
+
+    def _find_adapters(self, adapter_ids: Sequence[str | None] | None, batch_size: int) -> list[Adapter | None]:
+        """One per request. ValueError unless `adapter_ids` is None or a list of existing adapters, no longer than the batch."""
+        if adapter_ids is None:
+            return [None] * batch_size
+        if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):
+            raise ValueError(f"adapter_ids: must be a list of names, got {type(adapter_ids).__name__}")
+        if len(adapter_ids) > batch_size:
+            raise ValueError("The length of `adapter_ids` should not be larger than batch size.")
+        found = []
+        for i, name in enumerate(adapter_ids):
+            try:
+                found.append(self.adapters.find(name))
+            except AdapterError as error:
+                raise AdapterError(f"adapter_ids[{i}]: {error}") from error
+        return found + [None] * (batch_size - len(found))
+
+    def _places(self, adapters: Sequence[Adapter | None]) -> np.ndarray | None:
+        """Where these adapters are on the device, int32 [B], or None if there are none. They are fetched the first time."""
+        used = [each for each in adapters if each is not None]
+        for adapter in used:
+            while not self.adapters.pool.obtain(adapter, used):
+                self.adapters.pool.wait()
+        return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
         """A runner over the caller's memory: block tables become rows of a ReqToTokenPool, and slots are slots.
@@ -201,10 +233,14 @@ class GeneratorTorch:
         backend = self.attention_backend
         if backend is None or not kv.is_contiguous or missing_features(backend, wanted):
             backend = PagedAttention(inputs, kv)
-        return ModelRunner(self.model.model, req_to_token_pool, cast(TokenToKVPool, kv), backend)
+        runner = ModelRunner(self.model.model, req_to_token_pool, cast(TokenToKVPool, kv), backend)
+        runner.adapters = self.adapters.pool
+        return runner
 
 
-def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
+def make_metadata(
+    inputs: PagedInputs, runner: ModelRunner, adapter_places: np.ndarray | None = None
+) -> InputMetadata:
     """The description of the pass, as in the engine, but with the caller's positions, mask and rows of logits.
 
     If a slot is −1, so are `out_cache_loc` and, except for padding, `kv_indices`.
@@ -212,7 +248,15 @@ def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
     mode = ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND
     rows, seq_lens, prefix_lens = np.arange(len(inputs.rows)), inputs.seq_lens, inputs.prefix_lens
     metadata = InputMetadata.create(
-        runner, runner.tp_size, mode, rows, seq_lens, prefix_lens, inputs.slots, check=False
+        runner,
+        runner.tp_size,
+        mode,
+        rows,
+        seq_lens,
+        prefix_lens,
+        inputs.slots,
+        adapter_places=adapter_places,
+        check=False,
     )
     device, head = metadata.positions.device, inputs.lm_head_indices
     metadata.positions = torch.from_numpy(inputs.position_ids).to(device)
@@ -222,14 +266,3 @@ def make_metadata(inputs: PagedInputs, runner: ModelRunner) -> InputMetadata:
     return metadata
 
 
-def _check_adapter_ids(adapter_ids: Sequence[str | None] | None, batch_size: int) -> None:
-    """ValueError unless this is None or a list of existing adapters, no longer than the batch."""
-    if adapter_ids is None:
-        return
-    if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):
-        raise ValueError(f"adapter_ids: must be a list of names, got {type(adapter_ids).__name__}")
-    if len(adapter_ids) > batch_size:
-        raise ValueError("The length of `adapter_ids` should not be larger than batch size.")
-    for i, name in enumerate(adapter_ids):
-        if name not in BASE_ADAPTERS:
-            raise ValueError(f"adapter_ids[{i}]={name!r}: no such adapter; None is the base model")

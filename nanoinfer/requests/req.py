@@ -1,6 +1,7 @@
 """Req: the state of one request, from its arrival to its last token."""
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +11,15 @@ import torch
 from nanoinfer.requests.prompt_logprobs import PromptLogprobs
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
+
+
+@dataclass(frozen=True)
+class AdapterKey:
+    """The `extra_key` of a request with an adapter. Adapters compute other K/V for the same tokens. `id`: the adapter's, which
+    is never used again; its name may be."""
+
+    id: int
+    extra_key: Hashable
 
 
 class FinishReason(StrEnum):
@@ -43,8 +53,11 @@ class Req:
         seed: int = 0,
         extra_key: Hashable = None,
         detokenizer: IncrementalDetokenizer | None = None,
+        adapter: Any = None,
     ):
-        self.request_id, self.params, self.seed, self.extra_key = request_id, params, seed, extra_key
+        self.request_id, self.params, self.seed = request_id, params, seed
+        self.adapter = adapter  # an Adapter, or None for the base model
+        self.extra_key = extra_key if adapter is None else AdapterKey(adapter.id, extra_key)
         self.stop_token_ids = stop_token_ids
         self.detokenizer = detokenizer
         self.prompt_len = self.num_tokens = len(prompt_ids)

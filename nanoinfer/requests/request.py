@@ -17,6 +17,7 @@ class Request:
     - `prompt`: text or token ids.
     - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these.
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
+    - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
     """
 
@@ -25,6 +26,7 @@ class Request:
     extra_key: Hashable = None
     timeout_s: float | None = None
     name: str = "prompt"
+    adapter: str | None = None
 
 
 def params_or_default(params: SamplingParams | None) -> SamplingParams:

@@ -127,7 +127,12 @@ class RequestBuilder:
             )
 
     def build(
-        self, request_id: int, prompt_ids: np.ndarray, params: SamplingParams, extra_key: Hashable = None
+        self,
+        request_id: int,
+        prompt_ids: np.ndarray,
+        params: SamplingParams,
+        extra_key: Hashable = None,
+        adapter: Any = None,
     ) -> list[Req]:
         """Build one Req per completion (`params.n`). Each has its own seed for its random numbers."""
         seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
@@ -145,7 +150,8 @@ class RequestBuilder:
                 )
             if i == 1:
                 params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
-            reqs.append(Req(request_id, prompt_ids, params, stops, derived_seed(seed, i), extra_key, detokenizer))
+            own_seed = derived_seed(seed, i)
+            reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter))
         return reqs
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

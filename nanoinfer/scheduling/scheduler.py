@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
@@ -27,12 +28,20 @@ class Scheduler:
       request that does not fit.
     - **When memory runs short all the same.** If there are too few slots for a DECODE, requests are retracted until
       there are enough (retraction.py says which ones, in which order, and why every request makes progress).
+    - **Adapters.** A request is only admitted when its adapter is on the device. While it waits for that, requests behind it
+      may go first, within the WaitingQueue's bound, whatever the policy.
     - **Pause.** A paused request gives back its row and slots like a retracted one, and is not considered again until
       `resume`.
     """
 
-    def __init__(self, config: EngineConfig, cache: CacheManager, clock: Callable[[], float] = time.perf_counter):
-        self.config, self.cache, self._clock = config, cache, clock
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: CacheManager,
+        clock: Callable[[], float] = time.perf_counter,
+        adapters: AdapterPool | None = None,
+    ):
+        self.config, self.cache, self._clock, self.adapters = config, cache, clock, adapters
         self.waiting = WaitingQueue(config, cache.radix_cache)
         self.running: list[Req] = []  # all requests that hold slots, in order of admission
         self.prefilling: Req | None = None  # the one of them whose prompt is only partly computed, if any
@@ -60,6 +69,8 @@ class Scheduler:
         if not decoding:
             self._budget.refill()
         self._plan_extend()
+        if not self.planned and not decoding and self.adapters is not None and self.adapters.wait():
+            self._plan_extend()  # there is nothing else to do but to wait for an adapter
         if self.planned:
             return Batch.extend(self.planned, self.cache)
         if decoding:
@@ -158,6 +169,8 @@ class Scheduler:
         if not admission.open:
             return
         for req in self.waiting.candidates():
+            if not self._has_adapter(req):
+                continue  # requests behind it may go first
             with PrefixLock(self.cache, req) as prefix:
                 verdict = admission.verdict(req)
                 if verdict is Verdict.ADMIT:
@@ -170,6 +183,16 @@ class Scheduler:
                 continue  # requests behind it may go first
             if verdict is not Verdict.ADMIT or not admission.open:
                 return
+
+    def _has_adapter(self, req: Req) -> bool:
+        """Whether what `req` needs to be computed with is on the device; if not, it will be."""
+        if req.adapter is None:
+            return True
+        assert self.adapters is not None
+        self.planned.append(req)  # it ends if its adapter cannot be fetched
+        found = self.adapters.obtain(req.adapter, {each.adapter for each in self.running})
+        self.planned.pop()
+        return found
 
     def _take(self, req: Req) -> None:
         """Admit `req`: it leaves the queue and joins the pass."""
@@ -186,7 +209,7 @@ class Scheduler:
 
     def _is_still_blocked(self) -> bool:
         """Optimisation: True when a request did not fit, and nothing has changed since then that could let it in."""
-        if self._blocked is None or not self.running:
+        if self._blocked is None or not self.running or (self.adapters is not None and self.adapters.fetching):
             return False
         ratio = self.new_token_ratio.value
         promised = sum(self.cache.outstanding_size(req, ratio) for req in self.running)

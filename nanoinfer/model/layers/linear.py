@@ -1,9 +1,13 @@
 """Linear layers, single and fused: a fused one computes several of a checkpoint's projections in one matrix product."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.kernels.base import AddedToGates
+from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
@@ -18,7 +22,7 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
@@ -35,10 +39,11 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.data
         self.weights, self.weight = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name), None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [T, in_features] → [T, out_features]."""
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """`x` [T, in_features] → [T, out_features], with what the rows' `adapters` add."""
         assert self.weights is not None, "not packed yet"
-        return self.weights.multiply(x)
+        y = self.weights.multiply(x)
+        return y if adapters is None or self not in adapters.tables else adapters.tables[self].add(x, y, adapters)
 
 
 class FusedLinear(Linear):
@@ -74,13 +79,18 @@ class GatedLinear(FusedLinear):
             bias = None if self.bias is None else self.bias.data
             self.weights, self.weight = gated(self.weight.data, bias, kernels, name, self.activation), None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [T, in_features] → [T, size]."""
-        y = super().forward(x)
-        if getattr(self.weights, "applies_activation", False):
-            return y
-        combined: torch.Tensor = getattr(self.kernels, self.activation)(y)
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """`x` [T, in_features] → [T, size]. What adapters add to gate and up comes before the activation."""
+        weights: Any = self.weights
+        if getattr(weights, "applies_activation", False):
+            found: torch.Tensor = weights.multiply(x, None if adapters is None else self._delta(x, adapters))
+            return found
+        combined: torch.Tensor = getattr(self.kernels, self.activation)(super().forward(x, adapters))
         return combined
+
+    def _delta(self, x: torch.Tensor, adapters: AdapterRows) -> AddedToGates | None:
+        table = adapters.tables.get(self)
+        return None if table is None else AddedToGates(table.delta(x, adapters), adapters.of_rows)
 
 
 class LMHead(Linear):
@@ -98,8 +108,8 @@ class LMHead(Linear):
         find = getattr(self.weights, "likeliest", None)
         return None if find is None or self.scale != 1.0 or self.softcap is not None else find(x)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [k, hidden_size] → [k, V]."""
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """`x` [k, hidden_size] → [k, V]. There are no adapters for a head."""
         logits = super().forward(x)
         if self.scale != 1.0:
             logits = self.kernels.scale(logits, self.scale)

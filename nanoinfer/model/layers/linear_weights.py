@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from nanoinfer.kernels import Kernels
+from nanoinfer.kernels.base import AddedToGates
 from nanoinfer.registry import QUANTIZATIONS
 
 
@@ -17,7 +18,8 @@ class LinearWeights(Protocol):
     """A Linear makes one of these from its loaded weight, with the arguments of DenseWeights. It keeps only what it needs.
 
     A kind may name another one for gate and up, `gated`. That takes the activation's name as its last argument, its
-    `multiply` returns what the activation makes of both, and its attribute `applies_activation` is true (see GatedLinear).
+    `multiply` returns what the activation makes of both, and of what adapters add to them (its second argument), and its
+    attribute `applies_activation` is true (see GatedLinear).
     A kind that should skip some layers, such as the head, can look at `name` and return DenseWeights for them.
     """
 
@@ -59,9 +61,9 @@ class GatedDenseWeights:
         self.kernels, self.bias, self.out_features = kernels, bias, len(weight) // 2
         self.activation, self.packed = activation, kernels.pack_gated(weight)
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """`activation(gate) * up`, [T, in] → [T, out / 2]."""
-        return self.kernels.gated_linear(x, self.packed, self.bias, self.out_features, self.activation)
+    def multiply(self, x: torch.Tensor, added: AddedToGates | None = None) -> torch.Tensor:
+        """`activation(gate) * up`, [T, in] → [T, out / 2]. `added`: what adapters add to gates and ups."""
+        return self.kernels.gated_linear(x, self.packed, self.bias, self.out_features, self.activation, added)
 
 
 DenseWeights.gated = GatedDenseWeights

@@ -1,0 +1,68 @@
+"""Adapters: the adapters of one model, by name. Names are for callers; inside, a request has its Adapter itself."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.peft_files import read_adapter
+from nanoinfer.adapters.pool import AdapterPool
+from nanoinfer.errors import AdapterError
+
+BASE = "base"  # what callers may say in place of None
+
+
+class Adapters(Mapping[str, Adapter]):
+    """The loaded adapters of `network`, at most `max_on_device` of which are on the device at the same time."""
+
+    def __init__(self, network: Any, max_on_device: int):
+        self._network, self._loaded = network, dict[str, Adapter]()
+        self.pool = AdapterPool(network if isinstance(network, nn.Module) else nn.Module(), max_on_device)
+
+    def __getitem__(self, name: str) -> Adapter:
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def find(self, name: str | None) -> Adapter | None:
+        """The adapter that a caller means; None, also by the name "base", is the base model. AdapterError if there is no such
+        adapter."""
+        if name is None or name == BASE:
+            return None
+        if not isinstance(name, str) or name not in self._loaded:
+            there = ", ".join(map(repr, self._loaded)) or "none"
+            raise AdapterError(f"adapter={name!r}: no such adapter; loaded: {there}; None is the base model")
+        return self._loaded[name]
+
+    def load(self, name: str, path: str | Path) -> Adapter:
+        """Read an adapter in PEFT's format from the folder `path` into host memory, in any thread. AdapterError naming what is wrong with the
+        name or the files; nothing has changed then."""
+        if not isinstance(name, str) or not name:
+            raise AdapterError(f"adapter {name!r}: a name must be text that is not empty")
+        if name == BASE:
+            raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
+        if name in self._loaded:
+            raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
+        try:
+            parts = read_adapter(path, self._network)
+        except AdapterError as error:
+            raise AdapterError(f"adapter {name!r}: {error}") from error
+        adapter = Adapter(name, Path(path), parts)
+        if self._loaded.setdefault(name, adapter) is not adapter:
+            raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
+        return adapter
+
+    def unload(self, name: str) -> Adapter:
+        """Forget an adapter. No request may use it any more. AdapterError if there is none of this name."""
+        adapter = self.find(name)
+        if adapter is None:
+            raise AdapterError(f"adapter={name!r}: is the base model, which stays")
+        del self._loaded[name]
+        self.pool.remove(adapter)
+        return adapter

@@ -1,0 +1,141 @@
+// What adapters add to a linear layer: to = from + scale * (x A^T) B^T, where every row of x has an adapter of its own, or none.
+//
+// A is [rank, in] and B [out, rank]; with a small rank, that is little to read and to compute. A fused layer has such a pair for
+// each of its parts; their A lie one below the other, so that x is read once.
+//
+// A row's sums run in the same order whatever rows are beside it: over the inputs LANES apart, then over the lanes, then over the
+// ranks. So a request gets the same bits in any company.
+#pragma once
+#include "finish.h"
+#include "team.h"
+#include "vectors.h"
+
+constexpr int LOW_RANKS = 8;           // rows of A that are computed side by side; A is filled up with zeros to a multiple
+constexpr int LOW_RANK_CHUNK = 512;    // outputs of an item of work
+constexpr long MOST_PARTS = 3;
+
+// An adapter's part of a layer. `b` [columns up to whole COLUMNS / COLUMNS][rank / STEP][COLUMNS] words: as `linear` packs W.
+struct LowRankPart {
+    const float* b;
+    int64_t first, columns;       // its outputs
+    int64_t first_rank, rank;     // its ranks, in whole words
+    double scale;
+};
+
+// What an adapter adds to a layer, as Python fills it in. No parts: nothing.
+struct LowRank {
+    const void* a;  // [ranks][in up to whole vectors]
+    int64_t ranks, num_parts;
+    LowRankPart parts[MOST_PARTS];
+};
+
+// Rows with the same adapter, at most ROWS of them: rows[first], rows[first + 1], ..
+struct RowTile { int32_t adapter, first, count; };
+
+// hidden[m][LOW_RANKS] = rows m of x times so many rows of A
+template <class E, int M>
+static void shrink(const typename E::T* const* x, const typename E::T* a, long in, long stride, typename E::T* const* hidden) {
+    typedef typename E::T T;
+    constexpr long STEP = LANES * E::STEP;
+    Floats sums[M][LOW_RANKS] = {};
+    auto add = [&](const T* const* rows, long at, long k) __attribute__((always_inline)) {
+        Floats words[M];
+#pragma GCC unroll 3
+        for (int m = 0; m < M; m++) words[m] = load<Floats>((const float*)(rows[m] + at));
+#pragma GCC unroll 8
+        for (int r = 0; r < LOW_RANKS; r++)
+#pragma GCC unroll 3
+            for (int m = 0; m < M; m++)
+                sums[m][r] = E::multiply_add(sums[m][r], words[m], load<Floats>((const float*)(a + r * stride + k)));
+    };
+    long k = 0;
+    for (; k + STEP <= in; k += STEP) add(x, k, k);
+    if (k < in) {
+        T rest[M][STEP] = {};
+        const T* rows[M];
+        for (int m = 0; m < M; m++) memcpy(rest[m], x[m] + k, (in - k) * sizeof(T)), rows[m] = rest[m];
+        add(rows, 0, k);
+    }
+    for (int m = 0; m < M; m++)
+        for (int r = 0; r < LOW_RANKS; r++)
+            hidden[m][r] = E::put1(fold(sums[m][r], [](Floats v, Floats w) { return v + w; })[0]);
+}
+
+// to[m] = from[m] + scale * (hidden[m] times the part), for the outputs first .. end of the part
+template <class E, int M>
+static void expand(const typename E::T* const* hidden, const LowRankPart& part, long first, long end,
+                   const typename E::T* const* from, typename E::T* const* to) {
+    Floats scale = (float)part.scale - Floats{};
+    for (long block = first / COLUMNS; block * COLUMNS < end; block++) {
+        const float* words = part.b + block * (part.rank / E::STEP) * COLUMNS;
+        Floats sums[M][PANELS] = {};
+        for (long r = 0; r < part.rank; r += E::STEP, words += COLUMNS)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) {
+                Floats column = load<Floats>(words + p * LANES);
+#pragma GCC unroll 6
+                for (int m = 0; m < M; m++) sums[m][p] = E::multiply_add(sums[m][p], column, hidden[m] + part.first_rank + r);
+            }
+        for (long p = 0, at = block * COLUMNS, n; p < PANELS && (n = end - at) > 0; p++, at += LANES)
+            for (int m = 0; m < M; m++) {
+                Floats before = from[m] ? get_some<E>(from[m] + part.first + at, n) : Floats{};
+                put_some<E>(to[m] + part.first + at, n, multiply_add(sums[m][p], scale, before));
+            }
+    }
+}
+
+// `x` [rows, in], `from` and `to` [rows, out]: only rows of a tile are read and written, and of these only the outputs of their
+// adapter's parts. Without `from`, it counts as zeros, and the other outputs become 0. `table`: the adapters, of which the
+// largest has `most_ranks`. `plan`: the number of tiles, and the tiles; `rows`: what these refer to. `hidden` [rows, most_ranks]:
+// room.
+template <class E>
+static void low_rank(const typename E::T* x, const typename E::T* from, typename E::T* to, typename E::T* hidden,
+                     const LowRank* table, const int32_t* plan, const int32_t* rows, long in, long out, long most_ranks) {
+    typedef typename E::T T;
+    const RowTile* tiles = (const RowTile*)(plan + 1);
+    long num_tiles = plan[0], step = LANES * E::STEP, stride = (in + step - 1) / step * step, blocks = most_ranks / LOW_RANKS;
+    for_each(num_tiles * blocks, [&](long item) {
+        RowTile tile = tiles[item / blocks];
+        const LowRank& adapter = table[tile.adapter];
+        long first = item % blocks * LOW_RANKS, covered = 0;
+        for (long p = 0; p < adapter.num_parts; p++) covered += adapter.parts[p].columns;
+        if (!from && !first && covered < out)
+            for (int m = 0; m < tile.count; m++) memset(to + rows[tile.first + m] * out, 0, out * sizeof(T));
+        if (first >= adapter.ranks) return;
+        const T *a = (const T*)adapter.a + first * stride, *inputs[ROWS];
+        T* outputs[ROWS];
+        for (int m = 0; m < tile.count; m++) {
+            long row = rows[tile.first + m];
+            inputs[m] = x + row * in, outputs[m] = hidden + row * most_ranks + first;
+        }
+        for (int m = 0; m < tile.count; m += 3) {
+            if (tile.count - m >= 3) shrink<E, 3>(inputs + m, a, in, stride, outputs + m);
+            else if (tile.count - m == 2) shrink<E, 2>(inputs + m, a, in, stride, outputs + m);
+            else shrink<E, 1>(inputs + m, a, in, stride, outputs + m);
+        }
+    });
+    long chunks = (out + LOW_RANK_CHUNK - 1) / LOW_RANK_CHUNK;  // of a part, at most
+    for_each(num_tiles * MOST_PARTS * chunks, [&](long item) {
+        RowTile tile = tiles[item / (MOST_PARTS * chunks)];
+        const LowRank& adapter = table[tile.adapter];
+        long number = item / chunks % MOST_PARTS, first = item % chunks * LOW_RANK_CHUNK;
+        if (number >= adapter.num_parts || first >= adapter.parts[number].columns) return;
+        const LowRankPart& part = adapter.parts[number];
+        long end = std::min<long>(part.columns, first + LOW_RANK_CHUNK);
+        const T *before[ROWS], *middle[ROWS];
+        T* after[ROWS];
+        for (int m = 0; m < tile.count; m++) {
+            long row = rows[tile.first + m];
+            before[m] = from ? from + row * out : nullptr;
+            middle[m] = hidden + row * most_ranks, after[m] = to + row * out;
+        }
+        switch (tile.count) {
+            case 6: return expand<E, 6>(middle, part, first, end, before, after);
+            case 5: return expand<E, 5>(middle, part, first, end, before, after);
+            case 4: return expand<E, 4>(middle, part, first, end, before, after);
+            case 3: return expand<E, 3>(middle, part, first, end, before, after);
+            case 2: return expand<E, 2>(middle, part, first, end, before, after);
+            default: return expand<E, 1>(middle, part, first, end, before, after);
+        }
+    });
+}

@@ -1,0 +1,59 @@
+"""AdapterRows: which adapter each row of a pass uses, and rows with the same adapter side by side."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from nanoinfer.model.layers.low_rank import LowRankTable
+
+TILE_ROWS = 6  # rows of a tile, at most: what the C++ kernel computes side by side
+
+
+class AdapterRows:
+    """The adapters of a pass's `T` rows, for the linear layers, which add what `tables` has for them.
+
+    An adapter is a number: its place in all tables. −1 is none. The C++ kernel reads the adapted rows in tiles of up to
+    TILE_ROWS rows with the same adapter:
+
+    - `of_rows` [T] int32: each row's adapter.
+    - `rows` [T] int32: the adapted rows, sorted by adapter; what is behind them means nothing.
+    - `plan` [1 + 3 T] int32: the number of tiles, and for each its adapter, where it begins in `rows`, and its length.
+
+    `tables`: what each linear layer that has adapters at all can add. They are on the device; the tensors here, on the host.
+    """
+
+    def __init__(self, of_rows: np.ndarray, tables: "Mapping[Any, LowRankTable]"):
+        self.tables = tables
+        self.of_rows, self.rows = (torch.full((len(of_rows),), -1, dtype=torch.int32) for _ in range(2))
+        self.plan = torch.zeros(1 + 3 * len(of_rows), dtype=torch.int32)
+        self.fill(of_rows)
+
+    def fill(self, of_rows: np.ndarray) -> None:
+        """Take other adapters, in place, [T]."""
+        if np.array_equal(of_rows, self.of_rows.numpy()):
+            return
+        self.of_rows.numpy()[:] = of_rows
+        rows = np.argsort(of_rows, kind="stable")
+        rows = rows[np.count_nonzero(of_rows < 0) :]
+        self.rows.numpy()[: len(rows)] = rows
+        adapters, starts, counts = np.unique(of_rows[rows], return_index=True, return_counts=True)
+        tiles = [
+            (adapter, first, min(TILE_ROWS, start + count - first))
+            for adapter, start, count in zip(adapters.tolist(), starts.tolist(), counts.tolist(), strict=True)
+            for first in range(start, start + count, TILE_ROWS)
+        ]
+        plan = self.plan.numpy()
+        plan[0] = len(tiles)
+        plan[1 : 1 + 3 * len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1)
+
+    def of(self, rows: torch.Tensor) -> "AdapterRows":
+        """Those of some of the rows, [k], in their order."""
+        return AdapterRows(self.of_rows.numpy()[rows.cpu().numpy()], self.tables)
+
+    def groups(self) -> list[tuple[int, torch.Tensor]]:
+        """Every adapter in the pass and its rows, int64."""
+        of_rows = self.of_rows
+        return [(int(each), (of_rows == each).nonzero()[:, 0]) for each in of_rows.unique() if each >= 0]

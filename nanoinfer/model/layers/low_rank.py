@@ -1,0 +1,167 @@
+"""LowRankTable: what adapters add to a linear layer. It is where LoRA (Hu et al., 2021) is computed.
+
+    y = x W^T + bias + scale * (x A^T) B^T         A [rank, in], B [columns, rank]: two thin matrices for each projection
+
+Merged into W, an adapter would cost nothing, but then all rows would have the same. Here each row of a pass has its own, or
+none: AdapterRows says which. It costs what the adapters in the pass read and compute, however many others are loaded.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import pad
+
+from nanoinfer.kernels import Kernels
+from nanoinfer.model.adapter_rows import AdapterRows
+from nanoinfer.model.layers.quantized_weights import columns, cpp_function
+
+MOST_PARTS = 3  # projections in one linear layer: q, k and v
+RANKS = 8  # rows of A that the C++ kernel computes side by side
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPart:
+    """What an adapter adds to the outputs `first`, `first` + 1, ... of a linear layer: `a` [rank, in], `b` [columns, rank]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+    first: int = 0
+
+
+class LowRankTable(Protocol):
+    """The adapters of one linear layer, each in a place of its own. What is in them is of the kind that `pack` makes."""
+
+    def pack(self, parts: Sequence[LowRankPart]) -> Any:
+        """Bring an adapter's parts into the form that is read, on the device. Changes nothing; any thread may call it."""
+        ...
+
+    def put(self, place: int, packed: Any) -> bool:
+        """Put what `pack` returned into a place. True if passes that were captured before cannot compute it."""
+        ...
+
+    def clear(self, place: int) -> None:
+        """Empty a place: an adapter without parts for this layer, or none."""
+        ...
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """`y` [T, out] plus what the rows' adapters make of `x` [T, in]. May change `y` in place."""
+        ...
+
+    def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """Only what is added, [T, out]. Rows without an adapter mean nothing."""
+        ...
+
+
+class TorchLowRank:
+    """In plain torch, one adapter after another."""
+
+    def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, device: torch.device):
+        self.out_features, self._dtype, self._device = out_features, dtype, device
+        self._places: list[Sequence[LowRankPart]] = [()] * places
+
+    def pack(self, parts: Sequence[LowRankPart]) -> Sequence[LowRankPart]:
+        """The same parts in the model's dtype, on its device."""
+        to = {"dtype": self._dtype, "device": self._device}
+        return [LowRankPart(part.a.to(**to), part.b.to(**to), part.scale, part.first) for part in parts]
+
+    def put(self, place: int, packed: Sequence[LowRankPart]) -> bool:
+        """As in LowRankTable."""
+        self._places[place] = packed
+        return False
+
+    def clear(self, place: int) -> None:
+        """As in LowRankTable."""
+        self._places[place] = ()
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """As in LowRankTable."""
+        for place, rows in adapters.groups():
+            rows = rows.to(x.device)
+            for part in self._places[place]:
+                outputs = slice(part.first, part.first + len(part.b))
+                y[rows, outputs] += (x[rows] @ part.a.T) @ part.b.T * part.scale
+        return y
+
+    def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """As in LowRankTable; rows without an adapter are zeros."""
+        return self.add(x, x.new_zeros(len(x), self.out_features), adapters)
+
+
+@dataclass(frozen=True, eq=False)
+class _Packed:
+    """An adapter of one layer as low_rank.cpp reads it: the words of its entry in the table, and what they point to."""
+
+    entry: list[int]
+    ranks: int
+    tensors: list[torch.Tensor]
+
+
+class CppLowRank:
+    """By the C++ kernel, all rows at once. A row gets the same bits whatever rows are beside it."""
+
+    WORDS = 3 + 6 * MOST_PARTS  # of 8 bytes, in an entry of the table: `LowRankTable` of low_rank.cpp
+
+    def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, function: Any):
+        self.in_features, self.out_features, self._dtype, self._function = in_features, out_features, dtype, function
+        self._step = 4 // dtype.itemsize  # elements in a word
+        self.table = torch.zeros(places, self.WORDS, dtype=torch.int64)  # it never moves: captured passes point to it
+        self.most_ranks = RANKS  # of an adapter here
+        self._packed: list[_Packed | None] = [None] * places
+
+    def pack(self, parts: Sequence[LowRankPart]) -> _Packed:
+        """All A below each other, each filled up with zeros to whole words of ranks; B as `linear` packs its weights."""
+        side, step, dtype = columns(), self._step, self._dtype
+        below = torch.cat([pad(part.a.to(dtype), (0, 0, 0, -len(part.a) % step)) for part in parts])
+        ranks = len(below)
+        below = pad(below, (0, -self.in_features % (16 * step), 0, -ranks % RANKS)).contiguous()
+        entry, tensors, rank = [below.data_ptr(), len(below), len(parts)], [below], 0
+        for part in parts:
+            b = pad(part.b.to(dtype), (0, -part.b.shape[1] % step, 0, -len(part.b) % side))
+            tensors.append(b.view(-1, side, b.shape[1] // step, step).transpose(1, 2).contiguous())
+            (scale,) = struct.unpack("=q", struct.pack("=d", part.scale))
+            entry += [tensors[-1].data_ptr(), part.first, len(part.b), rank, b.shape[1], scale]
+            rank += b.shape[1]
+        return _Packed(entry + [0] * (self.WORDS - len(entry)), len(below), tensors)
+
+    def put(self, place: int, packed: _Packed) -> bool:
+        """As in LowRankTable. Captured passes have room for the ranks that were the most when they were captured."""
+        self._packed[place], grown = packed, packed.ranks > self.most_ranks
+        self.most_ranks = max(self.most_ranks, packed.ranks)
+        self.table[place] = torch.tensor(packed.entry)
+        return grown
+
+    def clear(self, place: int) -> None:
+        """As in LowRankTable."""
+        self.table[place], self._packed[place] = 0, None
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """As in LowRankTable."""
+        self._call(x, y.data_ptr(), y, adapters)
+        return y
+
+    def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
+        """As in LowRankTable."""
+        to = x.new_empty(len(x), self.out_features)
+        self._call(x, 0, to, adapters)
+        return to
+
+    def _call(self, x: torch.Tensor, start: int, to: torch.Tensor, adapters: AdapterRows) -> None:
+        x = x.contiguous()
+        assert x.shape[1] == self.in_features
+        assert to.is_contiguous()
+        hidden = x.new_empty(len(x), self.most_ranks)
+        plan = (self.table.data_ptr(), adapters.plan.data_ptr(), adapters.rows.data_ptr())
+        self._function(
+            x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], self.most_ranks
+        )
+
+
+def make_low_rank(linear: Any, kernels: Kernels, places: int, dtype: torch.dtype, device: torch.device) -> LowRankTable:
+    """Room for `places` adapters of `linear`, a Linear, for the kernels that compute its products."""
+    function, _ = cpp_function("low_rank", kernels, dtype)
+    sizes = (linear.in_features, linear.out_features, places, dtype)
+    return TorchLowRank(*sizes, device) if function is None else CppLowRank(*sizes, function)
