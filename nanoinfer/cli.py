@@ -171,11 +171,17 @@ def _info(args: argparse.Namespace) -> None:
         ("computed with", f"kernels {kernels}"),
         ("", f"attention {attention}"),
         ("captured passes", captured(runner)),
+        *((f"adapter {name}", _adapter(each)) for name, each in llm.adapters.items()),
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip
     names = [f"  {styled(name, 'cyan')}" for name, _ in rows]
     print(side_by_side([names, [_compact(value) for _, value in rows]], room()))
+
+
+def _adapter(adapter: Any) -> str:
+    ranks = ", ".join(map(str, adapter.ranks))
+    return f"rank {ranks}, {len(adapter.parts)} projections, {adapter.num_bytes / 2**20:,.1f} MiB, {adapter.path}"
 
 
 def _quantization(network: Any) -> str:

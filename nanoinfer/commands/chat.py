@@ -29,6 +29,7 @@ COMMANDS = {
     "/help": "show these commands",
     "/reset": "start again; the system message stays",
     "/system TEXT": "set the system message; without TEXT, show it",
+    "/adapter NAME": "answer with this adapter; without NAME, show their names",
     "/stats": "show the engine's numbers",
     "/save FILE": "write the conversation to FILE as JSON",
     "/quit": "end the chat (Ctrl-D does the same)",
@@ -103,6 +104,7 @@ class Chat:
 
     def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None):
         self.llm, self.params = llm, params
+        self.adapter: str | None = next(iter(llm.adapters), None)
         self.messages: list[dict[str, str]] = []
         self.stops: Callable[[], AbstractContextManager[None]] | None = None
         self._used = 0  # tokens of the conversation so far
@@ -135,6 +137,8 @@ class Chat:
             print(styled("[the system message is set for this conversation and those after it]", "cyan"))
         elif command == "/system":
             print(filled(self._system or "there is no system message", room()))
+        elif command == "/adapter":
+            self.set_adapter(argument)
         elif command == "/stats":
             self.show_stats()
         elif command == "/save":
@@ -164,7 +168,7 @@ class Chat:
             raise ValueError(self._full(len(prompt)))
         params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
         # Closing the stream frees the request's slots; LLM's streams are generators.
-        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params))
+        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, adapter=self.adapter))
         pieces: list[StreamPiece] = []
         stopped = False
         try:
@@ -203,6 +207,17 @@ class Chat:
         messages = [{"role": "system", "content": text}, *others]
         self.llm.chat_prompt(messages if others else [*messages, {"role": "user", "content": "Hello"}])
         self.messages = messages
+
+    def set_adapter(self, name: str) -> None:
+        """Answer with this adapter from now on; "base" is the base model. Without a name, print the names. ValueError if no
+        such adapter is loaded."""
+        if name:
+            self.llm.engine.adapters.find(name)
+            self.adapter = name
+            print(styled(f"[answers by {name} from now on]", "cyan"))
+        else:
+            names = ["base", *self.llm.adapters]
+            print(filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room()))
 
     def show_stats(self) -> None:
         """Print how many tokens the conversation uses, and the engine's numbers."""

@@ -29,25 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Complete the prompts. A single completion is printed while it is computed, several after all have ended."""
+    """Complete each prompt, with each adapter if there are some. A single completion is printed while it is computed,
+    several after all have ended."""
     if args.prompt.count("-") > 1:
         raise ValueError("prompt -: given twice, but standard input can be read only once")
     prompts = [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     params = sampling_params(args)
     llm = load(args)
     check_tokenizer(llm)
+    adapters: list[str | None] = list(llm.adapters) or [None]
+    prompts, each = [prompt for prompt in prompts for _ in adapters], adapters * len(prompts)
     if len(prompts) == 1 and params.n == 1:
-        pieces = llm.stream(prompts[0], params)
+        pieces = llm.stream(prompts[0], params, adapter=each[0])
         print(styled(prompts[0], "dim"), end="", flush=True)
         for piece in pieces:
             print(piece.text, end="", flush=True)
         print()
         print(f"[{note(piece.prompt_tokens, piece.cached_tokens, piece.finish_reason)}]", file=sys.stderr)
         return
-    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+    for prompt, name, output in zip(prompts, each, llm.generate(prompts, params, adapter=each), strict=True):
         for i, completion in enumerate(output.outputs):
             print(styled(prompt, "dim") + completion.text, flush=True)
-            which = f"completion {i + 1} of {params.n}: " if params.n > 1 else ""
+            which = f"adapter {name}: " if len(adapters) > 1 else ""
+            which += f"completion {i + 1} of {params.n}: " if params.n > 1 else ""
             text = note(output.prompt_tokens, completion.cached_tokens, completion.finish_reason)
             print(f"[{which}{text}]", file=sys.stderr)
 

@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams
 
+
+
+def named_folder(text: str) -> tuple[str, str]:
+    """`name=path` in two."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=PATH, a name and the folder of an adapter")
+    return name, path
+
+
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
     "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
@@ -40,6 +50,18 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
     "quantization": {"help": "int8 or int4: fewer bits per weight of linear layers (default: as in the checkpoint)"},
+    "adapters": {
+        "flag": "--adapter",
+        "action": "append",
+        "type": named_folder,
+        "metavar": "NAME=PATH",
+        "help": "load a LoRA adapter from its folder, and use it; may be given several times",
+    },
+    "max_adapters_on_device": {
+        "type": int,
+        "default": 16,
+        "help": "adapters that can be computed with at the same time (default: 16)",
+    },
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
@@ -85,14 +107,19 @@ def add_options(
         )
     for name, settings in options.items():
         if name not in but:
-            group.add_argument(f"--{name.replace('_', '-')}", **settings)
+            flag = settings.get("flag", f"--{name.replace('_', '-')}")
+            group.add_argument(flag, dest=name, **{key: value for key, value in settings.items() if key != "flag"})
 
 
 def load(args: argparse.Namespace) -> "LLM":
     """The model that the options name."""
     from nanoinfer import LLM
 
-    return LLM(args.model, **_pick(args, ENGINE_OPTIONS))
+    options = _pick(args, ENGINE_OPTIONS)
+    named = options.pop("adapters", None) or []
+    if len(dict(named)) < len(named):
+        raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in named)}")
+    return LLM(args.model, adapters=dict(named), **options)
 
 
 def check_tokenizer(llm: "LLM") -> None:

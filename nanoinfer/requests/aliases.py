@@ -54,12 +54,14 @@ LLM_ALIASES = {
     "max_num_seqs": "max_running_requests",
     "max_queued_requests": "max_queue",
     "block_size": "page_size",
+    "max_loras": "max_adapters_on_device",
+    "max_loras_per_batch": "max_adapters_on_device",
 }
 _MEMORY = Elsewhere(
     "use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)", (None,)
 )
 _EAGER = Elsewhere("use capture=False, which computes every pass layer by layer in Python", (None, False))
-_NO_ADAPTERS = "adapters are not implemented; merge the adapter into the model and save that"
+_ADAPTERS = "use adapters={'name': folder}, or llm.load_adapter('name', folder)"
 _NO_SPECULATION = "speculative decoding is not implemented"
 _EIGHT_BITS, _FOUR_BITS = (
     Elsewhere(f"use quantization='{kind}', which quantizes the original weights as they are loaded", (None, False))
@@ -91,8 +93,10 @@ LLM_ELSEWHERE = {
     "load_in_8bit": _EIGHT_BITS,
     "load_in_4bit": _FOUR_BITS,
     **dict.fromkeys(("quantization_config", "bnb_config", "torchao_config"), _QUANTIZATION),
-    "enable_lora": Elsewhere(_NO_ADAPTERS, (None, False)),
-    "lora_paths": Elsewhere(_NO_ADAPTERS, (None, [])),
+    "enable_lora": Elsewhere(f"adapters need not be enabled; {_ADAPTERS}"),
+    "lora_paths": Elsewhere(_ADAPTERS, (None, [])),
+    "lora_modules": Elsewhere(_ADAPTERS, (None, [])),
+    "max_lora_rank": Elsewhere("adapters may have any rank"),
     "speculative_config": Elsewhere(_NO_SPECULATION, (None,)),
     "speculative_algorithm": Elsewhere(_NO_SPECULATION, (None,)),
     "cpu_offload_gb": Elsewhere("all weights stay on the device", (None, 0, 0.0)),

@@ -17,7 +17,8 @@ CALL_ELSEWHERE = IN_PARAMS | {
     "request_id": Elsewhere(
         "requests are numbered by the engine; read request_id of a stream or of an output", (None,)
     ),
-    "lora_request": Elsewhere("adapters are not implemented", (None,)),
+    "lora_request": Elsewhere("use adapter='name', with LLM(adapters={'name': folder}) or llm.load_adapter", (None,)),
+    "lora_path": Elsewhere("use adapter='name', with LLM(adapters={'name': folder}) or llm.load_adapter", (None,)),
     "priority": Elsewhere("requests have no priorities; schedule_policy orders the queue", (None, 0)),
     "tools": Elsewhere(_IN_TEMPLATE.format("tools"), (None,)),
     "documents": Elsewhere(_IN_TEMPLATE.format("documents"), (None,)),

@@ -33,6 +33,7 @@ SINGLE = (
     "token_to_kv_pool",
     "logit_rows",
     "only_likeliest",
+    "adapters",
     "attention_mask",
     "attention_backend",
     "attention_plan",
@@ -74,6 +75,9 @@ def single_value(of: InputMetadata, name: str) -> str:
             return f"{value.size:,} slots, page_size={value.page_size}"
         case "logit_rows":
             return short(value.tolist())
+        case "adapters":
+            used = sorted({place for place in value.of_rows.tolist() if place >= 0})
+            return f"in places {short(used)}"
         case "attention_mask":
             return str(list(value.shape))
     return objects.get(name, str(value))
