@@ -9,6 +9,11 @@ class WeightMismatchError(ValueError):
     """A checkpoint does not fit the model: tensors are missing, surplus or have another shape. The message names them."""
 
 
+class AdapterError(ValueError):
+    """An adapter cannot be used with the model: its files are missing, damaged, do not fit, or ask for something that is
+    not implemented. The message names the adapter and what is wrong with it."""
+
+
 class InvalidRequestError(ValueError):
     """A request was refused on arrival, and nothing was queued. The message names the field, its value and the limit."""
 

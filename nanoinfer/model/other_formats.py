@@ -22,22 +22,26 @@ def check_folder(path: Path) -> None:
     """FileNotFoundError when the folder `path` holds git-LFS pointers, an adapter, or weights in another format. It says
     how to get a checkpoint from them. Only reads file names and the start of small files."""
     files = sorted(file for file in path.iterdir() if file.is_file())
-    pointers = [file.name for file in files if _is_pointer(file)]
-    if pointers:
-        what = (
-            "are git-LFS pointers, not the files" if len(pointers) > 1 else "is a git-LFS pointer, not the file itself"
-        )
-        way_out = "install git-lfs and run in that folder: git lfs pull"
-        raise FileNotFoundError(f"{path}: {_some(pointers)} {what}; {way_out}")
+    if problem := pointer_problem(files):
+        raise FileNotFoundError(f"{path}: {problem}")
     if any((path / name).exists() for name in WEIGHTS):
         return
     if (path / "adapter_config.json").is_file():
-        raise FileNotFoundError(_merge(path))
+        raise FileNotFoundError(_load_beside(path))
     ggufs = [file.name for file in files if file.suffix == ".gguf"]
     if ggufs:
         raise FileNotFoundError(_convert(path, ggufs[0]))
     if any(file.suffix in PICKLED and _is_of_weights(file) for file in files):
         raise FileNotFoundError(_convert(path))
+
+
+def pointer_problem(files: list[Path]) -> str:
+    """Which of these `files` of a folder are git-LFS pointers, and what to do then; empty if none is."""
+    pointers = [file.name for file in files if _is_pointer(file)]
+    if not pointers:
+        return ""
+    what = "are git-LFS pointers, not the files" if len(pointers) > 1 else "is a git-LFS pointer, not the file itself"
+    return f"{_some(pointers)} {what}; install git-lfs and run in that folder: git lfs pull"
 
 
 def _is_pointer(file: Path) -> bool:
@@ -59,16 +63,14 @@ def _convert(folder: Path, gguf: str | None = None) -> str:
     return f"{what}; {ONLY}; {first}convert it with transformers{needs}: {_saved(f'from_pretrained({arguments})')}"
 
 
-def _merge(folder: Path) -> str:
+def _load_beside(folder: Path) -> str:
     try:
         base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
     except (ValueError, AttributeError):  # not JSON, or not an object
         base = None
     return (
-        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; merge it into the model "
-        "with the package peft: "
-        f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained('new'); save the "
-        "tokenizer there, too, and give the folder 'new'"
+        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; load the model and give it "
+        f"the adapter: LLM({repr(base) if base else 'model'}, adapters={{'name': {str(folder)!r}}})"
     )
 
 

@@ -18,7 +18,7 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         self.weight: nn.Parameter | None = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype, device=device), requires_grad=False
         )
