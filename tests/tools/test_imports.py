@@ -23,6 +23,7 @@ ROOMS = (
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
     ("model", "from token ids to logits"),
+    ("adapters", "what fine-tunes add to a model's projections"),
     ("ops", "operators with Ascend's interfaces"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),

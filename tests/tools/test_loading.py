@@ -223,15 +223,18 @@ def test_a_pickled_file_or_its_folder_says_how_to_convert_it(name: str, tmp_path
 
 
 @pytest.mark.parametrize("config", ['{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}', "[]", "{"])
-def test_an_adapter_says_what_it_is_for_and_how_to_merge_it(config: str, tmp_path: Path) -> None:
+def test_an_adapter_says_what_it_is_for_and_how_to_load_it(config: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(config)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     (tmp_path / "adapter_model.bin").write_bytes(b"")
-    with pytest.raises(
-        FileNotFoundError, match=r"is an adapter \(PEFT\).*; merge it into the model .*merge_and_unload"
-    ) as caught:
+    with pytest.raises(FileNotFoundError, match=r"is an adapter \(PEFT\).*; load the model and give it") as caught:
         LLM(tmp_path)
-    assert ("for Qwen/Qwen3-0.6B" in str(caught.value)) == ("Qwen" in config)
+    call = f"adapters={{'name': {str(tmp_path)!r}}})"
+    if "Qwen" in config:
+        assert "for Qwen/Qwen3-0.6B, without" in str(caught.value)
+        assert str(caught.value).endswith(f"LLM('Qwen/Qwen3-0.6B', {call}")
+    else:
+        assert str(caught.value).endswith(f"LLM(model, {call}")
 
 
 def test_a_file_of_a_checkpoint_is_no_checkpoint(checkpoint: Checkpoint) -> None:
