@@ -135,7 +135,9 @@ class LLM:
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one for all, or one per prompt")
         names = [adapter] * len(several) if adapter is None or isinstance(adapter, str) else adapter
         if len(names) != len(several):
-            raise ValueError(f"adapter: {len(names)} for {len(several)} prompts; must be one for all, or one per prompt")
+            raise ValueError(
+                f"adapter: {len(names)} for {len(several)} prompts; must be one for all, or one per prompt"
+            )
         groups = [
             self.engine.prepare(Request(prompt, params_or_default(chosen), extra_key, timeout_s, f"prompt {i}", name))
             for i, (prompt, chosen, name) in enumerate(zip(several, each, names, strict=True))

@@ -217,7 +217,9 @@ class Chat:
             print(styled(f"[answers by {name} from now on]", "cyan"))
         else:
             names = ["base", *self.llm.adapters]
-            print(filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room()))
+            print(
+                filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room())
+            )
 
     def show_stats(self) -> None:
         """Print how many tokens the conversation uses, and the engine's numbers."""

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams
 
 
-
 def named_folder(text: str) -> tuple[str, str]:
     """`name=path` in two."""
     name, equals, path = text.partition("=")

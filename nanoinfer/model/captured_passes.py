@@ -37,9 +37,7 @@ class CapturedPass:
     position 0, slot −1. They have no K/V, and the kernels skip them where they can.
     """
 
-    def __init__(
-        self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False, adapted: bool = False
-    ):
+    def __init__(self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False, adapted: bool = False):
         self.num_new = num_new
         table = runner.req_to_token_pool.req_to_token
         self._width = table.shape[1]

@@ -238,9 +238,7 @@ class GeneratorTorch:
         return runner
 
 
-def make_metadata(
-    inputs: PagedInputs, runner: ModelRunner, adapter_places: np.ndarray | None = None
-) -> InputMetadata:
+def make_metadata(inputs: PagedInputs, runner: ModelRunner, adapter_places: np.ndarray | None = None) -> InputMetadata:
     """The description of the pass, as in the engine, but with the caller's positions, mask and rows of logits.
 
     If a slot is −1, so are `out_cache_loc` and, except for padding, `kv_indices`.
@@ -264,5 +262,3 @@ def make_metadata(
     metadata.attention_mask = inputs.bias
     metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # padding attends to any slot
     return metadata
-
-
