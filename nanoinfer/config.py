@@ -34,8 +34,8 @@ class EngineConfig:
     - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
       `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
       steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
-    - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host memory
-      (see `adapters/pool.py`).
+    - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
+      memory (see `adapters/pool.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
     """
 

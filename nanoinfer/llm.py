@@ -115,7 +115,7 @@ class LLM:
         params: Params = None,
         use_tqdm: bool = True,
         timeout_s: float | None = None,
-        adapter: str | None | Sequence[str | None] = None,
+        adapter: str | Sequence[str | None] | None = None,
         extra_key: Hashable = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each text or token ids. Returns one output per prompt, in order.
@@ -152,14 +152,14 @@ class LLM:
         use_tqdm: bool = True,
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        adapter: str | None | Sequence[str | None] = None,
+        adapter: str | Sequence[str | None] | None = None,
         extra_key: Hashable = None,
     ) -> list[RequestOutput]:
         """Generate the assistant's next turn in one conversation `[{"role": ..., "content": ...}, ...]` or a list of them.
 
         Content is text or a list of text parts. `chat_template_kwargs` are passed to the model's chat template (see
-        `render_chat`). `adapter` and `extra_key`: as in `generate`. Returns one output per conversation, in order. Errors as
-        in `generate`; ValueError when the model has no chat template.
+        `render_chat`). `adapter` and `extra_key`: as in `generate`. Returns one output per conversation, in order. Errors
+        as in `generate`; ValueError when the model has no chat template.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise ValueError(f"messages: must be a list of messages or of conversations, got {type(messages).__name__}")
@@ -187,8 +187,8 @@ class LLM:
         adapter: str | None = None,
         extra_key: Hashable = None,
     ) -> Iterator[StreamPiece]:
-        """Complete one prompt and yield text as soon as it is certain. Closing the iterator aborts the request. `adapter` and
-        `extra_key`: as in `generate`.
+        """Complete one prompt and yield text as soon as it is certain. Closing the iterator aborts the request.
+        `adapter` and `extra_key`: as in `generate`.
 
         The request is checked at once, and queued at the first `next()`. You may read several streams in turn.
         """

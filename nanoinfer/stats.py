@@ -51,8 +51,8 @@ class EngineStats(Mapping[str, Any]):
       `attention_reason` ("" if they are the fastest). `capture`: whether decode passes are captured, and if not, why.
       `quantization`: the kind of linear weights, "" for the checkpoint's own; and why plain torch multiplies by them, if it
       does: `quantization_reason`.
-    - Adapters: `loaded_adapters` and, of these, `adapters_on_device` now; `adapter_fetches` since the start (each brings one
-      from host memory to the device).
+    - Adapters: `loaded_adapters` and, of these, `adapters_on_device` now; `adapter_fetches` since the start (each brings
+      one from host memory to the device).
     - Over the last 256 steps (passes): `tokens_per_second` (output tokens per second spent in steps); the means
       `extend_step_seconds` and `decode_step_seconds`; `longest_step_seconds`. Each is 0 before the first step of its kind.
     """

@@ -31,8 +31,8 @@ class Adapters(Mapping[str, Adapter]):
         return len(self._loaded)
 
     def find(self, name: str | None) -> Adapter | None:
-        """The adapter that a caller means; None, also by the name "base", is the base model. AdapterError if there is no such
-        adapter."""
+        """The adapter that a caller means; None for the base model, which "base" means, too. AdapterError if there is none
+        of this name."""
         if name is None or name == BASE:
             return None
         if not isinstance(name, str) or name not in self._loaded:
@@ -41,8 +41,10 @@ class Adapters(Mapping[str, Adapter]):
         return self._loaded[name]
 
     def load(self, name: str, path: str | Path) -> Adapter:
-        """Read an adapter in PEFT's format from the folder `path` into host memory, in any thread. AdapterError naming what is wrong with the
-        name or the files; nothing has changed then."""
+        """Read an adapter in PEFT's format from the folder `path` into host memory. Any thread may do so.
+
+        AdapterError naming what is wrong with the name or the files; nothing has changed then.
+        """
         if not isinstance(name, str) or not name:
             raise AdapterError(f"adapter {name!r}: a name must be text that is not empty")
         if name == BASE:

@@ -18,14 +18,16 @@ from torch import nn
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import projections
 from nanoinfer.model.layers.linear import Linear
-from nanoinfer.model.layers.low_rank import LowRankTable, LowRankPart, make_low_rank
+from nanoinfer.model.layers.low_rank import LowRankPart, LowRankTable, make_low_rank
 
 Packed = dict[Linear, Any]
 
 
 class AdapterPool:
-    """`size` places for adapters of `network`. `tables`: what each linear layer adds, by place. `version` changes when passes
-    that were captured before cannot be used any more. `fetches`: how many have been started.
+    """`size` places for adapters of `network`.
+
+    `tables`: what each linear layer adds, by place. `version` changes when passes that were captured before cannot be used
+    any more. `fetches`: how many have been started.
 
     Only one thread at a time may use it. `executor`: where adapters are fetched.
     """

@@ -41,8 +41,9 @@ class Kernels(Protocol):
         activation: str,
         added: AddedToGates | None = None,
     ) -> torch.Tensor:
-        """The operation `activation`, "silu_and_mul" or "gelu_tanh_and_mul", of `linear` plus what is `added`: [T, in] → [T,
-        size]. The same bits as one after the other. `packed` is `pack_gated`'s, `bias` [2 * size].
+        """The operation `activation`, "silu_and_mul" or "gelu_tanh_and_mul", of `linear` and what is `added` to it.
+
+        `x` [T, in] → [T, size]; the same bits as one after the other. `packed` is `pack_gated`'s, `bias` [2 * size].
         """
         ...
 

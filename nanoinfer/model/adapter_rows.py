@@ -22,7 +22,8 @@ class AdapterRows:
     - `rows` [T] int32: the adapted rows, sorted by adapter; what is behind them means nothing.
     - `plan` [1 + 3 T] int32: the number of tiles, and for each its adapter, where it begins in `rows`, and its length.
 
-    `tables`: what each linear layer that has adapters at all can add. They are on the device; the tensors here, on the host.
+    `tables`: what each linear layer that has adapters at all can add. They are on the device; the tensors here are on the
+    host.
     """
 
     def __init__(self, of_rows: np.ndarray, tables: "Mapping[Any, LowRankTable]"):

@@ -93,6 +93,7 @@ class CapturedPass:
             self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
         if adapter_places is not None:
+            assert self.metadata.adapters is not None, "captured without adapters"
             of_rows = np.full(len(self._ids), -1, dtype=np.int32)
             of_rows[:tokens] = adapter_places.repeat(self.num_new)
             self.metadata.adapters.fill(of_rows)

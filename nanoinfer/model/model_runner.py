@@ -111,14 +111,24 @@ class ModelRunner:
         """
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
-            options = {"only_likeliest": batch.only_likeliest, "adapter_places": batch.adapter_places}
-            if (found := self.captured.forward(*inputs, **options)) is not None:
+            found = self.captured.forward(
+                *inputs, only_likeliest=batch.only_likeliest, adapter_places=batch.adapter_places
+            )
+            if found is not None:
                 return found, None
         of_each = (batch.req_pool_indices, batch.seq_lens, batch.prefix_lens, batch.out_cache_loc)
         contiguous = (batch.out_cache_cont_start, batch.out_cache_cont_end)
         wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
-        options = {"adapter_places": batch.adapter_places, "check": False}
-        metadata = InputMetadata.create(self, self.tp_size, forward_mode, *of_each, *contiguous, wanted, **options)
+        metadata = InputMetadata.create(
+            self,
+            self.tp_size,
+            forward_mode,
+            *of_each,
+            *contiguous,
+            wanted,
+            adapter_places=batch.adapter_places,
+            check=False,
+        )
         output = self.run(batch.input_ids, metadata)
         batch.prompt_logprobs = output.prompt_logprobs
         return output.logits, mean_logprobs(output, metadata)

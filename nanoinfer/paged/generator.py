@@ -196,7 +196,8 @@ class GeneratorTorch:
         return runner.run(torch.from_numpy(inputs.input_ids), metadata).logits
 
     def _find_adapters(self, adapter_ids: Sequence[str | None] | None, batch_size: int) -> list[Adapter | None]:
-        """One per request. ValueError unless `adapter_ids` is None or a list of existing adapters, no longer than the batch."""
+        """One per request. ValueError unless `adapter_ids` is None, or a list of existing adapters that is no longer than
+        the batch."""
         if adapter_ids is None:
             return [None] * batch_size
         if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):

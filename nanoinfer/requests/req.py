@@ -15,8 +15,10 @@ from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 
 @dataclass(frozen=True)
 class AdapterKey:
-    """The `extra_key` of a request with an adapter. Adapters compute other K/V for the same tokens. `id`: the adapter's, which
-    is never used again; its name may be."""
+    """The `extra_key` of a request with an adapter, which computes other K/V for the same tokens than the base model.
+
+    `id`: the adapter's, which is never used again; its name may be.
+    """
 
     id: int
     extra_key: Hashable

@@ -28,8 +28,8 @@ class Scheduler:
       request that does not fit.
     - **When memory runs short all the same.** If there are too few slots for a DECODE, requests are retracted until
       there are enough (retraction.py says which ones, in which order, and why every request makes progress).
-    - **Adapters.** A request is only admitted when its adapter is on the device. While it waits for that, requests behind it
-      may go first, within the WaitingQueue's bound, whatever the policy.
+    - **Adapters.** A request is only admitted when its adapter is on the device. While it waits for that, requests behind
+      it may go first, within the WaitingQueue's bound, whatever the policy.
     - **Pause.** A paused request gives back its row and slots like a retracted one, and is not considered again until
       `resume`.
     """

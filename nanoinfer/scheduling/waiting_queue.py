@@ -27,7 +27,8 @@ class WaitingQueue:
     This gives a bound: **at most `max_overtakes` requests that arrived after request i are admitted before it.** Why?
     Suppose one of them is admitted now, and j <= i is the request that has waited longest. All of 0..j-1 have left.
     Request j has not moved to the front, so `left < j + max_overtakes`. So fewer than `max_overtakes` others have left,
-    and only those can have overtaken i before. Under `fcfs` no request is ever overtaken, except while its adapter is fetched.
+    and only those can have overtaken i before. Under `fcfs` no request is ever overtaken, except while it waits for its
+    adapter.
     """
 
     def __init__(self, config: EngineConfig, radix_cache: RadixCache):

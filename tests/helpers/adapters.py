@@ -15,8 +15,10 @@ from nanoinfer.adapters.projections import projections
 def save_adapter(
     folder: Path, network: nn.Module, seed: int = 0, rank: int = 4, ends: Sequence[str] = (), **fields: Any
 ) -> Path:
-    """Save an adapter of `network`, with random weights that are large enough to change tokens, to `folder`. `ends`: the names
-    of the projections it has; all by default. `fields`: more of its config."""
+    """Save an adapter of `network` to `folder`, with random weights that are large enough to change tokens.
+
+    `ends`: the names of the projections it has; all by default. `fields`: more of its config.
+    """
     generator = torch.Generator().manual_seed(seed)
     found = projections(network)
     ends = list(ends) or sorted({name.rpartition(".")[2] for name in found})

@@ -272,7 +272,7 @@ def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpo
         llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
     with pytest.raises(ValueError, match="adapter: 1 for 2 prompts; must be one for all, or one per prompt"):
         llm.generate([[5], [6]], PARAMS, adapter=["small"])
-    with pytest.raises(AdapterError, match="adapter 'y': .*nowhere"):
+    with pytest.raises(AdapterError, match=r"adapter 'y': .*nowhere"):
         llm.load_adapter("y", "/nowhere")
     assert not llm.engine.has_unfinished()
     assert llm.generate([5], PARAMS, adapter="base")[0].logprobs == llm.generate([5], PARAMS)[0].logprobs
@@ -406,7 +406,7 @@ def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint, adapters: Any)
 
     def first_tokens(adapter_ids: Sequence[Name] | None) -> list[int]:
         logits = generator.forward_tensor(
-            torch.tensor(sum(PROMPTS, [])),
+            torch.tensor([token for prompt in PROMPTS for token in prompt]),
             torch.cat([torch.arange(n) for n in lens.tolist()]),
             True,
             generator.new_kv_cache(len(PROMPTS), 32),

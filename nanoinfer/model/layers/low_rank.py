@@ -24,7 +24,7 @@ RANKS = 8  # rows of A that the C++ kernel computes side by side
 
 @dataclass(frozen=True, eq=False)
 class LowRankPart:
-    """What an adapter adds to the outputs `first`, `first` + 1, ... of a linear layer: `a` [rank, in], `b` [columns, rank]."""
+    """What an adapter adds to the outputs from `first` on of a linear layer: `a` [rank, in], `b` [columns, rank]."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -65,8 +65,8 @@ class TorchLowRank:
 
     def pack(self, parts: Sequence[LowRankPart]) -> Sequence[LowRankPart]:
         """The same parts in the model's dtype, on its device."""
-        to = {"dtype": self._dtype, "device": self._device}
-        return [LowRankPart(part.a.to(**to), part.b.to(**to), part.scale, part.first) for part in parts]
+        to = (self._device, self._dtype)
+        return [LowRankPart(part.a.to(*to), part.b.to(*to), part.scale, part.first) for part in parts]
 
     def put(self, place: int, packed: Sequence[LowRankPart]) -> bool:
         """As in LowRankTable."""
