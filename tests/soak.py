@@ -6,7 +6,8 @@ Episode after episode, of one of these kinds (tests/episodes has them), each ove
   retraction are forced; page and chunk sizes, policies, a queue that fills up); random requests that share beginnings on
   purpose, greedy and seeded, some of several completions, some with a logits processor; aborts, pauses, deadlines,
   flushes, and exceptions in the model, the sampler and the allocators. After every step `check_integrity()` and a plain
-  model of what a caller knows (tests/helpers/pressure.py).
+  model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded and unloaded all the time, and fetched
+  late or not at all.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
@@ -41,6 +42,7 @@ import torch
 
 from nanoinfer.model.loader import load_model
 from tests.episodes import alarms, by_hand, exits, threads
+from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
@@ -60,6 +62,14 @@ class Soak:
         for kind in ("int8", "int4"):
             quantized = replace(load_model(directory, torch.float32, quantization=kind), tokenizer=model.tokenizer)
             self.models[kind] = quantized, NetworkOracle(quantized, by_hand.MAX_NEW_TOKENS)
+        self.adapters = [
+            (folder, Oracle(merged(directory, folder), by_hand.MAX_NEW_TOKENS))
+            for folder in (
+                save_adapter(directory / "small", model.model, seed=1, rank=1),
+                save_adapter(directory / "large", model.model, seed=2, rank=9),
+                save_adapter(directory / "some", model.model, seed=3, ends=["v_proj", "up_proj"]),
+            )
+        ]
         self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
         self.prompts = [
             [*stem[:length].tolist(), *tail]
@@ -85,7 +95,10 @@ class Soak:
             else:
                 tokenizer = WordTokenizer() if kind == "panics" else None
                 world = World(replace(model, tokenizer=tokenizer), oracle, **config)
-                by_hand.run_episode(world, rng, self.stems, panics=kind == "panics")
+                adapters = (
+                    [] if quantization else self.adapters
+                )  # the oracle of an adapter has it merged into the weights
+                by_hand.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
                 counts, engine = Counter(world.counts), world.engine
         except BaseException:
             print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {quantization=} {config}", flush=True)

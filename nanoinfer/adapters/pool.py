@@ -39,12 +39,13 @@ class AdapterPool:
         self._projections = projections(network)
         self._places: list[Adapter | None] = [None] * size  # with those that are being fetched
         self._fetching: dict[Adapter, Future[Packed]] = {}
+        self._failures: dict[Adapter, BaseException] = {}
         self._uses, self._used_at = 0, [0] * size
 
     @property
     def fetching(self) -> bool:
-        """True while an adapter is being fetched, or has been and nobody has asked for it yet."""
-        return bool(self._fetching)
+        """True while an adapter is being fetched, or has been and nobody has looked at it yet."""
+        return bool(self._fetching or self._failures)
 
     @property
     def on_device(self) -> list[Adapter]:
@@ -54,14 +55,14 @@ class AdapterPool:
     def obtain(self, adapter: Adapter, in_use: Collection[Adapter]) -> bool:
         """True if `adapter` has a place now, so that a pass may use it. Else it is being fetched, or waits until a place
         is left by one of `in_use`, which the running requests use and which therefore stay.
-
-        Raises what made fetching it fail; then it has no place, and the next call tries again.
         """
-        self._finish_fetches(adapter)
+        self._finish_fetches()
         if adapter.place is None:
-            if adapter not in self._fetching and (place := self._vacant(in_use)) is not None:
-                self._start_fetch(adapter, place)
-                self._finish_fetches(adapter)
+            if adapter not in self._fetching and adapter not in self._failures:
+                place = self._vacant(in_use)
+                if place is not None:
+                    self._start_fetch(adapter, place)
+                    self._finish_fetches()
             if adapter.place is None:
                 return False
         self._uses += 1
@@ -69,14 +70,19 @@ class AdapterPool:
         return True
 
     def wait(self) -> bool:
-        """Wait until an adapter that is being fetched is there. False if none is."""
+        """Wait until a fetch has ended, well or not. False if there is none whose end nobody has looked at."""
         for future in list(self._fetching.values())[:1]:
             future.exception()
-            return True
-        return False
+        return self.fetching
+
+    def take_failure(self) -> tuple[Adapter, BaseException] | None:
+        """An adapter that could not be fetched, and why; each failure once. After that, `obtain` tries again."""
+        self._finish_fetches()
+        return self._failures.popitem() if self._failures else None
 
     def remove(self, adapter: Adapter) -> None:
         """Forget `adapter`, and empty its place. No running request may use it."""
+        self._failures.pop(adapter, None)
         if (future := self._fetching.pop(adapter, None)) is not None:
             future.cancel()
         if adapter in self._places:
@@ -123,18 +129,15 @@ class AdapterPool:
         parameter = next(network.parameters())  # the embedding: linear weights are packed
         return make_low_rank(linear, network.kernels, self.size, parameter.dtype, parameter.device)
 
-    def _finish_fetches(self, wanted: Adapter) -> None:
-        """Put what has been fetched into its place. Raises why `wanted` could not be; others raise when they are wanted."""
-        for adapter, future in list(self._fetching.items()):
-            if not future.done() or (adapter is not wanted and future.exception() is not None):
-                continue
+    def _finish_fetches(self) -> None:
+        """Put what has been fetched into its place."""
+        for adapter, future in [(adapter, each) for adapter, each in self._fetching.items() if each.done()]:
             del self._fetching[adapter]
             place = self._places.index(adapter)
-            try:
-                packed = future.result()
-            except BaseException:
-                self._places[place] = None
-                raise
+            if (error := future.exception()) is not None:
+                self._places[place], self._failures[adapter] = None, error
+                continue
+            packed = future.result()
             for linear, table in self.tables.items():
                 if linear not in packed:
                     table.clear(place)

@@ -218,6 +218,8 @@ class GeneratorTorch:
         for adapter in used:
             while not self.adapters.pool.obtain(adapter, used):
                 self.adapters.pool.wait()
+                if (failure := self.adapters.pool.take_failure()) is not None:
+                    raise failure[1]
         return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:

@@ -61,16 +61,18 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Plan the next pass and allocate its slots; None when there is nothing to do.
 
-        When it raises, the caller must end the requests in `planned`; the others are as before. RuntimeError when
-        requests wait, none is running, and none fits: then something outside the engine holds slots or rows.
+        When it raises, the caller must end the requests in `planned`; the others are as before. It raises what made
+        fetching an adapter fail, and RuntimeError when requests wait, none is running, and none fits: then something
+        outside the engine holds slots or rows.
         """
         self.planned = []
+        self._check_fetches()
         decoding = [req for req in self.running if req is not self.prefilling]
         if not decoding:
             self._budget.refill()
         self._plan_extend()
         if not self.planned and not decoding and self.adapters is not None and self.adapters.wait():
-            self._plan_extend()  # there is nothing else to do but to wait for an adapter
+            return Scheduler.schedule(self)  # there was nothing to do but to wait for an adapter
         if self.planned:
             return Batch.extend(self.planned, self.cache)
         if decoding:
@@ -189,10 +191,17 @@ class Scheduler:
         if req.adapter is None:
             return True
         assert self.adapters is not None
-        self.planned.append(req)  # it ends if its adapter cannot be fetched
-        found = self.adapters.obtain(req.adapter, {each.adapter for each in self.running})
-        self.planned.pop()
-        return found
+        return self.adapters.obtain(req.adapter, {each.adapter for each in self.running})
+
+    def _check_fetches(self) -> None:
+        """Raise why an adapter could not be fetched. The requests that wait for it are in `planned` then, and no others."""
+        if self.adapters is None or not self.adapters.fetching:
+            return
+        while (failure := self.adapters.take_failure()) is not None:
+            adapter, error = failure
+            self.planned = [req for req in self.waiting if req.adapter is adapter]
+            if self.planned:
+                raise error
 
     def _take(self, req: Req) -> None:
         """Admit `req`: it leaves the queue and joins the pass."""

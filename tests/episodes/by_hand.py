@@ -4,15 +4,18 @@
 logits processors and from the sampler.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.helpers.pressure import FAULTS, PANICS, VOCAB, World, never_twice_in_a_row
+from tests.helpers.pressure import FAULTS, PANICS, VOCAB, Oracle, World, never_twice_in_a_row
 
 MAX_NEW_TOKENS = 20
 MAX_PROMPT = 48
 STEPS_PER_EPISODE = 400
+NAMES = ("a", "b", "c")  # of adapters
 PREFIX_LENGTHS = (1, 2, 3, 5, 8, 13, 16, 17, 24, 32, 33, 45)
 
 
@@ -40,6 +43,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "max_queue": pick(None, None, 4, 12),
         "random_seed": int(rng.integers(2**31)),
         "num_scheduler_steps": pick(1, 1, 2, 3, 8),
+        "max_adapters_on_device": pick(1, 2, 16),
     }
 
 
@@ -56,9 +60,17 @@ def random_prompt(rng: np.random.Generator, stems: np.ndarray, world: World) -> 
 
 
 def run_episode(
-    world: World, rng: np.random.Generator, stems: np.ndarray, steps: int = STEPS_PER_EPISODE, panics: bool = False
+    world: World,
+    rng: np.random.Generator,
+    stems: np.ndarray,
+    steps: int = STEPS_PER_EPISODE,
+    panics: bool = False,
+    adapters: Sequence[tuple[Path, Oracle]] = (),
 ) -> None:
-    """Random things for about `steps` steps, then to the end. With `panics` the engine must have a WordTokenizer."""
+    """Random things for about `steps` steps, then to the end. With `panics` the engine must have a WordTokenizer.
+
+    `adapters`: folders, and what knows their tokens. They are loaded and unloaded on the way, under the same few names.
+    """
     busy, faults = rng.uniform(0.2, 0.95), rng.random() < 0.3
     kinds, share = (PANICS, 0.1) if panics else (FAULTS, 0.02 * faults)
     pausing = float(rng.choice([0.0, 0.02, 0.1]))
@@ -77,7 +89,16 @@ def run_episode(
                 prompt_logprobs=bool(rng.random() < 0.1),
                 timeout_s=float(rng.integers(1, 40)) if rng.random() < 0.1 else None,
                 processor=never_twice_in_a_row if rng.random() < (0.4 if panics else 0.1) else None,
+                adapter=[None, *world.adapters][int(rng.integers(1 + len(world.adapters)))],
             )
+        if adapters and rng.random() < 0.05:
+            name = NAMES[int(rng.integers(len(NAMES)))]
+            if name in world.adapters:
+                world.unload(name)
+            else:
+                world.load(name, *adapters[int(rng.integers(len(adapters)))])
+        if rng.random() < 0.5:
+            world.fetches.run_all()
         if rng.random() < 0.03 and world.requests:
             world.abort(int(rng.choice(list(world.requests))))
         if rng.random() < pausing and world.requests:

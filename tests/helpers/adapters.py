@@ -1,15 +1,18 @@
 """Random adapters on disk, in PEFT's format."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from nanoinfer.adapters.peft_files import read_adapter
 from nanoinfer.adapters.projections import projections
+from nanoinfer.model.loader import load_model
 
 
 def save_adapter(
@@ -34,3 +37,16 @@ def save_adapter(
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "target_modules": ends}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "none", **fields}))
     return folder
+
+
+def merged(checkpoint: Path, adapter: Path) -> Path:
+    """A copy of a checkpoint, beside the adapter, into whose weights the adapter is merged."""
+    network = load_model(checkpoint, torch.float32, kernels="torch").model
+    target = adapter.with_name(f"{adapter.name}-merged")
+    target.mkdir()
+    shutil.copy(checkpoint / "config.json", target)
+    weights = load_file(checkpoint / "model.safetensors")
+    for name, part in read_adapter(adapter, network).items():
+        weights[f"{name}.weight"] += part.scale * (part.b @ part.a)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target

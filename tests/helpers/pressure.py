@@ -21,10 +21,11 @@ import pytest
 import torch
 import transformers
 
+from nanoinfer.adapters import pool
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine import Engine
-from nanoinfer.errors import QueueFullError
+from nanoinfer.errors import AdapterError, QueueFullError
 from nanoinfer.llm import make_engine
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, load_model
@@ -37,6 +38,7 @@ from nanoinfer.requests.tokenizer import TokenIds, Tokenizer
 from nanoinfer.sampling.random_numbers import uniform
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.engines import Clock
+from tests.helpers.fetches import Fetches
 
 MARGIN = 2e-3
 VOCAB = 32
@@ -157,7 +159,7 @@ class InjectedPanic(BaseException):
     """Raised on purpose, and no Exception: a panic of code in Rust reaches Python so."""
 
 
-FAULTS = ("model", "sampler", "rows", "slots", "second pass")  # where an InjectedError comes from in a step
+FAULTS = ("model", "sampler", "rows", "slots", "second pass", "fetch")  # where an InjectedError comes from in a step
 PANICS = ("decode", "one decode", "processor", "panic in the sampler", "panic in the model")  # an InjectedPanic
 
 
@@ -183,6 +185,7 @@ class Expected:
     deadline: float
     ends: int = 0
     seen: list[int] = field(default_factory=list)  # tokens, per completion
+    adapter: str | None = None
 
 
 class World:
@@ -192,6 +195,8 @@ class World:
         self.oracle, self.clock = oracle, Clock()
         self.config = EngineConfig(**fields)
         self.engine: Engine = make_engine(model, self.config, self.clock)
+        self.fetches = self.engine.adapters.pool._executor = Fetches()
+        self.adapters: dict[str, Oracle] = {}  # those that are loaded, by name
         self.requests: dict[int, Expected] = {}  # the unfinished ones
         self.paused: set[int] = set()
         self.counts = dict.fromkeys(
@@ -212,11 +217,12 @@ class World:
         prompt_logprobs: bool = False,
         timeout_s: float | None = None,
         processor: LogitsProcessor | None = None,
+        adapter: str | None = None,
     ) -> int | None:
         """Add a request; None when it was refused, rightly, or when its continuation is not clear."""
-        prompt = list(prompt)
+        prompt, oracle = list(prompt), self.oracle if adapter is None else self.adapters[adapter]
         seeds = [None] if seed is None else [derived_seed(seed, i) for i in range(n)]
-        continuations = [self.oracle.continuation(prompt, seed, processor) for seed in seeds]
+        continuations = [oracle.continuation(prompt, seed, processor) for seed in seeds]
         if None in continuations:
             return None
         params = SamplingParams(
@@ -234,7 +240,7 @@ class World:
         )
         before = self.engine.stats()
         try:
-            rid = self.engine.add_request(prompt, params, extra_key=extra_key, timeout_s=timeout_s)
+            rid = self.engine.add_request(prompt, params, extra_key=extra_key, timeout_s=timeout_s, adapter=adapter)
         except QueueFullError:
             assert full
             assert self.engine.stats() == before
@@ -243,7 +249,7 @@ class World:
         assert not full
         wanted = [(*_until_stop(c.tokens[:max_new_tokens], stop), c) for c in continuations if c is not None]
         deadline = math.inf if timeout_s is None else self.clock.now + timeout_s
-        self.requests[rid] = Expected(prompt, params, wanted, deadline, seen=[0] * len(seeds))
+        self.requests[rid] = Expected(prompt, params, wanted, deadline, seen=[0] * len(seeds), adapter=adapter)
         self.counts["added"] += 1
         self.check()
         return rid
@@ -277,6 +283,22 @@ class World:
                     assert injected or output.finish_reason in ("stop", "length")
         assert all(output.finished for output in outputs if output.request_id in self.paused)
         self._look_at(outputs)
+        self.check()
+
+    def load(self, name: str, folder: Path, oracle: Oracle) -> None:
+        """Load an adapter, whose tokens `oracle` knows."""
+        self.engine.load_adapter(name, folder)
+        self.adapters[name] = oracle
+        self.check()
+
+    def unload(self, name: str) -> None:
+        """Unload an adapter. That is refused while requests use it."""
+        if any(request.adapter == name for request in self.requests.values()):
+            with pytest.raises(AdapterError, match="requests use it"):
+                self.engine.unload_adapter(name)
+        else:
+            self.engine.unload_adapter(name)
+            del self.adapters[name]
         self.check()
 
     def pause(self, rid: int) -> None:
@@ -360,6 +382,7 @@ class World:
             "sampler": (engine.sampler, "sample", error),
             "rows": (engine.model_runner.req_to_token_pool, "alloc", error),
             "slots": (engine.model_runner.token_to_kv_pool, "alloc", error),
+            "fetch": (pool, "_pack", error),
             "decode": (tokenizer, "decode", panic),
             "one decode": (tokenizer, "decode", one_bad_decode),
             "processor": (_nothing, "fault", panic),
@@ -381,6 +404,9 @@ class World:
         assert slots == stats.total_slots
         assert stats.running <= self.config.max_running_requests
         assert not set(engine.scheduler.running) & set(engine.scheduler.waiting)
+        assert stats.loaded_adapters == len(self.adapters)
+        assert stats.adapters_on_device <= self.config.max_adapters_on_device
+        assert all(req.adapter is None or req.adapter.place is not None for req in engine.scheduler.running)
 
     def _look_at(self, outputs: Sequence[RequestOutput]) -> None:
         assert len({output.request_id for output in outputs}) == len(outputs)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import LLM, AsyncEngine, SamplingParams
-from nanoinfer.errors import AdapterError, InvalidRequestError, StepFailedError
+from nanoinfer.errors import AdapterError, InvalidRequestError
 from nanoinfer.model.layers import low_rank
 from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.fetches import Fetches
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -300,41 +300,22 @@ def test_all_callers_take_an_adapter(checkpoint: Checkpoint, adapters: Any) -> N
 # --- places on the device -------------------------------------------------------------------------------------------
 
 
-class ByHand(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*args, **kwargs))
-            except Exception as error:
-                future.set_exception(error)
-
-        self.waiting.append(run)
-        return future
-
-
-def by_hand(llm: LLM) -> ByHand:
-    executor = ByHand()
-    llm.engine.adapters.pool._executor = executor
-    return executor
+def by_hand(llm: LLM) -> Fetches:
+    fetches = Fetches()
+    llm.engine.adapters.pool._executor = fetches
+    return fetches
 
 
 def test_requests_go_on_while_an_adapter_is_fetched(checkpoint: Checkpoint, adapters: Any) -> None:
     llm = LLM(checkpoint("llama"), max_total_tokens=512, schedule_policy="fcfs", adapters=adapters("llama"))
-    executor, engine = by_hand(llm), llm.engine
+    fetches, engine = by_hand(llm), llm.engine
     wanted = alone_in_another(checkpoint, adapters, "large")
     waits = engine.add_request(PROMPTS[0], PARAMS, adapter="large")
     goes = engine.add_request(PROMPTS[1], PARAMS)
     seen = [output.request_id for _ in range(4) for output in engine.step()]
     assert seen == [goes] * 4
-    assert [*map(len, (executor.waiting, engine.scheduler.waiting))] == [1, 1]
-    executor.waiting.pop()()
+    assert [*map(len, (fetches.waiting, engine.scheduler.waiting))] == [1, 1]
+    fetches.run_all()
     last = {}
     while engine.has_unfinished():
         last.update({output.request_id: output for output in engine.step()})
@@ -386,9 +367,19 @@ def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
         raise MemoryError("no room")
 
     monkeypatch.setattr(kind, "pack", fail)
-    with pytest.raises((MemoryError, StepFailedError), match="no room"):
+    with pytest.raises(MemoryError, match="no room"):
         llm.generate(PROMPTS[0], PARAMS, adapter="small")
-    assert llm.generate(PROMPTS[0], PARAMS)[0].finished
+    engine, fetches = llm.engine, by_hand(llm)
+    fails = [engine.add_request(prompt, PARAMS, adapter="small") for prompt in PROMPTS[:2]]
+    goes = engine.add_request(PROMPTS[0], PARAMS)
+    engine.step()
+    fetches.run_all()
+    with pytest.raises(MemoryError, match="no room"):
+        engine.step()
+    last = {}
+    while engine.has_unfinished():
+        last.update({output.request_id: output for output in engine.step()})
+    assert [last[rid].finish_reason for rid in (*fails, goes)] == ["abort", "abort", "length"]
     monkeypatch.setattr(kind, "pack", pack)
     assert llm.generate(PROMPTS[0], PARAMS, adapter="small")[0].finished
     llm.engine.check_integrity()
