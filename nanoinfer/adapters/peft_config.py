@@ -59,7 +59,8 @@ class AdapterConfig:
     - `layers_to_transform`: if there are any, only in these layers, except for projections named with their whole path.
       `layers_pattern`: what is before the layer's number in a path, as regular expressions; empty: anything.
     - `rank_pattern`, `alpha_pattern`: rank and alpha of the projections whose path, or an end of it, the regular
-      expression matches; the first that does counts. `r` and `lora_alpha` are those of all others.
+      expression matches; the first in the file that does counts (PEFT saves them sorted). `r` and `lora_alpha` are those
+      of all others.
     - `base_model_name_or_path`: the model it was trained with, for messages only.
     """
 
