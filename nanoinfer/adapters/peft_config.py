@@ -59,7 +59,8 @@ class AdapterConfig:
     - `layers_to_transform`: if there are any, only in these layers, except for projections named with their whole path.
       `layers_pattern`: what is before the layer's number in a path, as regular expressions; empty: anything.
     - `rank_pattern`, `alpha_pattern`: rank and alpha of the projections whose path, or an end of it, the regular
-      expression matches; the first that does counts. `r` and `lora_alpha` are those of all others.
+      expression matches; the first in the file that does counts (PEFT saves them sorted). `r` and `lora_alpha` are those
+      of all others.
     - `base_model_name_or_path`: the model it was trained with, for messages only.
     """
 
@@ -202,7 +203,7 @@ CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "rank_pattern": (_object_of(_is_rank), "an object with regular expressions and ranks (whole, at least 1)"),
     "alpha_pattern": (_object_of(_is_alpha), "an object with regular expressions and finite numbers"),
 }
-MAY_BE_NULL = {
+NULL_MEANS: dict[str, Any] = {
     "exclude_modules": (),
     "layers_to_transform": (),
     "layers_pattern": (),
@@ -213,8 +214,8 @@ MAY_BE_NULL = {
 
 def _checked(name: str, value: Any) -> Any:
     """`value` as AdapterConfig has it. AdapterError if the field `name` cannot have it."""
-    if value is None and name in MAY_BE_NULL:
-        return MAY_BE_NULL[name]
+    if value is None and name in NULL_MEANS:
+        return NULL_MEANS[name]
     is_right, must_be = CHECKS[name]
     if not is_right(value):
         raise AdapterError(f"{name}={shown(value)}: must be {must_be}")
