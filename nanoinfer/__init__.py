@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from nanoinfer.async_engine import AsyncEngine, AsyncStream
     from nanoinfer.engine import Engine
     from nanoinfer.errors import (
+        AdapterError,
         EngineClosedError,
         InvalidRequestError,
         QueueFullError,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AdapterError",
     "AsyncEngine",
     "AsyncStream",
     "Engine",
@@ -46,6 +48,7 @@ _FILES = {
     "async_engine": ("AsyncEngine", "AsyncStream"),
     "engine": ("Engine",),
     "errors": (
+        "AdapterError",
         "EngineClosedError",
         "InvalidRequestError",
         "QueueFullError",

@@ -69,9 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "what",
         nargs="?",
-        choices=["paged", "sessions"],
-        help="paged: block tables and slots, with forward_tensor and advance_step; sessions: the first engine of the "
-        "notebooks",
+        choices=["adapters", "paged", "sessions"],
+        help="adapters: three styles from one batch, and what they share; paged: block tables and slots, with forward_tensor "
+        "and advance_step; sessions: the first engine of the notebooks",
     )
     demo.add_argument("--steps", type=int, help="for demo paged: decode steps (default: 8)")
     demo.add_argument("--block-size", type=int, help="for demo paged: slots per block (default: 4)")
@@ -134,6 +134,11 @@ def _demo(args: argparse.Namespace) -> int:
         return 0 if run_paged_demo(load(args), **given) else 1
     if given:
         raise ValueError("--steps, --block-size: only demo paged has these options")
+    if args.what == "adapters":
+        from nanoinfer.commands.adapters_demo import run_adapters_demo
+
+        run_adapters_demo(load(args))
+        return 0
     if args.what == "sessions":
         from nanoinfer.commands.sessions_demo import run_sessions_demo
 

@@ -10,8 +10,20 @@ from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.peft_files import read_adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
+from nanoinfer.model.loader import BUNDLED_ROOTS
 
+BUNDLED_ADAPTERS = ("rhymes", "sea")  # of the story model
 BASE = "base"  # what callers may say in place of None
+
+
+def bundled_adapter(name: str | Path) -> Path | None:
+    """The folder of a bundled adapter; None for anything else. AdapterError if this installation does not have it."""
+    if str(name) not in BUNDLED_ADAPTERS:
+        return None
+    for root in BUNDLED_ROOTS:
+        if (folder := root / "adapters" / str(name)).is_dir():
+            return folder
+    raise AdapterError(f"adapter {str(name)!r}: is bundled, but is not in {' or '.join(map(str, BUNDLED_ROOTS))}")
 
 
 class Adapters(Mapping[str, Adapter]):
@@ -41,7 +53,8 @@ class Adapters(Mapping[str, Adapter]):
         return self._loaded[name]
 
     def load(self, name: str, path: str | Path) -> Adapter:
-        """Read an adapter in PEFT's format from the folder `path` into host memory. Any thread may do so.
+        """Read an adapter in PEFT's format into host memory, from the folder `path`, or a bundled one by its name. Any
+        thread may do so.
 
         AdapterError naming what is wrong with the name or the files; nothing has changed then.
         """
@@ -51,11 +64,8 @@ class Adapters(Mapping[str, Adapter]):
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
         if name in self._loaded:
             raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
-        try:
-            parts = read_adapter(path, self._network)
-        except AdapterError as error:
-            raise AdapterError(f"adapter {name!r}: {error}") from error
-        adapter = Adapter(name, Path(path), parts)
+        folder = bundled_adapter(path) or path
+        adapter = Adapter(name, Path(folder), read_adapter(folder, self._network))
         if self._loaded.setdefault(name, adapter) is not adapter:
             raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
         return adapter

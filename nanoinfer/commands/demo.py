@@ -9,6 +9,7 @@ from nanoinfer.commands.terminal import filled, room, shortened, side_by_side, s
 from nanoinfer.engine import Engine
 from nanoinfer.llm import LLM, make_engine
 from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.req import AdapterKey
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 
@@ -62,7 +63,7 @@ def run_demo(llm: LLM) -> None:
 
     below = "The radix tree afterwards: a token's K/V is stored once, however many requests used it."
     print("\n" + styled(filled(below, limit), "bold"))
-    print(_tree(cached, llm.tokenizer, limit))
+    print(tree_lines(cached, llm.tokenizer, limit))
     print(styled("\nWhat the model wrote", "bold"))
     for i, (branch, output) in enumerate(zip(BRANCHES, outputs, strict=True)):
         print(f"{i}: ...{styled(branch, 'dim')}{output.text}{' ...' if output.finish_reason == 'length' else ''}\n")
@@ -122,10 +123,15 @@ def _ranges(slots: np.ndarray) -> str:
     return ", ".join(str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in runs)
 
 
-def _tree(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
-    """One line per node, with at most `limit` characters: its place, size and slots, and as much of its text as fits."""
+def tree_lines(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
+    """One line per node, with at most `limit` characters: its place, size and slots, and as much of its text as fits. If
+    adapters are loaded, a line before each beginning says whose it is."""
     lines = []
+    names = {adapter.id: name for name, adapter in engine.adapters.items()}
     for depth, node in engine.radix_cache.nodes():
+        if depth == 1 and names:
+            key = node.edge[0]
+            lines.append(styled(names[key.id] if isinstance(key, AdapterKey) else "base", "bold"))
         slots = _ranges(node.value) if limit is None else shortened(_ranges(node.value), 15)
         size, plural = (f"{len(node):4} token", "") if len(node) == 1 else (f"{len(node):4} tokens", "s")
         line = f"{'   ' * (depth - 1)}└─ {styled(size, 'cyan')} in slot{plural} {slots}"

@@ -23,7 +23,7 @@ HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
 # In a checkout, `data` is beside the package; in an installed wheel, `_bundled` is inside it.
 _PACKAGE = Path(__file__).parent.parent
-_BUNDLED_ROOTS = (_PACKAGE.parent / "data", _PACKAGE / "_bundled")
+BUNDLED_ROOTS = (_PACKAGE.parent / "data", _PACKAGE / "_bundled")
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def resolve_model_path(model: str | Path) -> Path:
     """
     name = str(model)
     if name in BUNDLED_MODELS:
-        for root in _BUNDLED_ROOTS:
+        for root in BUNDLED_ROOTS:
             if (root / name / "config.json").is_file():
                 return root / name
-        raise FileNotFoundError(f"model {name!r}: is bundled, but is not in {' or '.join(map(str, _BUNDLED_ROOTS))}")
+        raise FileNotFoundError(f"model {name!r}: is bundled, but is not in {' or '.join(map(str, BUNDLED_ROOTS))}")
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
         check_folder(path)

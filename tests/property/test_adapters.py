@@ -272,7 +272,7 @@ def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpo
         llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
     with pytest.raises(ValueError, match="adapter: 1 for 2 prompts; must be one for all, or one per prompt"):
         llm.generate([[5], [6]], PARAMS, adapter=["small"])
-    with pytest.raises(AdapterError, match=r"adapter 'y': .*nowhere"):
+    with pytest.raises(AdapterError, match=r"adapter '/nowhere': no such folder"):
         llm.load_adapter("y", "/nowhere")
     assert not llm.engine.has_unfinished()
     assert llm.generate([5], PARAMS, adapter="base")[0].logprobs == llm.generate([5], PARAMS)[0].logprobs
