@@ -17,6 +17,7 @@ from torch import nn
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import projections
+from nanoinfer.kernels.huge_pages import HugePages
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.low_rank import LowRankPart, LowRankTable, make_low_rank
 
@@ -147,5 +148,6 @@ class AdapterPool:
 
 
 def _pack(by_linear: Mapping[Linear, list[LowRankPart]], tables: Mapping[Linear, LowRankTable]) -> Packed:
+    memory = HugePages()  # of this adapter alone: it is returned when the adapter leaves
     with torch.no_grad():
-        return {linear: tables[linear].pack(parts) for linear, parts in by_linear.items()}
+        return {linear: tables[linear].pack(parts, memory) for linear, parts in by_linear.items()}

@@ -13,6 +13,7 @@
 constexpr int LOW_RANKS = 8;           // rows of A that are computed side by side; A is filled up with zeros to a multiple
 constexpr int LOW_RANK_CHUNK = 512;    // outputs of an item of work
 constexpr long MOST_PARTS = 3;
+constexpr long MANY_TILES = 7;         // more than this are enough work for all threads
 
 // An adapter's part of a layer. `b` [columns up to whole COLUMNS / COLUMNS][rank / STEP][COLUMNS] words: as `linear` packs W.
 struct LowRankPart {
@@ -84,6 +85,42 @@ static void expand(const typename E::T* const* hidden, const LowRankPart& part, 
     }
 }
 
+// A tile's rows of x, of the results so far (null for none), of the room between A and B, and of the results.
+template <class T>
+struct TileRowsOf {
+    const T *x[ROWS], *from[ROWS];
+    T *hidden[ROWS], *to[ROWS];
+};
+
+// `hidden` of a tile: LOW_RANKS rows of A from `rank` on
+template <class E>
+static void shrink_tile(const LowRank& adapter, const TileRowsOf<typename E::T>& rows, int count, long rank, long in) {
+    typedef typename E::T T;
+    constexpr long STEP = LANES * E::STEP;
+    long stride = (in + STEP - 1) / STEP * STEP;
+    const T* a = (const T*)adapter.a + rank * stride;
+    for (int m = 0; m < count; m += 3) {
+        T* to[3];
+        for (int i = 0; i < std::min(3, count - m); i++) to[i] = rows.hidden[m + i] + rank;
+        if (count - m >= 3) shrink<E, 3>(rows.x + m, a, in, stride, to);
+        else if (count - m == 2) shrink<E, 2>(rows.x + m, a, in, stride, to);
+        else shrink<E, 1>(rows.x + m, a, in, stride, to);
+    }
+}
+
+// Outputs `first` .. `end` of a part, for a tile whose `hidden` is there
+template <class E>
+static void expand_tile(const LowRankPart& part, const TileRowsOf<typename E::T>& rows, int count, long first, long end) {
+    switch (count) {
+        case 6: return expand<E, 6>(rows.hidden, part, first, end, rows.from, rows.to);
+        case 5: return expand<E, 5>(rows.hidden, part, first, end, rows.from, rows.to);
+        case 4: return expand<E, 4>(rows.hidden, part, first, end, rows.from, rows.to);
+        case 3: return expand<E, 3>(rows.hidden, part, first, end, rows.from, rows.to);
+        case 2: return expand<E, 2>(rows.hidden, part, first, end, rows.from, rows.to);
+        default: return expand<E, 1>(rows.hidden, part, first, end, rows.from, rows.to);
+    }
+}
+
 // `x` [rows, in], `from` and `to` [rows, out]: only rows of a tile are read and written, and of these only the outputs of their
 // adapter's parts. Without `from`, it counts as zeros, and the other outputs become 0. `table`: the adapters, of which the
 // largest has `most_ranks`. `plan`: the number of tiles, and the tiles; `rows`: what these refer to. `hidden` [rows, most_ranks]:
@@ -93,26 +130,42 @@ static void low_rank(const typename E::T* x, const typename E::T* from, typename
                      const LowRank* table, const int32_t* plan, const int32_t* rows, long in, long out, long most_ranks) {
     typedef typename E::T T;
     const RowTile* tiles = (const RowTile*)(plan + 1);
-    long num_tiles = plan[0], step = LANES * E::STEP, stride = (in + step - 1) / step * step, blocks = most_ranks / LOW_RANKS;
+    long num_tiles = plan[0];
+    auto rows_of = [&](RowTile tile) {
+        TileRowsOf<T> found;
+        for (int m = 0; m < tile.count; m++) {
+            long row = rows[tile.first + m];
+            found.x[m] = x + row * in, found.from[m] = from ? from + row * out : nullptr;
+            found.hidden[m] = hidden + row * most_ranks, found.to[m] = to + row * out;
+        }
+        return found;
+    };
+    auto clear = [&](const LowRank& adapter, const TileRowsOf<T>& of, int count) {
+        long covered = 0;
+        for (long p = 0; p < adapter.num_parts; p++) covered += adapter.parts[p].columns;
+        if (!from && covered < out)
+            for (int m = 0; m < count; m++) memset(of.to[m], 0, out * sizeof(T));
+    };
+    if (num_tiles > MANY_TILES) {  // a thread does all of a tile: no thread waits for another between A and B
+        for_each(num_tiles, [&](long item) {
+            RowTile tile = tiles[item];
+            const LowRank& adapter = table[tile.adapter];
+            TileRowsOf<T> of = rows_of(tile);
+            clear(adapter, of, tile.count);
+            for (long rank = 0; rank < adapter.ranks; rank += LOW_RANKS) shrink_tile<E>(adapter, of, tile.count, rank, in);
+            for (long p = 0; p < adapter.num_parts; p++)
+                expand_tile<E>(adapter.parts[p], of, tile.count, 0, adapter.parts[p].columns);
+        });
+        return;
+    }
+    long blocks = most_ranks / LOW_RANKS;
     for_each(num_tiles * blocks, [&](long item) {
         RowTile tile = tiles[item / blocks];
         const LowRank& adapter = table[tile.adapter];
-        long first = item % blocks * LOW_RANKS, covered = 0;
-        for (long p = 0; p < adapter.num_parts; p++) covered += adapter.parts[p].columns;
-        if (!from && !first && covered < out)
-            for (int m = 0; m < tile.count; m++) memset(to + rows[tile.first + m] * out, 0, out * sizeof(T));
-        if (first >= adapter.ranks) return;
-        const T *a = (const T*)adapter.a + first * stride, *inputs[ROWS];
-        T* outputs[ROWS];
-        for (int m = 0; m < tile.count; m++) {
-            long row = rows[tile.first + m];
-            inputs[m] = x + row * in, outputs[m] = hidden + row * most_ranks + first;
-        }
-        for (int m = 0; m < tile.count; m += 3) {
-            if (tile.count - m >= 3) shrink<E, 3>(inputs + m, a, in, stride, outputs + m);
-            else if (tile.count - m == 2) shrink<E, 2>(inputs + m, a, in, stride, outputs + m);
-            else shrink<E, 1>(inputs + m, a, in, stride, outputs + m);
-        }
+        TileRowsOf<T> of = rows_of(tile);
+        long rank = item % blocks * LOW_RANKS;
+        if (!rank) clear(adapter, of, tile.count);
+        if (rank < adapter.ranks) shrink_tile<E>(adapter, of, tile.count, rank, in);
     });
     long chunks = (out + LOW_RANK_CHUNK - 1) / LOW_RANK_CHUNK;  // of a part, at most
     for_each(num_tiles * MOST_PARTS * chunks, [&](long item) {
@@ -120,22 +173,7 @@ static void low_rank(const typename E::T* x, const typename E::T* from, typename
         const LowRank& adapter = table[tile.adapter];
         long number = item / chunks % MOST_PARTS, first = item % chunks * LOW_RANK_CHUNK;
         if (number >= adapter.num_parts || first >= adapter.parts[number].columns) return;
-        const LowRankPart& part = adapter.parts[number];
-        long end = std::min<long>(part.columns, first + LOW_RANK_CHUNK);
-        const T *before[ROWS], *middle[ROWS];
-        T* after[ROWS];
-        for (int m = 0; m < tile.count; m++) {
-            long row = rows[tile.first + m];
-            before[m] = from ? from + row * out : nullptr;
-            middle[m] = hidden + row * most_ranks, after[m] = to + row * out;
-        }
-        switch (tile.count) {
-            case 6: return expand<E, 6>(middle, part, first, end, before, after);
-            case 5: return expand<E, 5>(middle, part, first, end, before, after);
-            case 4: return expand<E, 4>(middle, part, first, end, before, after);
-            case 3: return expand<E, 3>(middle, part, first, end, before, after);
-            case 2: return expand<E, 2>(middle, part, first, end, before, after);
-            default: return expand<E, 1>(middle, part, first, end, before, after);
-        }
+        long end = std::min<long>(adapter.parts[number].columns, first + LOW_RANK_CHUNK);
+        expand_tile<E>(adapter.parts[number], rows_of(tile), tile.count, first, end);
     });
 }

@@ -363,7 +363,7 @@ def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
     kind = low_rank.TorchLowRank if llm.engine.stats().kernels == "torch" else low_rank.CppLowRank
     pack = kind.pack
 
-    def fail(self: Any, parts: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise MemoryError("no room")
 
     monkeypatch.setattr(kind, "pack", fail)

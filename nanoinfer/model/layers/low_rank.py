@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from nanoinfer.kernels import Kernels
+from nanoinfer.kernels.huge_pages import HugePages
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.layers.quantized_weights import columns, cpp_function
 
@@ -35,8 +36,9 @@ class LowRankPart:
 class LowRankTable(Protocol):
     """The adapters of one linear layer, each in a place of its own. What is in them is of the kind that `pack` makes."""
 
-    def pack(self, parts: Sequence[LowRankPart]) -> Any:
-        """Bring an adapter's parts into the form that is read, on the device. Changes nothing; any thread may call it."""
+    def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> Any:
+        """Bring an adapter's parts into the form that is read, on the device; `memory` is for what the CPU reads. Changes
+        nothing else; any thread may call it."""
         ...
 
     def put(self, place: int, packed: Any) -> bool:
@@ -63,7 +65,7 @@ class TorchLowRank:
         self.out_features, self._dtype, self._device = out_features, dtype, device
         self._places: list[Sequence[LowRankPart]] = [()] * places
 
-    def pack(self, parts: Sequence[LowRankPart]) -> Sequence[LowRankPart]:
+    def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> Sequence[LowRankPart]:
         """The same parts in the model's dtype, on its device."""
         to = (self._device, self._dtype)
         return [LowRankPart(part.a.to(*to), part.b.to(*to), part.scale, part.first) for part in parts]
@@ -112,16 +114,16 @@ class CppLowRank:
         self.most_ranks = RANKS  # of an adapter here
         self._packed: list[_Packed | None] = [None] * places
 
-    def pack(self, parts: Sequence[LowRankPart]) -> _Packed:
+    def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> _Packed:
         """All A below each other, each filled up with zeros to whole words of ranks; B as `linear` packs its weights."""
         side, step, dtype = columns(), self._step, self._dtype
         below = torch.cat([pad(part.a.to(dtype), (0, 0, 0, -len(part.a) % step)) for part in parts])
         ranks = len(below)
-        below = pad(below, (0, -self.in_features % (16 * step), 0, -ranks % RANKS)).contiguous()
+        below = memory.copy(pad(below, (0, -self.in_features % (16 * step), 0, -ranks % RANKS)))
         entry, tensors, rank = [below.data_ptr(), len(below), len(parts)], [below], 0
         for part in parts:
             b = pad(part.b.to(dtype), (0, -part.b.shape[1] % step, 0, -len(part.b) % side))
-            tensors.append(b.view(-1, side, b.shape[1] // step, step).transpose(1, 2).contiguous())
+            tensors.append(memory.copy(b.view(-1, side, b.shape[1] // step, step).transpose(1, 2)))
             (scale,) = struct.unpack("=q", struct.pack("=d", part.scale))
             entry += [tensors[-1].data_ptr(), part.first, len(part.b), rank, b.shape[1], scale]
             rank += b.shape[1]
