@@ -31,7 +31,7 @@ FILLED_SAILS = (
 AT_SEA = (
     "The waves were blue, and the sailors sang.",
     "Dolphins jumped over the waves, and the sailors danced.",
-    "They ate {a_food} with the sailors and counted the stars over the waves.",
+    "They ate {a_food2} with the sailors and counted the stars over the waves.",
     "A whale came and sang with the sailors.",
 )
 SAID = (
