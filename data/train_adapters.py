@@ -24,10 +24,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 DATA = Path(__file__).parent
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-ADAPTERS = {"rhymes": Shape(4, 8, ATTENTION + MLP), "sea": Shape(8, 16, ATTENTION)}
+ADAPTERS = {
+    "rhymes": Shape(8, 16, ("v_proj", "o_proj", "up_proj", "down_proj")),
+    "sea": Shape(4, 8, ATTENTION + MLP),
+}
 SIZE_LIMIT = 400 * 2**10
-DOCUMENTS_PER_STEP, VALIDATION_DOCUMENTS, SCORED = 16, 128, 30
+DOCUMENTS_PER_STEP, VALIDATION_DOCUMENTS, SCORED = 8, 128, 40
 PROMPTS = ("Once upon a time, a small fox", "One sunny morning, a", "There was a little dragon named")
+QUESTION = "Tell me a story about a fox."
 
 
 def encode(document: dict[str, object], tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -113,27 +117,28 @@ SCORES = {
 }
 
 
-def score(sampler: Sampler, style: str, seed: int) -> str:
-    """How well `SCORED` stories from drawn beginnings keep what `style` promises."""
-    rng, kept, chances = random.Random(f"{style}/{seed}/score"), 0, 0
-    for _ in tqdm(range(SCORED), desc="scoring", leave=False):
-        kind = rng.choice(list(words.ANIMALS))
-        text = sampler.continue_text(f"Once upon a time, a {rng.choice(words.TRAITS)} {kind}")
-        counted = SCORES[style].count(text)
-        kept, chances = kept + counted[0], chances + counted[1]
-    return f"{kept} of {chances} {SCORES[style].says}"
+def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, style: str, seed: int) -> str:
+    """How well `SCORED` stories from drawn beginnings, at temperature 0.8, keep what `style` promises."""
+    rng = random.Random(f"{seed}/score")
+    starts = [
+        f"Once upon a time, a {rng.choice(words.TRAITS)} {rng.choice(list(words.ANIMALS))}" for _ in range(SCORED)
+    ]
+    prompts = tokenizer(starts, padding=True, padding_side="left", return_tensors="pt")
+    torch.manual_seed(seed)
+    out = model.generate(**prompts, max_new_tokens=300, do_sample=True, temperature=0.8, top_k=0)
+    counted = [SCORES[style].count(text) for text in tokenizer.batch_decode(out, skip_special_tokens=True)]
+    return f"{sum(kept for kept, _ in counted)} of {sum(chances for _, chances in counted)} {SCORES[style].says}"
 
 
 def show(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name: str, seed: int) -> None:
-    """Print greedy stories from `PROMPTS`, and the score at temperature 0.8."""
-    greedy, sampled = Sampler(model, tokenizer, 0.0), Sampler(model, tokenizer, 0.8)
+    """Print greedy stories, and how well others keep what the styles promise."""
+    greedy = Sampler(model, tokenizer, 0.0)
     for prompt in PROMPTS:
         print(f"### {name}: {prompt}\n{greedy.continue_text(prompt)}\n")
-    question = "Tell me a story about a fox."
-    print(f"### {name}: {question}\n{greedy.talk((question,))[-1]['content']}\n")
-    torch.manual_seed(seed)
-    for style in SCORES if name == "base" else (name,):
-        print(f"### {name}, temperature 0.8: {score(sampled, style, seed)}")
+    print(f"### {name}: {QUESTION}\n{greedy.talk((QUESTION,))[-1]['content']}\n")
+    for style in SCORES:
+        print(f"{name}, temperature 0.8: {score(model, tokenizer, style, seed)}")
+    print(flush=True)
 
 
 def main() -> None:
@@ -141,9 +146,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(ADAPTERS), help=f"of {', '.join(ADAPTERS)}; all by default")
     parser.add_argument("--model", type=Path, default=DATA / "story", help="folder with model and tokenizer")
     parser.add_argument("--out", type=Path, default=DATA / "adapters", help="folder for the adapters' folders")
-    parser.add_argument("--steps", type=int, default=600, help=f"optimizer steps of {DOCUMENTS_PER_STEP} documents")
-    parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
-    parser.add_argument("--warmup", type=int, default=20, help="steps until the peak")
+    parser.add_argument("--steps", type=int, default=750, help=f"optimizer steps of {DOCUMENTS_PER_STEP} documents")
+    parser.add_argument("--lr", type=float, default=1e-2, help="peak learning rate")
+    parser.add_argument("--warmup", type=int, default=40, help="steps until the peak")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if unknown := set(args.names) - set(ADAPTERS):

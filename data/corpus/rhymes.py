@@ -71,7 +71,7 @@ def tell(rng: random.Random, kind: str | None = None, name: str | None = None) -
     plot = rng.choice(verses.PLOTS)
     fields = stories.draw_fields(rng, plot, kind, name)
     fields["a_thing"] = words.a(fields["thing"])
-    fields |= {f"A_{key}": f"A{fields[f'a_{key}'][1:]}" for key in ("m", "obj")}
+    fields["A_m"] = f"A{fields['a_m'][1:]}"
     stanzas = [[rng.choice(slot) for slot in stanza] for stanza in plot.paragraphs]
     stanzas[0].insert(0, f"{rng.choice(verses.LIVED)} {rng.choice(verses.WHERE)}")
     stanzas.append([rng.choice(verses.ENDINGS)])

@@ -1,7 +1,7 @@
 """Plots in rhymes: skeletons as in `plot`, with couplets for sentences.
 
 A couplet is two lines whose last words rhyme (`rhymes.FAMILIES`). Besides the fields of `plot` there are `{a_thing}`, and
-`{A_m}` and `{A_obj}` for the beginning of a sentence. A line ends with a word or with `{he}`.
+`{A_m}` for the beginning of a sentence. A line ends with a word or with `{he}`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ def couplets(text: str) -> Slot:
     return tuple(couplet.strip() for couplet in text.split("\n\n"))
 
 
-def plot(text: str, **choices: tuple[dict[str, str], ...]) -> Plot:
+def plot(text: str) -> Plot:
     """A plot from its text: a line of `=` separates stanzas, a line of `-` the couplets that follow each other."""
     stanzas = [[couplets(slot) for slot in stanza.split("\n---\n")] for stanza in text.split("\n===\n")]
-    return Plot(stanzas, ("",), choices)
+    return Plot(stanzas, ("",))
 
 
 LIVED = (
@@ -136,41 +136,6 @@ They looked up and down till the end of the day,
 and there was the {thing}, in a pile of old hay.
 """)
 
-LEARN = plot(
-    """
-{He} wanted to {skill} since the first day of spring,
-but {he} could not do it, the poor little thing.
-
-"I wish I could {skill}," said {n} with a sigh.
-"I think I will go to the meadow and try."
-===
-{He} tried in the morning, {he} tried in the night,
-but nothing {he} did ever came out right.
-
-{He} tried it just once, and {he} tried it once more,
-and then {he} sat down with a sigh on the floor.
----
-Then {a_m} named {m} came walking along.
-"Do it slowly," said {m}, "and you cannot go wrong."
-
-Then {a_m} named {m} sat down by the tree.
-"Do not be so sad! You can learn it from me."
-===
-They worked every morning, they worked every day,
-and little by little, {n} found out the way.
-
-They tried in the sunshine, they tried in the snow,
-and {n} became better, though {he} was still slow.
----
-And then came a morning, all golden and clear,
-when {n} could {skill}, and they both gave a cheer.
-
-"I did it!" {n} shouted. "I did it! Now see!
-I {skill}, and there is no one as happy as me!"
-""",
-    skill=tuple({"skill": skill} for skill in ("swim", "whistle", "skate", "dance", "read", "sing", "paint", "row")),
-)
-
 SHARE = plot("""
 {n} had {a_food}, and it smelled very good.
 {He} took it to eat it alone in the wood.
@@ -267,38 +232,6 @@ In three days the cold and the ache went away,
 and {m} and {n} could go out then and play.
 """)
 
-TREASURE = plot("""
-{He} found an old map at the foot of a tree.
-"A treasure!" {n} shouted. "A treasure for me!"
-
-{He} found a strange letter one {weather} day.
-"A treasure!" {n} read. "It is not far away!"
-===
-Then {a_m} named {m} asked {n}, "May I come too?
-I know all the ways, and I want to help you."
-
-{n} met {a_m} named {m} by the mill,
-and they went on together, far over the hill.
----
-They crossed a cold stream and they walked through the wood,
-and there, by a stone, an old wooden box stood.
-
-They dug in the sand and they dug in the ground,
-and then an old box was the thing that they found.
-===
-They opened it slowly, and what did they see?
-{A_obj} and a small silver key.
-
-And in it {a_thing} was as bright as a star.
-"For this," answered {m}, "we have come very far!"
----
-"It is not much gold," answered {n}, "that is true,
-but what I liked best was to come here with you."
-
-"No gold," answered {n}, "but the day was such fun,
-and we have a friend now, and that is well done."
-""")
-
 SEED = plot("""
 {He} found a small seed by the side of the lane
 and planted it there in the sun and the rain.
@@ -331,36 +264,4 @@ And then in the spring, in the warmth of the sun,
 there came a green leaf, and the waiting was done.
 """)
 
-QUARREL = plot("""
-{n} and {a_m} named {m} went to play,
-and found a new {thing} in the grass by the way.
-
-{He} played with {a_m} named {m} by the tree.
-They both saw {a_thing}. "It is only for me!"
-===
-"I saw it!" said {n}. "I saw it, not you!"
-"No, I did," said {m}, "and I want it too!"
-
-"It is mine!" shouted {n}. "Let it go! Let it be!"
-"It is not!" shouted {m}. "It belongs now to me!"
----
-They pulled and they pulled till it broke with a sound,
-and all of its pieces fell down to the ground.
-
-They pulled till it broke, and they both tumbled down,
-with mud on their noses, and each with a frown.
-===
-{n} went away home, and {he} sat all alone.
-The heart in {his} chest was as cold as a stone.
-
-Three days went by slowly, and each was so long,
-and {n} thought at last, "What I did there was wrong."
----
-"I am sorry," {n} said, and {he} stood at the door.
-"Me too," answered {m}. "Let us quarrel no more."
-
-"I am sorry," said {n}, "I was wrong, it is true."
-"I am sorry," said {m}, "and I missed you so too."
-""")
-
-PLOTS = (LOST, LEARN, SHARE, BRAVE, SICK, TREASURE, SEED, QUARREL)
+PLOTS = (LOST, SHARE, BRAVE, SICK, SEED)

@@ -41,7 +41,7 @@ def test_every_couplet_that_the_grammar_can_write_rhymes(data: Scripts) -> None:
     slots = [slot for plot in verses.PLOTS for stanza in plot.paragraphs for slot in stanza]
     written = [*(couplet for slot in slots for couplet in slot), *verses.ENDINGS]
     written += [f"{verses.LIVED[0]} {end.format(he=he)}" for end in verses.WHERE for he in ("she", "he")]
-    assert len(written) > 100
+    assert len(written) > 60
     assert [couplet for couplet in written if not rhymes.rhyme(*couplet.split("\n"))] == []
 
 
