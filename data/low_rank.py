@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
@@ -98,6 +98,13 @@ def attach(model: nn.Module, shape: Shape) -> dict[str, nn.Parameter]:
         for letter, matrix in (("A", layer.lora_A), ("B", layer.lora_B)):
             matrices[f"base_model.model.{name}.lora_{letter}.weight"] = matrix
     return matrices
+
+
+@torch.no_grad()
+def load(matrices: dict[str, nn.Parameter], folder: Path) -> None:
+    """Fill the matrices, in place, from what `save` wrote for the same shape."""
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        matrices[name].copy_(tensor)
 
 
 def save(matrices: dict[str, nn.Parameter], shape: Shape, folder: Path) -> int:

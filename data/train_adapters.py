@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from corpus import rhymes, sea, styles, words
-from low_rank import Shape, attach, save
+from low_rank import Shape, attach, load, save
 from sample import Sampler
 from tqdm import tqdm
 from train_model import learning_rate
@@ -71,13 +71,15 @@ def train(model: PreTrainedModel, style: str, tokenizer: PreTrainedTokenizerFast
     before = evaluate(model, style, tokenizer, args.seed)
     torch.manual_seed(args.seed)
     matrices = attach(model, ADAPTERS[style])
+    if args.after:
+        load(matrices, args.out / style)
     optimizer = torch.optim.AdamW(matrices.values(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
     start, tokens = time.perf_counter(), 0
     bar = tqdm(range(args.steps), desc=style, unit="step", mininterval=5)
     for step in bar:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, args.steps, args.lr, args.warmup)
-        rng = random.Random(f"{style}/{args.seed}/{step}")
+        rng = random.Random(f"{style}/{args.seed}/{args.after + step}")
         ids, labels = draw_batch(rng, style, DOCUMENTS_PER_STEP, tokenizer)
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=ids, labels=labels, use_cache=False).loss
@@ -149,6 +151,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=750, help=f"optimizer steps of {DOCUMENTS_PER_STEP} documents")
     parser.add_argument("--lr", type=float, default=1e-2, help="peak learning rate")
     parser.add_argument("--warmup", type=int, default=40, help="steps until the peak")
+    parser.add_argument(
+        "--after", type=int, default=0, help="continue the adapter in --out, which has learned for so many steps"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if unknown := set(args.names) - set(ADAPTERS):
