@@ -15,7 +15,7 @@ OPENING = (
     "Once upon a time, there was a little fox named Ruby. She lived in a small house near the river. Every morning, Ruby "
     "went down to the water and looked at the boats."
 )
-ENDINGS = (" One day,", " Ruby had a friend,")
+ENDINGS = (" Ruby had a friend,", " Her best friend was")
 PARAMS = SamplingParams(max_new_tokens=72, temperature=0.0, ignore_eos=True)
 ROUNDS = 5  # times are medians over these rounds
 
