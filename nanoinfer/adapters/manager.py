@@ -42,14 +42,14 @@ class Adapters(Mapping[str, Adapter]):
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def find(self, name: str | None) -> Adapter | None:
+    def find(self, name: str | None, field: str = "adapter") -> Adapter | None:
         """The adapter that a caller means; None for the base model, which "base" means, too. AdapterError if there is none
-        of this name."""
+        of this name; `field` is what the message calls it."""
         if name is None or name == BASE:
             return None
         if not isinstance(name, str) or name not in self._loaded:
             there = ", ".join(map(repr, self._loaded)) or "none"
-            raise AdapterError(f"adapter={name!r}: no such adapter; loaded: {there}; None is the base model")
+            raise AdapterError(f"{field}={name!r}: no such adapter; loaded: {there}; None is the base model")
         return self._loaded[name]
 
     def load(self, name: str, path: str | Path) -> Adapter:

@@ -1,13 +1,10 @@
 """AdapterRows: which adapter each row of a pass uses, and rows with the same adapter side by side."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from nanoinfer.model.layers.low_rank import LowRankTable
 
 TILE_ROWS = 6  # rows of a tile, at most: what the C++ kernel computes side by side
 
@@ -22,11 +19,11 @@ class AdapterRows:
     - `rows` [T] int32: the adapted rows, sorted by adapter; what is behind them means nothing.
     - `plan` [1 + 3 T] int32: the number of tiles, and for each its adapter, where it begins in `rows`, and its length.
 
-    `tables`: what each linear layer that has adapters at all can add. They are on the device; the tensors here are on the
-    host.
+    `tables`: for each linear layer that has adapters at all, what they add: a LowRankTable, on the device. The tensors here
+    are on the host.
     """
 
-    def __init__(self, of_rows: np.ndarray, tables: "Mapping[Any, LowRankTable]"):
+    def __init__(self, of_rows: np.ndarray, tables: Mapping[Any, Any]):
         self.tables = tables
         self.of_rows, self.rows = (torch.full((len(of_rows),), -1, dtype=torch.int32) for _ in range(2))
         self.plan = torch.zeros(1 + 3 * len(of_rows), dtype=torch.int32)

@@ -1,7 +1,7 @@
 """ModelRunner: runs passes of one model over one pair of pools."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
-
-if TYPE_CHECKING:
-    from nanoinfer.adapters.pool import AdapterPool
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
@@ -61,7 +58,7 @@ class ModelRunner:
         self.model, self.attention_backend = model, attention_backend
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.captured: CapturedPasses | None = None  # set it to replay decode passes
-        self.adapters: AdapterPool | None = None  # set it to serve batches with `adapter_places`
+        self.adapters: Any = None  # an AdapterPool, for batches with `adapter_places`
 
     def forward_extend(
         self,

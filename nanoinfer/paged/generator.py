@@ -18,7 +18,7 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import AdapterError, KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
@@ -204,12 +204,7 @@ class GeneratorTorch:
             raise ValueError(f"adapter_ids: must be a list of names, got {type(adapter_ids).__name__}")
         if len(adapter_ids) > batch_size:
             raise ValueError("The length of `adapter_ids` should not be larger than batch size.")
-        found = []
-        for i, name in enumerate(adapter_ids):
-            try:
-                found.append(self.adapters.find(name))
-            except AdapterError as error:
-                raise AdapterError(f"adapter_ids[{i}]: {error}") from error
+        found = [self.adapters.find(name, f"adapter_ids[{i}]") for i, name in enumerate(adapter_ids)]
         return found + [None] * (batch_size - len(found))
 
     def _places(self, adapters: Sequence[Adapter | None]) -> np.ndarray | None:

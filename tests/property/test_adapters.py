@@ -416,5 +416,5 @@ def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint, adapters: Any)
     assert first_tokens(["small", "large"]) == wanted[:2] + base[2:]
     with pytest.raises(ValueError, match="The length of `adapter_ids` should not be larger than batch size"):
         first_tokens([None] * 7)
-    with pytest.raises(ValueError, match=r"adapter_ids\[1\]: adapter='x': no such adapter"):
+    with pytest.raises(ValueError, match=r"adapter_ids\[1\]='x': no such adapter"):
         first_tokens([None, "x"])

@@ -188,8 +188,9 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
         ("hf_token", "secret", "HF_TOKEN"),
         ("chat_template", "{{ x }}", "chat_template_kwargs"),
         ("rope_scaling", {"factor": 2}, "config.json"),
-        ("enable_lora", True, "not implemented"),
-        ("lora_paths", ["a"], "not implemented"),
+        ("lora_paths", ["a"], "use adapters="),
+        ("lora_modules", ["a=b"], "use adapters="),
+        ("max_lora_rank", 64, "any rank"),
         ("speculative_config", {"model": "m"}, "not implemented"),
         ("cpu_offload_gb", 4, "stay on the device"),
         ("disable_cuda_graph", True, "use capture=False"),
@@ -208,7 +209,7 @@ def test_an_option_that_llm_does_not_have_is_answered_with_ours(name: str, value
 def test_options_that_ask_for_what_happens_anyway_are_accepted() -> None:
     given: dict[str, Any] = dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "tp"), 1)
     given |= {"load_format": "auto", "tokenizer_mode": "auto", "kv_cache_dtype": "auto", "cpu_offload_gb": 0}
-    given |= {"gpu_memory_utilization": None, "enable_lora": False, "disable_cuda_graph": False, "lora_paths": None}
+    given |= {"gpu_memory_utilization": None, "enable_lora": True, "disable_cuda_graph": False, "lora_paths": None}
     with pytest.raises(FileNotFoundError, match=NOWHERE):  # all of them are checked before the model is looked for
         LLM(NOWHERE, **given)
     assert kv_storage_kind("auto") is kv_storage_kind(None)
