@@ -141,6 +141,7 @@ class CapturedPasses:
     there is to say if they are."""
 
     note = ""
+    takes_adapters = True
 
     def __init__(self, runner: Any):
         self._runner = runner
@@ -150,7 +151,8 @@ class CapturedPasses:
         self._source = _Source(self._runner)
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
-        self._tables_version = 0  # of the adapters' tables that passes were captured with
+        self.adapted_passes: dict[tuple[int, ...], Any] = {}  # of batches in which a request has an adapter
+        self._tables_version = 0  # of the adapters' tables that these were captured with
 
     @classmethod
     def select(cls, capture: str | bool, runner: Any) -> "CapturedPasses | None":
@@ -184,22 +186,20 @@ class CapturedPasses:
         Arguments as in ModelRunner."""
         if self._source.exchanged():
             self._start_over()
+        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest)
         adapted = adapter_places is not None
-        if adapted and self._tables_version != self._runner.adapters.version:
-            self._forget_adapted()
-        shape = None
-        if not self.reason and not self._source.hooked():
-            shape = self._shape(seq_lens, num_new, only_likeliest, adapted)
-        if shape is None:
+        if shape is None or (adapted and not self.takes_adapters):
             return None
-        captured = self.passes.get(shape)
+        passes = self._with_adapters() if adapted else self.passes
+        captured = passes.get(shape)
         if captured is None:
-            captured = self.passes[shape] = self._new_pass(*shape)
+            captured = passes[shape] = self._new_pass(*shape, adapted=adapted)
         captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc, adapter_places)
         try:
             outputs: Sequence[torch.Tensor] = captured.run()
         except NotCapturableError as error:
             self.passes.clear()
+            self.adapted_passes.clear()
             self.reason = str(error)
             return None
         tokens = input_ids.shape[0]
@@ -220,17 +220,17 @@ class CapturedPasses:
             return "the table of rows has more entries than the kernels can count"
         return ""
 
-    def _forget_adapted(self) -> None:
-        """Passes with adapters have to be captured again: more layers have some, or they have larger ranks."""
-        self.passes = {shape: each for shape, each in self.passes.items() if not shape[-1]}
-        self._tables_version = self._runner.adapters.version
+    def _with_adapters(self) -> dict[tuple[int, ...], Any]:
+        """`adapted_passes`. All have to be captured again if more layers have adapters now, or larger ones."""
+        if self._tables_version != self._runner.adapters.version:
+            self.adapted_passes.clear()
+            self._tables_version = self._runner.adapters.version
+        return self.adapted_passes
 
-    def _shape(
-        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, adapted: bool
-    ) -> tuple[int, ...] | None:
-        """Which of `passes` serves these sequences; None if none can. The last says whether they have adapters."""
-        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest, adapted
+    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+        """Which of `passes` serves these sequences; None if none can."""
+        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest
 
-    def _new_pass(self, *shape: int) -> Any:
-        size, num_new, only_likeliest, adapted = shape
-        return CapturedPass(self._runner, size, num_new, bool(only_likeliest), bool(adapted))
+    def _new_pass(self, *shape: int, adapted: bool = False) -> Any:
+        size, num_new, only_likeliest = shape
+        return CapturedPass(self._runner, size, num_new, bool(only_likeliest), adapted)

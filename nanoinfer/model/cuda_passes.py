@@ -113,6 +113,7 @@ class CudaPasses(CapturedPasses):
     """The captured passes of one ModelRunner, by size and width. Only decode passes of one new token per request."""
 
     note = "CUDA graphs, for passes of one new token per request"
+    takes_adapters = False  # plain torch looks at them on the host
 
     def __init__(self, runner: Any, record: Record | None = None):
         super().__init__(runner)
@@ -136,21 +137,19 @@ class CudaPasses(CapturedPasses):
             return f"its attention_backend is {backend.name}, and only torch_native is captured as CUDA graphs"
         return ""
 
-    def _shape(
-        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, adapted: bool
-    ) -> tuple[int, ...] | None:
+    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
         """Widths are powers of two, so that a growing sequence needs few graphs, and at most half of each line is idle."""
         # No wider than the rotary tables: else the network would look at the positions, on the host.
         rotary, most = getattr(self._runner.model, "rotary", None), self._runner.req_to_token_pool.max_context_len
         most = most if rotary is None else min(most, len(rotary.cos))
         longest = max(seq_lens.tolist(), default=1)
-        if num_new != 1 or longest > most or adapted:  # plain torch looks at the adapters on the host
+        if num_new != 1 or longest > most:
             return None
         width = max(SMALLEST_WIDTH, 1 << (longest - 1).bit_length())
-        return padded_size(max(1, len(seq_lens))), min(width, most), False
+        return padded_size(max(1, len(seq_lens))), min(width, most)
 
-    def _new_pass(self, *shape: int) -> CudaPass:
-        size, width, _ = shape
+    def _new_pass(self, *shape: int, adapted: bool = False) -> CudaPass:
+        size, width = shape
         return CudaPass(self._runner, size, width, self._record)
 
 
