@@ -112,7 +112,8 @@ def measure_adapters(
 
 
 def _job(batch: Batch, names: Sequence[str], checkpoint: Checkpoint, seed: str, most: int | None = None) -> Job:
-    """The batch's requests, with other prompts for every batch and seed, or they would be cached. `most`: tokens of each."""
+    """The batch's requests, with other prompts for every batch and seed, or they would be cached. `most`: at most so many
+    tokens each."""
     workload = replace(WORKLOAD, name=f"{WORKLOAD.name}, {batch}, {seed}")
     job = make_job(workload, 0, checkpoint.context_len, checkpoint.vocab_size, 0.0)
     requests = [

@@ -10,9 +10,9 @@ from nanoinfer.bench.report import cell, ratio_cell
 from nanoinfer.bench.workloads import OUTPUT_SPEED
 
 LEGEND = """\
-Figures are medians over rounds. A ratio is computed within a round and shown as median (lowest..highest). The first table says how many times
-as long a batch takes as the base batch of the same engine and round, from the first prompt to the last token. Every adapter
-is for all projections; the requests have them in turn."""
+Figures are medians over rounds. A ratio is computed within a round and shown as median (lowest..highest). The first table
+says how many times as long a batch takes as the base batch of the same engine and round, from the first prompt to the last
+token. Every adapter is for all projections; the requests have them in turn."""
 
 
 def format_adapters(results: Mapping[str, Any]) -> str:

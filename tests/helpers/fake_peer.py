@@ -23,10 +23,13 @@ class Peer:
         release="1.0",
         flat=0.0,
         adapters=None,
+        refuse_adapters=False,
         **settings,  # such as `weights`, which only sort an engine into a table
     ):
         if refuse:
             raise FileNotFoundError(f"{model}.fake: not found; make it")
+        if refuse_adapters and adapters:
+            raise ValueError("this build has no adapters")
         self.when, self.trouble, self.off_by, self.prefix_cache = when, trouble, off_by, prefix_cache
         self.live, self.primed = {}, []
         self.versions, self.flat, self.adapters = {"fake": release}, flat, adapters or {}

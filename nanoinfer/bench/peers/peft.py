@@ -13,8 +13,11 @@ _spec.loader.exec_module(_transformers)
 BASE = "__base__"  # PEFT's name for no adapter
 
 
-class Peer(_transformers.Peer):  # type: ignore[misc, name-defined]
+class Peer(_transformers.Peer):  # type: ignore[name-defined]
     """As transformers', with `adapters`: name → folder, in the model's dtype. Without any, it is the model itself."""
+
+    model: Any
+    versions: dict[str, str]
 
     def __init__(
         self, model: str, dtype: str, threads: int, adapters: dict[str, str] | None = None, max_batch: int = 16
