@@ -25,7 +25,6 @@ from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload, describe, mak
 
 WORKLOAD = Workload("adapters", "many adapters in one batch", lambda rng: [(32, 64)] * NUM_REQUESTS)
 WITHOUT = ("transformers", "openvino", "llamacpp")  # peers that read no adapters
-WARM_UP_TOKENS = 4
 FORMAT = "adapters"
 Results = dict[str, Any]
 
@@ -95,36 +94,28 @@ def measure_adapters(
     total = len(settings.engines) * (1 + len(ranks) * (1 + settings.rounds * (1 + len(counts))))
     with ExitStack() as stack, tqdm(total=total, desc=f"bench adapters {checkpoint.name}", unit="run") as bar:
         loading = _Loading(checkpoint, dtype, settings, results, bar)
-        base = loading.workers(stack, {}, [BASE])
+        base = loading.workers(stack, {}, BASE)
         for place, rank in enumerate(ranks):
             with tempfile.TemporaryDirectory() as folder, ExitStack() as of_rank:
                 made = make_adapters(path, Path(folder), rank, counts[-1], dtype, settings.seed)
                 adapters = {name: str(where) for name, where in made.items()}
-                with_adapters = loading.workers(of_rank, adapters, batches[rank][1:])
+                with_adapters = loading.workers(of_rank, adapters, batches[rank][-1])
                 for number in range(place * settings.rounds, (place + 1) * settings.rounds):
-                    jobs = {
-                        batch: _job(batch, list(adapters), checkpoint, f"{settings.seed + number}")
-                        for batch in batches[rank]
-                    }
+                    seed = settings.seed + number
+                    jobs = {batch: _job(batch, list(adapters), checkpoint, seed) for batch in batches[rank]}
                     results["runs"] += _one_round(number, settings.engines, jobs, base, with_adapters, bar)
                     keep(results)
     return results
 
 
-def _job(batch: Batch, names: Sequence[str], checkpoint: Checkpoint, seed: str, most: int | None = None) -> Job:
-    """The batch's requests, with other prompts for every batch and seed, or they would be cached. `most`: at most so many
-    tokens each."""
+def _job(batch: Batch, names: Sequence[str], checkpoint: Checkpoint, seed: int | str) -> Job:
+    """The batch's requests. Prompts differ by batch and seed, or they would be cached."""
     workload = replace(WORKLOAD, name=f"{WORKLOAD.name}, {batch}, {seed}")
     job = make_job(workload, 0, checkpoint.context_len, checkpoint.vocab_size, 0.0)
-    requests = [
-        replace(
-            request,
-            new_tokens=min(request.new_tokens, most or request.new_tokens),
-            adapter=names[i % batch.adapters] if batch.adapters else None,
-        )
-        for i, request in enumerate(job.requests)
-    ]
-    return replace(job, requests=requests)
+    if not batch.adapters:
+        return job
+    requests = enumerate(job.requests)
+    return replace(job, requests=[replace(each, adapter=names[i % batch.adapters]) for i, each in requests])
 
 
 @dataclass(frozen=True)
@@ -137,11 +128,9 @@ class _Loading:
     results: Results
     bar: "tqdm[Any]"
 
-    def workers(
-        self, stack: ExitStack, adapters: Mapping[str, str], batches: Sequence[Batch]
-    ) -> dict[str, Worker | str]:
-        """Name → a worker that has loaded `adapters` and served the beginning of each of the `batches`, or why there is
-        none. The `stack` closes them."""
+    def workers(self, stack: ExitStack, adapters: Mapping[str, str], batch: Batch) -> dict[str, Worker | str]:
+        """Name → a worker that has loaded `adapters` and served `batch` once, so that first passes and compilation are not
+        measured; or why there is none. The `stack` closes them."""
         found: dict[str, Worker | str] = {}
         threads = self.settings.threads
         for spec, about in zip(self.settings.engines, self.results["engines"], strict=True):
@@ -151,9 +140,7 @@ class _Loading:
             command = replace(spec, options=options).command(self.checkpoint.path, self.dtype, threads)
             try:
                 worker = stack.enter_context(Worker(command, spec.environment(threads), self.settings.timeout))
-                for batch in batches:
-                    job = _job(batch, list(adapters), self.checkpoint, "warm up", WARM_UP_TOKENS)
-                    worker.ask(job.as_message())
+                worker.ask(_job(batch, list(adapters), self.checkpoint, "warm up").as_message())
                 found[spec.name] = worker
                 about["versions"] = worker.about["versions"]
             except EngineFailure as failure:

@@ -51,7 +51,7 @@ def _costs(results: Mapping[str, Any]) -> str:
 
 def _cost(results: Mapping[str, Any], batch: str, engine: str) -> str:
     ratios = cost(results, batch, engine)
-    return ratio_cell(ratios) if ratios else cell(results, batch, engine, "wall_s")
+    return ratio_cell(ratios) if ratios else "failed"
 
 
 def cost(results: Mapping[str, Any], batch: str, engine: str) -> list[float]:

@@ -69,10 +69,10 @@ def test_the_requests_of_a_batch_have_its_adapters_in_turn() -> None:
     from nanoinfer.bench.machine import Checkpoint
 
     small = Checkpoint("", "", "float32", 1, 1, 1, 1000, 4096)
-    four = _job(Batch(8, 4), list("abcdefgh"), small, "0").requests
+    four = _job(Batch(8, 4), list("abcdefgh"), small, 0).requests
     assert "".join(str(request.adapter) for request in four) == "abcd" * 4
     assert {(len(request.prompt), request.new_tokens) for request in four} == {(32, 64)}
-    assert {request.adapter for request in _job(BASE, ["a"], small, "0").requests} == {None}
+    assert {request.adapter for request in _job(BASE, ["a"], small, 0).requests} == {None}
 
 
 def test_a_cost_is_a_ratio_to_the_base_batch_of_the_same_round() -> None:
