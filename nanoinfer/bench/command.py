@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from nanoinfer.bench.run_command import add_run
 from nanoinfer.commands.terminal import room
@@ -71,6 +72,36 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--timeout", type=float, default=600, help="seconds until a start counts as failed (default: 600)"
     )
     startup.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all times to FILE")
+
+    adapters = commands.add_parser(
+        "adapters", help="serve a batch with the base model and with one or many LoRA adapters: what they cost"
+    )
+    adapters.set_defaults(run=_adapters)
+    adapters.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name")
+    adapters.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the checkpoint's")
+    adapters.add_argument("--ranks", type=int, nargs="+", default=[8, 64], help="ranks of adapters (default: 8 64)")
+    adapters.add_argument(
+        "--adapters",
+        type=int,
+        nargs="+",
+        default=[1, 4, 16],
+        metavar="NUMBER",
+        help="numbers of distinct adapters in a batch of 16 requests (default: 1 4 16)",
+    )
+    adapters.add_argument("--rounds", type=int, default=5, help="rounds per rank; figures are medians (default: 5)")
+    adapters.add_argument("--threads", type=int, help="threads per engine (default: the number of cores)")
+    adapters.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="NAME[:option=value,...][=PYTHON]",
+        help="another engine: peft or vllm; or nanoinfer with other options",
+    )
+    adapters.add_argument("--seed", type=int, default=0, help="seed of token ids and adapters (default: 0)")
+    adapters.add_argument(
+        "--timeout", type=float, default=600, help="seconds until an engine counts as failed (default: 600)"
+    )
+    adapters.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE")
 
     table = commands.add_parser("table", help="print the tables of files that bench run --json wrote")
     table.set_defaults(run=_table)
@@ -161,6 +192,29 @@ def _startup(args: argparse.Namespace) -> None:
     print(fitted(format_startup(starts), room()))
     if args.json:
         write_results(args.json, [asdict(start) for start in starts])
+
+
+def _adapters(args: argparse.Namespace) -> None:
+    from nanoinfer.bench.adapters import WORKLOAD, adapter_engines, measure_adapters
+    from nanoinfer.bench.adapters_report import format_adapters
+    from nanoinfer.bench.machine import describe_machine
+    from nanoinfer.bench.markdown import fitted
+    from nanoinfer.bench.settings import Settings, write_results
+    from nanoinfer.model.loader import resolve_model_path
+
+    path, engines = resolve_model_path(args.model), adapter_engines(args.compare)
+    threads = describe_machine()["cores"] if args.threads is None else args.threads
+    settings = Settings([WORKLOAD], engines, args.rounds, threads=threads, seed=args.seed, timeout=args.timeout)
+    if args.json:
+        Path(args.json).touch()
+
+    def keep(results: dict[str, Any]) -> None:
+        if args.json:
+            write_results(args.json, results)
+
+    print(
+        fitted(format_adapters(measure_adapters(path, args.dtype, settings, args.ranks, args.adapters, keep)), room())
+    )
 
 
 def _table(args: argparse.Namespace) -> None:

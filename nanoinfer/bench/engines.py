@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 PEERS = Path(__file__).parent / "peers"
-PEER_NAMES = ("nanoinfer", "transformers", "vllm", "openvino", "llamacpp")
+PEER_NAMES = ("nanoinfer", "transformers", "peft", "vllm", "openvino", "llamacpp")
 LAST_LINES = 5
 
 

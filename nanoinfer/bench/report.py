@@ -67,11 +67,11 @@ def main_table(model: Results, weights: str | None = None) -> str:
     rows = []
     for workload in model["workloads"]:
         measure = WORKLOADS[workload].measure
-        row = [f"{workload}, {measure.label}", *(_cell(model, workload, name, measure.key) for name in names)]
+        row = [f"{workload}, {measure.label}", *(cell(model, workload, name, measure.key) for name in names)]
         if rivals and ours:
             rounds = {name: by_round(model, workload, name, measure.key) for name in (ours, *rivals)}
             best = against_best(rounds[ours], {name: rounds[name] for name in rivals}, measure)
-            row.append("–" if best is None else f"{_ratio(best[0])} {best[1]}")
+            row.append("–" if best is None else f"{ratio_cell(best[0])} {best[1]}")
         rows.append(row)
     return table(["workload", *names, *(["nanoinfer / best peer"] if rivals and ours else [])], rows)
 
@@ -88,17 +88,17 @@ def details_table(model: Results) -> str:
         measure = WORKLOADS[workload].measure
         for engine in model["engines"]:
             name, ours = engine["name"], _ours(model, engine.get("weights"))
-            tpot = [_number(_over_rounds(model, workload, name, "tpot_ms", p)) for p in ("p50", "p99")]
+            tpot = [number_cell(_over_rounds(model, workload, name, "tpot_ms", p)) for p in ("p50", "p99")]
             rows.append(
                 [
                     f"{workload}, {measure.label}",
                     name,
-                    _cell(model, workload, name, measure.key),
+                    cell(model, workload, name, measure.key),
                     _times(model, workload, ours, name, measure) if ours not in (None, name) else "",
-                    _number(_over_rounds(model, workload, name, "ttft_s"), 1000),
+                    number_cell(_over_rounds(model, workload, name, "ttft_s"), 1000),
                     *tpot,
-                    _number(_over_rounds(model, workload, name, "peak_memory_mb")),
-                    _number(_over_rounds(model, workload, name, "cached_tokens")),
+                    number_cell(_over_rounds(model, workload, name, "peak_memory_mb")),
+                    number_cell(_over_rounds(model, workload, name, "cached_tokens")),
                     _same(model, workload, name),
                 ]
             )
@@ -120,14 +120,14 @@ def _over_rounds(model: Results, workload: str, engine: str, key: str, part: str
     return median(numbers) if numbers else None
 
 
-def _cell(model: Results, workload: str, engine: str, key: str) -> str:
+def cell(model: Results, workload: str, engine: str, key: str) -> str:
     """The median, with the number of rounds if some failed; a dash where the engine does not run this workload."""
     runs = runs_of(model, workload, engine)
     values = by_round(model, workload, engine, key)
     failed = sum("error" in run for run in runs)
     if not values:
         return "failed" if failed else "–"
-    text = _number(median(values.values()))
+    text = number_cell(median(values.values()))
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
 
 
@@ -135,10 +135,10 @@ def _times(model: Results, workload: str, ours: str | None, other: str, measure:
     """How many times faster `ours` is, over the rounds that both have."""
     first, second = (by_round(model, workload, name or "", measure.key) for name in (ours, other))
     ratios = [advantage(first[number], second[number], measure) for number in first if number in second]
-    return _ratio(ratios) if ratios else "–"
+    return ratio_cell(ratios) if ratios else "–"
 
 
-def _ratio(ratios: Sequence[float]) -> str:
+def ratio_cell(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
 
 
@@ -147,7 +147,7 @@ def _same(model: Results, workload: str, engine: str) -> str:
     return f"{sum(same for same, _ in counts)}/{sum(total for _, total in counts)}" if counts else ""
 
 
-def _number(value: float | None, factor: float = 1) -> str:
+def number_cell(value: float | None, factor: float = 1) -> str:
     if value is None:
         return ""
     value *= factor

@@ -19,7 +19,7 @@ from nanoinfer.bench.settings import Settings
 from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make_job, shape, warm_up
 
 
-def _reported(spec: EngineSpec, failure: EngineFailure) -> str:
+def reported(spec: EngineSpec, failure: EngineFailure) -> str:
     """Print a failure in full at once. Returns the message to record, without the names of folders."""
     tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
     return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
@@ -138,7 +138,7 @@ def _start(
         about.update(worker.about)
         worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
     except EngineFailure as failure:
-        about["error"] = _reported(spec, failure)
+        about["error"] = reported(spec, failure)
         if worker is not None:
             worker.close()
         return about, None
@@ -179,7 +179,7 @@ def _one_round(
                 if workload.bound_by_memory:  # on a shared machine the bandwidth changes from minute to minute
                     run["bandwidth_gb_s"] = [*bandwidth, bandwidth_now()]
             except EngineFailure as failure:
-                run["error"] = _reported(spec, failure)
+                run["error"] = reported(spec, failure)
         else:
             run["error"] = "not loaded"
         runs.append(run)

@@ -14,11 +14,13 @@ BUSY = "-busy"  # ends the name of a workload that is measured on a busy machine
 
 @dataclass(frozen=True)
 class Request:
-    """A request with the token ids `prompt`. Exactly `new_tokens` are generated; it arrives after `arrival` seconds."""
+    """A request with the token ids `prompt`. Exactly `new_tokens` are generated; it arrives after `arrival` seconds.
+    `adapter`: the name of the adapter it uses, if any."""
 
     prompt: list[int]
     new_tokens: int
     arrival: float = 0.0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,17 @@ class Peer:
         refuse=False,
         release="1.0",
         flat=0.0,
+        adapters=None,
+        refuse_adapters=False,
         **settings,  # such as `weights`, which only sort an engine into a table
     ):
         if refuse:
             raise FileNotFoundError(f"{model}.fake: not found; make it")
+        if refuse_adapters and adapters:
+            raise ValueError("this build has no adapters")
         self.when, self.trouble, self.off_by, self.prefix_cache = when, trouble, off_by, prefix_cache
         self.live, self.primed = {}, []
-        self.versions, self.flat = {"fake": release}, flat
+        self.versions, self.flat, self.adapters = {"fake": release}, flat, adapters or {}
         if noise:
             print("from Python")
             os.write(1, b"from C\n")
@@ -45,7 +49,9 @@ class Peer:
         rows[np.arange(len(tokens)), (np.array(tokens) + 2) % 8] = self.flat
         return rows
 
-    def add(self, index, prompt, new_tokens):
+    def add(self, index, prompt, new_tokens, adapter=None):
+        if adapter is not None:
+            assert os.path.isfile(os.path.join(self.adapters[adapter], "adapter_config.json"))
         if len(prompt) == self.when:
             if self.trouble == "fail":
                 raise MemoryError("no room")

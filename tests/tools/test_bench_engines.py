@@ -150,7 +150,7 @@ def test_an_engine_has_a_kind_of_weights(text: str, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tgi", "'tgi' must be one of nanoinfer, transformers, vllm, openvino, llamacpp, or a file"),
+        ("tgi", "'tgi' must be one of nanoinfer, transformers, peft, vllm, openvino, llamacpp, or a file"),
         ("vllm=/no/such/python", "'/no/such/python' must be a Python executable"),
         ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python' must be a Python executable"),
         ("vllm:max_num_seqs=4=", "'' must be a Python executable"),

@@ -13,7 +13,7 @@ from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import advantage, against_best, first_difference, same_requests, summary
 from nanoinfer.bench.remarks import remarks
 from nanoinfer.bench.report import format_results, main_table
-from nanoinfer.bench.session import _reported, measure_model
+from nanoinfer.bench.session import measure_model, reported
 from nanoinfer.bench.settings import Settings, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli import main
@@ -267,10 +267,10 @@ def test_recorded_failures_name_no_folders_of_this_machine(
     (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
     assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake: not found; make it")
     assert f"{path}.fake: not found" in capsys.readouterr().err, "printed in full while it runs"
-    reported = _reported(
+    message = reported(
         EngineSpec("x", FAKE), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2')
     )
-    assert reported == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
+    assert message == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "openvino"])

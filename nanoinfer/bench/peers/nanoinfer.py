@@ -50,11 +50,11 @@ class Peer:
             raise ValueError(f"{len(tokens)} tokens: must fit into one pass")
         return rows.numpy()
 
-    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+    def add(self, index: int, prompt: list[int], new_tokens: int, adapter: str | None = None) -> None:
         from nanoinfer import SamplingParams
 
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-        self._index[self.engine.add_request(prompt, params)] = index
+        self._index[self.engine.add_request(prompt, params, adapter=adapter)] = index
         self._emitted[index] = 0
 
     def busy(self) -> bool:

@@ -35,6 +35,10 @@ class Peer:
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
         self._waiting.append((index, prompt, new_tokens))
 
+    def generate_options(self, indices: list[int]) -> dict[str, Any]:
+        """More arguments of `generate`, for the batch of the requests `indices`."""
+        return {}
+
     def busy(self) -> bool:
         return bool(self._waiting)
 
@@ -65,4 +69,5 @@ class Peer:
                 max_new_tokens=max(new_tokens for _, _, new_tokens in batch),
                 do_sample=False,
                 stopping_criteria=StoppingCriteriaList([Watch()]),
+                **self.generate_options([index for index, _, _ in batch]),
             )

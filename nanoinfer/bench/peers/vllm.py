@@ -1,17 +1,30 @@
 """vLLM's CPU build, in this process: continuous batching, chunked prefill, prefix cache."""
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank may be
 
 
 class Peer:
     """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default. With `weights=int8` and `int4`, it
-    reads `MODEL.int8.compressed` and `MODEL.int4.compressed` (see make_models.py)."""
+    reads `MODEL.int8.compressed` and `MODEL.int4.compressed` (see make_models.py). `adapters`: name → folder; all of them
+    may be in a batch."""
 
     prefix_cache = True
 
-    def __init__(self, model: str, dtype: str, threads: int, weights: str | None = None, **options: Any):
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        threads: int,
+        weights: str | None = None,
+        adapters: dict[str, str] | None = None,
+        **options: Any,
+    ):
         if weights:
             path = f"{model}.{weights}.compressed"
             if not os.path.isdir(path):
@@ -33,6 +46,15 @@ class Peer:
         import vllm
 
         settings = {"max_num_batched_tokens": 512, "max_num_seqs": 32, "enable_prefix_caching": True, **options}
+        self._adapters: dict[str, Any] = {}
+        if adapters:
+            from vllm.lora.request import LoRARequest
+
+            ranks = [json.loads((Path(path) / "adapter_config.json").read_text())["r"] for path in adapters.values()]
+            room = next((size for size in LORA_RANKS if size >= max(ranks)), max(ranks))
+            settings = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": room, **settings}
+            numbered = enumerate(adapters.items(), start=1)
+            self._adapters = {name: LoRARequest(name, number, path) for number, (name, path) in numbered}
         self.engine = vllm.LLM(
             model=model, dtype=dtype, skip_tokenizer_init=True, disable_log_stats=True, **settings
         ).llm_engine
@@ -43,14 +65,15 @@ class Peer:
         self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int | None] = {}
 
-    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+    def add(self, index: int, prompt: list[int], new_tokens: int, adapter: str | None = None) -> None:
         from vllm import SamplingParams, TokensPrompt
 
         self._serial += 1
         request_id = str(self._serial)
         self._index[request_id], self._emitted[index] = index, 0
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt), params)
+        lora = None if adapter is None else self._adapters[adapter]
+        self.engine.add_request(request_id, TokensPrompt(prompt_token_ids=prompt), params, lora_request=lora)
 
     def busy(self) -> bool:
         return self.engine.has_unfinished_requests()

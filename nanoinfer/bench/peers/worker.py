@@ -8,7 +8,8 @@ To measure another engine, write a peer file that defines `class Peer`:
     versions: dict[str, str]                 versions of the packages that matter, for the report
     prefix_cache: bool                       whether it reuses K/V of earlier requests
     prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
-    add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token
+    add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token;
+                                             for `bench adapters` with `adapter`, a name from the option `adapters`
     busy() -> bool                           whether any request is unfinished
     step(emit)                               continue, and call emit(index, token_ids) as soon as there are new tokens
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
@@ -128,7 +129,8 @@ def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], l
         now = time.perf_counter() - start
         while to_come and to_come[0][1]["arrival"] <= now:
             index, request = to_come.popleft()
-            peer.add(index, request["prompt"], request["new_tokens"])
+            adapter = {"adapter": request["adapter"]} if request.get("adapter") else {}
+            peer.add(index, request["prompt"], request["new_tokens"], **adapter)
         if peer.busy():
             peer.step(emit)
         elif to_come:
