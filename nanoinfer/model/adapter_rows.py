@@ -25,6 +25,7 @@ class AdapterRows:
 
     def __init__(self, of_rows: np.ndarray, tables: Mapping[Any, Any]):
         self.tables = tables
+        self._some: tuple[torch.Tensor, AdapterRows] | None = None
         self.of_rows, self.rows = (torch.full((len(of_rows),), -1, dtype=torch.int32) for _ in range(2))
         self.plan = torch.zeros(1 + 3 * len(of_rows), dtype=torch.int32)
         self.fill(of_rows)
@@ -48,8 +49,10 @@ class AdapterRows:
         plan[1 : 1 + 3 * len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1)
 
     def of(self, rows: torch.Tensor) -> "AdapterRows":
-        """Those of some of the rows, [k], in their order."""
-        return AdapterRows(self.of_rows.numpy()[rows.cpu().numpy()], self.tables)
+        """Those of some of the rows, [k], in their order. It keeps the last answer: several layers ask for the same."""
+        if self._some is None or self._some[0] is not rows:
+            self._some = rows, AdapterRows(self.of_rows.numpy()[rows.cpu().numpy()], self.tables)
+        return self._some[1]
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """Every adapter in the pass and its rows, int64."""

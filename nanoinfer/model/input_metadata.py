@@ -1,6 +1,6 @@
 """InputMetadata: everything that a pass needs to know about its batch. It is made once per pass and read by every layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -104,7 +104,6 @@ class InputMetadata:
     attention_mask: torch.Tensor | None = None
     attention_backend: Any = None
     attention_plan: Any = None
-    _of_rows: tuple[torch.Tensor, AdapterRows] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def create(
@@ -216,12 +215,8 @@ class InputMetadata:
         return paged_csr(self.kv_indptr, self.kv_indices, self.token_to_kv_pool.page_size)
 
     def adapters_of(self, rows: torch.Tensor | None) -> AdapterRows | None:
-        """The adapters of some of the new tokens, `rows` [k], or of all if it is None. It keeps the last answer."""
-        if rows is None or self.adapters is None:
-            return self.adapters
-        if self._of_rows is None or self._of_rows[0] is not rows:
-            self._of_rows = rows, self.adapters.of(rows)
-        return self._of_rows[1]
+        """The adapters of some of the new tokens, `rows` [k], or of all if it is None."""
+        return self.adapters if rows is None or self.adapters is None else self.adapters.of(rows)
 
     @property
     def out_cache_index(self) -> torch.Tensor | slice:
