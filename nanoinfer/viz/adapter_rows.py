@@ -78,7 +78,11 @@ def _labels(engine: Engine) -> list[str]:
     """For each row of the last pass: its request and its token."""
     batch, tokenizer = engine.last_batch, engine.builder.tokenizer
     assert batch is not None
-    lens = batch.seq_lens - batch.prefix_lens if batch.prefix_lens is not None else batch.seq_lens.new_ones(len(batch.reqs))
+    lens = (
+        batch.seq_lens - batch.prefix_lens
+        if batch.prefix_lens is not None
+        else batch.seq_lens.new_ones(len(batch.reqs))
+    )
     of_rows = [label for label, n in zip(last_labels(engine), lens.tolist(), strict=True) for _ in range(n)]
     ids = batch.input_ids.tolist()
     texts = [str(i) if tokenizer is None else visible(token_text(tokenizer, [i])) for i in ids]

@@ -50,8 +50,8 @@ def _about_bytes(got: Any, shapes: Shapes, rank: int, width: int, said: str) -> 
     known = {
         rank * outs * width: "that is B alone. A, [rank, inputs], is read, too.",
         rank * ins * width: "that is A alone. B, [outputs, rank], is read, too.",
-        sum(out * size for out, size in shapes) * width: "that is the whole of b @ a, as large as the weight. An adapter "
-        "keeps only the two thin matrices.",
+        sum(out * size for out, size in shapes)
+        * width: "that is the whole of b @ a, as large as the weight. An adapter keeps only the two thin matrices.",
         rank * (outs + ins): "that is how many numbers it has. Each takes `width` bytes.",
         rank * sum(shapes[0]) * width: "that is the first projection. Add up all of them.",
     }
@@ -182,7 +182,9 @@ def _(given: Given) -> str:
                 "of a row.",
             )
             others = {of_rows[row] for row in rows[first : first + count]} - {adapter}
-            expect(not others, f"{tile} has rows of adapter {min(others, default=0)}, too. `first` is a place in `rows`.")
+            expect(
+                not others, f"{tile} has rows of adapter {min(others, default=0)}, too. `first` is a place in `rows`."
+            )
         expect_equal(tiles, want_tiles, f"{said}: as few tiles as possible, one after another, full ones first.")
     return "56 passes, tiles of 1 to 6 rows"
 

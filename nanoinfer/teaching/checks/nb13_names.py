@@ -12,10 +12,12 @@ from nanoinfer.teaching.expectations import a_kind, expect, expect_equal
 
 @exercise("13.4", "The key of the cache")
 def _(given: Given) -> str:
-    cache_key = given["cache_key"]
+    cache_key, loaded = given["cache_key"], []
 
     def key(name: str | None, number: int = 0, extra: Hashable = None) -> Any:
-        found = cache_key(None if name is None else SimpleNamespace(name=name, id=number), extra)
+        adapter = None if name is None else SimpleNamespace(name=name, id=number)
+        loaded.append(adapter)  # so that no two are at the same address
+        found = cache_key(adapter, extra)
         try:
             hash(found)
         except TypeError:
@@ -42,6 +44,11 @@ def _(given: Given) -> str:
         key(None, extra="customer 1") != key(None, extra="customer 2"),
         "Without an adapter, `extra_key` still keeps customers apart.",
     )
+    for one, other in ((None, "None"), (1, "1"), ((1, 2), "(1, 2)")):
+        expect(
+            key(None, extra=one) != key(None, extra=other),
+            f"extra_key={one!r} and extra_key={other!r} are different, but give the same key. Leave it as it is.",
+        )
     expect(
         key("rhymes", 1, "customer 1") != key("sea", 2, "customer 1"),
         "One customer uses two adapters. Their K/V differs, but their keys are equal.",
@@ -96,8 +103,8 @@ def _(given: Given) -> str:
     expect_equal(list(places.adapters), ["a", None], "Note in `self.adapters` which adapter is in the place.")
     _, got = asked(2, "a", "b")
     expect_equal(got, [0, 1], "The second adapter gets a free place: nothing has to leave yet")
-    _, got = asked(2, "a", "b", "a")
-    expect_equal(got, [0, 1, 0], "'a' is on the device already. It keeps its place")
+    _, got = asked(2, "a", "b", "b")
+    expect_equal(got, [0, 1, 1], "'b' is on the device already. It keeps its place")
     places, got = asked(2, "a", "b", "a", "c")
     expect(
         got[3] != 0,
