@@ -189,6 +189,16 @@ def opposites(rng: random.Random) -> Turns:
     return turns
 
 
+ASK_STORY = (
+    "Tell me a story about {}.",
+    "Can you tell me a story about {}?",
+    "I want to hear a story about {}.",
+    "Please tell me a story about {}.",
+    "Write a short story about {}.",
+    "A story about {}, please.",
+)
+
+
 def story(rng: random.Random) -> Turns:
     """A story on request, then questions that only its text answers."""
     kind = stories.draw_kind(rng)
@@ -199,10 +209,8 @@ def story(rng: random.Random) -> Turns:
             {True: words.GIRLS, False: words.BOYS, None: words.GIRLS + words.BOYS}[words.PEOPLE.get(kind)]
         )
         about += f" named {name}"
-    ask = ("Tell me a story about {}.", "Can you tell me a story about {}?", "I want to hear a story about {}.")
-    ask += ("Please tell me a story about {}.", "Write a short story about {}.", "A story about {}, please.")
     tale = stories.tell(rng, kind, name)
-    request = rng.choice(ask).format(about)
+    request = rng.choice(ASK_STORY).format(about)
     if rng.random() < 0.15:
         tale = stories.tell(rng)
         request = rng.choice(

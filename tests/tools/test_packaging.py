@@ -122,7 +122,9 @@ def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, P
 def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[Path, Path]) -> None:
     files = [path.relative_to(ROOT) for path in (ROOT / "nanoinfer").rglob("*") if path.is_file()]
     wanted = {str(path) for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
-    wanted |= {f"nanoinfer/_bundled/story/{path.name}" for path in (ROOT / "data" / "story").iterdir()}
+    bundled = [path for name in ("story", "adapters") for path in (ROOT / "data" / name).rglob("*") if path.is_file()]
+    wanted |= {f"nanoinfer/_bundled/{path.relative_to(ROOT / 'data')}" for path in bundled}
+    assert {f"nanoinfer/_bundled/adapters/{name}/adapter_model.safetensors" for name in ("rhymes", "sea")} <= wanted
     assert {"nanoinfer/kernels/attention.cpp", "nanoinfer/trace/player.html"} <= wanted
     with zipfile.ZipFile(archives[0]) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -133,7 +135,8 @@ def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path])
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     wanted = {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "data/trace/example.gif", "tests/soak.py"}
-    wanted |= {"data/story/model.safetensors", "notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h"}
+    wanted |= {"data/story/model.safetensors", "data/adapters/sea/adapter_config.json"}
+    wanted |= {"notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h"}
     assert wanted - names == set()
 
 
