@@ -1,5 +1,5 @@
-"""random_model and random_adapter: a decoder and adapters with random weights, made in memory, for timing passes of any size
-without a checkpoint."""
+"""random_model and random_adapter: a decoder and its adapters with random weights, made in memory, for timing passes of any
+size without a checkpoint."""
 
 from pathlib import Path
 from typing import Any

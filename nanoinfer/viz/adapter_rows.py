@@ -44,11 +44,11 @@ def adapter_rows(
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
-    """The engine's last pass at one linear layer: its rows, coloured by adapter; the tiles in which they are read; for each tile
-    the thin matrices A and B; and to which of the layer's outputs something is added.
+    """The engine's last pass at one linear layer: its rows, coloured by adapter; the tiles in which they are read; for each
+    tile the thin matrices A and B; and to which of the layer's outputs something is added.
 
-    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no row of it has an adapter, when it
-    has more than 24 rows, and for a layer that no adapter may add to.
+    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no row of it has an adapter, when
+    it has more than 24 rows, and for a layer that no adapter may add to.
     """
     expect_type("engine", engine, Engine)
     rows = last_input_metadata(engine).adapters
@@ -56,7 +56,7 @@ def adapter_rows(
         raise ValueError("engine: no request of its last pass has an adapter")
     if (total := len(rows.of_rows)) > MOST_ROWS:
         raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ROWS} can be drawn")
-    found = {path: each for path, each in projections(engine.model_runner.model).items()}
+    found = projections(engine.model_runner.model)
     modules = dict(engine.model_runner.model.named_modules())
     parts = [_Part(path, p.first, p.columns) for path, p in found.items() if p.linear is modules.get(layer)]
     if not parts:

@@ -91,7 +91,8 @@ GROUPED = "def grouped(x, of_rows, a, b, scales):\n    "
         "y = torch.zeros(len(x), b[0].shape[0])\n    for i, (A, B, s) in enumerate(zip(a, b, scales)):\n"
         "        y[of_rows == i] += s * x[of_rows == i] @ A.T @ B.T\n    return y",
         "y = x.new_zeros(len(x), len(b[0]))\n    for i in range(len(a)):\n"
-        "        rows = (of_rows == i).nonzero()[:, 0]\n        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n"
+        "        rows = (of_rows == i).nonzero()[:, 0]\n"
+        "        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n"
         "    return y",
     ],
 )  # fmt: skip

@@ -177,7 +177,7 @@ def _(given: Given) -> str:
             expect(count <= most, f"{tile} has {count} rows. At most {most} are computed side by side.")
             expect(count > 0, f"{tile} has no rows.")
             expect(
-                0 <= first and first + count <= len(rows),
+                first >= 0 and first + count <= len(rows),
                 f"{tile} ends outside `rows`, which has {len(rows)} entries. `first` is a place in `rows`, not the number "
                 "of a row.",
             )

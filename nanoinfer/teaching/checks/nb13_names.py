@@ -38,7 +38,8 @@ def _(given: Given) -> str:
     expect(key(None) != key("rhymes", 1), "The base model's key is an adapter's, too.")
     expect(
         key("rhymes", 1, "customer 1") != key("rhymes", 1, "customer 2"),
-        "Two customers use the same adapter. Their `extra_key`s differ, so they must not share K/V, but their keys are equal.",
+        "Two customers use the same adapter. Their `extra_key`s differ, so they must not share K/V, but their keys are "
+        "equal.",
     )
     expect(
         key(None, extra="customer 1") != key(None, extra="customer 2"),
@@ -57,8 +58,8 @@ def _(given: Given) -> str:
     for extra in (1, "1", "rhymes", (1, None), (1, "c"), ("rhymes", None), *taken):
         expect(
             key(None, extra=extra) not in taken,
-            f"A caller who uses the base model says extra_key={extra!r}, and gets the key of adapter 1. The caller must not "
-            "be able to choose a key that is an adapter's: say in every key whether there is an adapter.",
+            f"A caller who uses the base model says extra_key={extra!r}, and gets the key of adapter 1. The caller must "
+            "not be able to choose a key that is an adapter's: say in every key whether there is an adapter.",
         )
     for extra in ((2, None), (2, "c")):
         expect(key("rhymes", 1, extra) != key("sea", 2), "The key of one adapter with some extra_key is another's.")
