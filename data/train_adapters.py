@@ -71,6 +71,9 @@ def train(model: PreTrainedModel, style: str, tokenizer: PreTrainedTokenizerFast
     before = evaluate(model, style, tokenizer, args.seed)
     torch.manual_seed(args.seed)
     matrices = attach(model, ADAPTERS[style])
+    parameters = sum(matrix.numel() for matrix in matrices.values())
+    if 4 * parameters > SIZE_LIMIT:
+        raise ValueError(f"{style} has {4 * parameters:,} bytes of matrices, limit {SIZE_LIMIT:,}")
     if args.after:
         load(matrices, args.out / style)
     optimizer = torch.optim.AdamW(matrices.values(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -91,10 +94,7 @@ def train(model: PreTrainedModel, style: str, tokenizer: PreTrainedTokenizerFast
         bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     seconds = time.perf_counter() - start
     size = save(matrices, ADAPTERS[style], args.out / style)
-    if size > SIZE_LIMIT:
-        raise ValueError(f"{args.out / style} takes {size:,} bytes, limit {SIZE_LIMIT:,}")
     after = evaluate(model, style, tokenizer, args.seed)
-    parameters = sum(matrix.numel() for matrix in matrices.values())
     print(f"{style}: {parameters:,} parameters, {size:,} bytes; {tokens:,} tokens in {seconds:,.0f} s")
     print(f"{style}: validation loss {before:.4f} without, {after:.4f} with the adapter")
 
