@@ -16,6 +16,7 @@ from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count, expect_type, plural_list, visible
 
 MOST_ROWS = 24
+ORDER = (0, 1, 3, 2)  # of the colours in BARS: the lightest last
 PITCH, HEIGHT = 24.0, 20.0  # from one row to the next; of a row
 PART, GAP = 30.0, 18.0  # of a part with its A and B; between two tiles
 X_ROWS, W_ROWS = 14.0, 176.0
@@ -63,7 +64,7 @@ def adapter_rows(
         raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
     on_device = {each.place: each for each in engine.adapters.pool.on_device if each.place is not None}
     adapters = {place: on_device[place] for place, _ in rows.groups()}
-    styles = {place: BARS[i % len(BARS)] for i, place in enumerate(adapters)}
+    styles = {place: BARS[ORDER[i % len(ORDER)]] for i, place in enumerate(adapters)}
     default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
     sheet = Sheet(title, default, caption=caption)
     _headings(sheet, parts)
@@ -191,7 +192,8 @@ def _rows(
         sheet.text(X_ROWS + 38, y + 17, names.get(place, "no adapter"), size=TINY, colour=MUTED, width=W_ROWS - 38)
         if place >= 0:
             middle, end = y + HEIGHT / 2, where[row] + HEIGHT / 2
-            sheet.line([X_ROWS + W_ROWS, X_TILES - 6], [middle, end], colour=style.face, line=2.0)
+            for colour, width in ((GRID, 3.2), (style.face, 2.2)):
+                sheet.line([X_ROWS + W_ROWS, X_TILES - 6], [middle, end], colour=colour, line=width)
     sheet.y = max(sheet.y, begin + pitch * len(labels) + 8)
 
 
