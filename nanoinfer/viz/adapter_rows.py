@@ -1,7 +1,7 @@
 """adapter_rows: a pass whose rows have different adapters, at one linear layer: tiles, thin matrices, what is added."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import LowRank, projections
@@ -16,7 +16,6 @@ from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count, expect_type, plural_list, visible
 
 MOST_ROWS = 24
-ORDER = (0, 1, 3, 2)  # of the colours in BARS: the lightest last
 PITCH, HEIGHT = 24.0, 20.0  # from one row to the next; of a row
 PART, GAP = 30.0, 18.0  # of a part with its A and B; between two tiles
 X_ROWS, W_ROWS = 14.0, 176.0
@@ -24,6 +23,7 @@ X_TILES, W_TILES = 262.0, 58.0
 X_PARTS, LONG, THIN = 376.0, 62.0, 6.0  # where A and B are; their long side, their short one
 X_OUTPUTS, W_OUTPUTS = 640.0, 246.0
 NONE = Style(PAPER, MUTED)
+ADAPTERS = (BARS[0], BARS[1], BARS[3]._replace(hatch="//", mark="#e0a79f"), BARS[2])
 
 
 class _Part(NamedTuple):
@@ -57,14 +57,14 @@ def adapter_rows(
         raise ValueError("engine: no request of its last pass has an adapter")
     if (total := len(rows.of_rows)) > MOST_ROWS:
         raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ROWS} can be drawn")
-    found = projections(engine.model_runner.model)
-    modules = dict(engine.model_runner.model.named_modules())
+    network: Any = engine.model_runner.model
+    found, modules = projections(network), dict(network.named_modules())
     parts = [_Part(path, p.first, p.columns) for path, p in found.items() if p.linear is modules.get(layer)]
     if not parts:
         raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
     on_device = {each.place: each for each in engine.adapters.pool.on_device if each.place is not None}
     adapters = {place: on_device[place] for place, _ in rows.groups()}
-    styles = {place: BARS[ORDER[i % len(ORDER)]] for i, place in enumerate(adapters)}
+    styles = {place: ADAPTERS[i % len(ADAPTERS)] for i, place in enumerate(adapters)}
     default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
     sheet = Sheet(title, default, caption=caption)
     _headings(sheet, parts)
@@ -167,10 +167,11 @@ def _outputs(
 ) -> None:
     for part, x, width in _spans(parts):
         added = part.path in own
-        look = style._replace(hatch="") if added else None
-        sheet.rect(x, y, width, HEIGHT, look, edge=GRID, name=f"output {row} {part.name}" if added else "")
-        word = "+ " + part.name if added else ""
-        sheet.text(x + width / 2, y + HEIGHT / 2, word, size=TINY, ha="center", colour=style.text, width=width)
+        if added:
+            name = f"output {row} {part.name}"
+            sheet.cell(x, y, width, HEIGHT, style, f"+ {part.name}", size=TINY, edge=GRID, name=name)
+        else:
+            sheet.rect(x, y, width, HEIGHT, edge=GRID)
 
 
 def _rows(

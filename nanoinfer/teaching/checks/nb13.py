@@ -20,10 +20,15 @@ Shapes = Sequence[tuple[int, int]]
 @exercise("13.1", "What an adapter weighs")
 def _(given: Given) -> str:
     adapter_bytes, largest_rank = given["adapter_bytes"], given["largest_rank"]
-    layer: Shapes = [(256, 256), (64, 256), (64, 256), (256, 256), (448, 256), (448, 256), (256, 448)]
+    layer = [(256, 256), (64, 256), (64, 256), (256, 256), (448, 256), (448, 256), (256, 448)]
     with several() as part:
         with part("bytes"):
-            for shapes, rank, width in (([(30, 20)], 1, 1), ([(30, 20), (10, 20)], 2, 4), (6 * layer, 8, 2)):
+            sizes: list[tuple[Shapes, int, int]] = [
+                ([(30, 20)], 1, 1),
+                ([(30, 20), (10, 20)], 2, 4),
+                (6 * layer, 8, 2),
+            ]
+            for shapes, rank, width in sizes:
                 got, said = adapter_bytes(shapes, rank, width), f"shapes={_short(shapes)}, rank={rank}, width={width}"
                 _about_bytes(got, shapes, rank, width, said)
         with part("rank", "bytes"):
