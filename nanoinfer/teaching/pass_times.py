@@ -6,8 +6,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
@@ -39,16 +42,20 @@ class PassTimes(NamedTuple):
 class DecodePass:
     """One DECODE pass of `model`: one new token for each of `requests` requests that have `context` tokens with it.
 
+    `adapters`: one for each request, None for the base model; or none for all.
     `captured` and `program` are the pass as it was recorded. KernelsUnavailableError, with the reason, when it cannot be.
     """
 
-    def __init__(self, model: LoadedModel, requests: int = 1, context: int = 32):
+    def __init__(
+        self, model: LoadedModel, requests: int = 1, context: int = 32, adapters: Sequence[Adapter | None] = ()
+    ):
         rows = ReqToTokenPool(requests, context)
         rows.req_to_token.copy_(torch.arange(requests * context).view(requests, context))
         backend = select_attention_backend("auto", model.dtype, model.device, wanted_features(model.model))
         self.runner = ModelRunner(model.model, rows, model.new_kv_pool(requests * context), backend)
         if reason := CapturedPasses(self.runner).reason:
             raise KernelsUnavailableError(reason)
+        places = self._places(model, adapters) if adapters else None
         every = torch.arange(requests, dtype=torch.int32)
         self._batch = SimpleNamespace(
             input_ids=torch.arange(requests) % model.config.vocab_size,
@@ -59,8 +66,9 @@ class DecodePass:
             out_cache_cont_start=None,
             out_cache_cont_end=None,
             prompt_logprobs=None,
+            adapter_places=places,
         )
-        self.captured = CapturedPass(self.runner, requests)
+        self.captured = CapturedPass(self.runner, requests, adapted=places is not None)
         self.replayed()  # records
         assert self.captured.program is not None
         self.program: Program = self.captured.program
@@ -74,8 +82,21 @@ class DecodePass:
     def replayed(self) -> torch.Tensor:
         """The same logits, by the recorded pass. The next replay overwrites them."""
         batch = self._batch
-        self.captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
+        self.captured.fill(
+            batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc, batch.adapter_places
+        )
         return self.captured.run()[0]
+
+    def _places(self, model: LoadedModel, adapters: Sequence[Adapter | None]) -> np.ndarray:
+        """Put each adapter into a place of its own; the places by request, int32."""
+        distinct = {adapter for adapter in adapters if adapter is not None}
+        pool = AdapterPool(model.model, max(1, len(distinct)))
+        for adapter in distinct:
+            adapter.place = None  # it may be in another pool, too
+            while not pool.obtain(adapter, distinct):
+                pool.wait()
+        self.runner.adapters = pool
+        return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32)
 
     def times_from_python(self, repeats: int = 30) -> PassTimes:
         """Of the fastest of some passes made from Python."""

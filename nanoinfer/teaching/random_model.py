@@ -1,10 +1,13 @@
-"""random_model: a decoder with random weights, made in memory, for timing passes of any size without a checkpoint."""
+"""random_model and random_adapter: a decoder and its adapters with random weights, made in memory, for timing passes of any
+size without a checkpoint."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.projections import LowRank, projections
 from nanoinfer.device import resolve_dtype
 from nanoinfer.kernels import select_kernels
 from nanoinfer.model.config import ModelConfig
@@ -50,3 +53,12 @@ def random_model(
             parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
     network.use_kernels(chosen, quantization)
     return LoadedModel("random", Path("random"), network, config, None, resolved, cpu, config.max_position_embeddings)
+
+
+def random_adapter(model: LoadedModel, rank: int, seed: int = 0) -> Adapter:
+    """An adapter of all projections of `model`, in float32. The same seed gives the same weights."""
+    generator, parts = torch.Generator().manual_seed(seed), {}
+    for name, projection in projections(model.model).items():
+        a = torch.randn(rank, projection.in_features, generator=generator) / projection.in_features**0.5
+        parts[name] = LowRank(a, torch.randn(projection.columns, rank, generator=generator) / 100, 1.0)
+    return Adapter(f"rank {rank}, seed {seed}", Path("random"), parts)

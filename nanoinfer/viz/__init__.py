@@ -44,6 +44,7 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
+from nanoinfer.viz.adapter_rows import adapter_rows
 from nanoinfer.viz.attention_steps import attention_steps
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
@@ -70,6 +71,7 @@ from nanoinfer.viz.tree import radix_tree
 __all__ = [
     "Picture",
     "Sheet",
+    "adapter_rows",
     "allocator_marks",
     "attention_mask",
     "attention_steps",

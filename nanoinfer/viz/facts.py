@@ -34,6 +34,7 @@ def last_input_metadata(engine: Engine) -> InputMetadata:
         batch.out_cache_cont_start,
         batch.out_cache_cont_end,
         batch.wants_prompt_logprobs,
+        adapter_places=batch.adapter_places,
     )
 
 

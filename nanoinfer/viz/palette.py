@@ -56,7 +56,7 @@ PHASE_STYLES: dict[str, Style] = {
     "failed": Style("#111111", "#ffffff", "//", "#ffffff"),
 }
 
-# Charts have a family of their own, charcoal and brick: what they show is neither a request nor the tree's.
+# Charts and adapters have a family of their own, charcoal and brick: they are neither a request nor the tree's.
 BARS: tuple[Style, ...] = (
     Style("#55585f", "#ffffff"),
     Style("#c8776b"),
@@ -106,7 +106,7 @@ MEANINGS: dict[str, Meaning] = {
 MEANINGS |= {
     f"request {i}": Meaning(f"request {i}: its tokens, its row, its K/V", REQUEST) for i in range(len(REQUESTS))
 }
-MEANINGS |= {f"chart {i}": Meaning("measured: its label says what", ("",)) for i in range(len(BARS))}
+MEANINGS |= {f"chart {i}": Meaning("measured, or an adapter: its label says what", ("",)) for i in range(len(BARS))}
 NEUTRAL: tuple[str, ...] = (PAPER, INK, "#f7f7f7")  # paper, frames and badges: they mean nothing
 
 

@@ -6,7 +6,7 @@ import torch
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
 from nanoinfer.teaching.pass_times import DecodePass, PassTimes
-from nanoinfer.teaching.random_model import random_model
+from nanoinfer.teaching.random_model import random_adapter, random_model
 
 SMALL = {
     "hidden_size": 64,
@@ -29,6 +29,17 @@ def test_the_recorded_pass_gives_the_bits_of_the_pass_from_python(three: DecodeP
     logits = three.from_python()
     assert logits.shape == (3, 128)
     assert torch.equal(logits, three.replayed())
+
+
+def test_a_pass_with_adapters_computes_them_and_leaves_rows_without_one_alone(three: DecodePass) -> None:
+    model = random_model(**SMALL)
+    adapters = [random_adapter(model, rank, seed=rank) for rank in (2, 9)]
+    assert adapters[1].num_bytes > 4 * adapters[0].num_bytes
+    adapted = DecodePass(model, 3, 8, [adapters[1], None, adapters[0]])
+    logits, base = adapted.replayed(), three.replayed()
+    assert torch.equal(logits, adapted.from_python())
+    assert [torch.equal(a, b) for a, b in zip(logits, base, strict=True)] == [False, True, False]
+    assert sum("low_rank" in span.kernel for span in adapted.times_replayed(1).spans) == 4 * 2, "four per layer"
 
 
 @pytest.mark.parametrize("way", ["times_from_python", "times_replayed"])

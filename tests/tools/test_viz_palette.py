@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from nanoinfer.viz.adapter_rows import ADAPTERS
 from nanoinfer.viz.palette import LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
@@ -33,6 +34,7 @@ PICTURES: dict[str, dict[str, Style]] = {
     "extend_mask": {role: ROLES[role] for role in ("tree", "new", "hidden")},
     "padded_batch": {"used": REQUESTS[0], "padding": ROLES["padding"]},
     "timeline": PHASE_STYLES,
+    "adapter_rows": {"free": ROLES["free"]} | {f"adapter {i}": style for i, style in enumerate(ADAPTERS)},
 }
 
 
