@@ -26,6 +26,7 @@ class AdapterRows:
     def __init__(self, of_rows: np.ndarray, tables: Mapping[Any, Any]):
         self.tables = tables
         self._some: tuple[torch.Tensor, AdapterRows] | None = None
+        self._room: torch.Tensor | None = None
         self.of_rows, self.rows = (torch.full((len(of_rows),), -1, dtype=torch.int32) for _ in range(2))
         self.plan = torch.zeros(1 + 3 * len(of_rows), dtype=torch.int32)
         self.fill(of_rows)
@@ -53,6 +54,13 @@ class AdapterRows:
         if self._some is None or self._some[0] is not rows:
             self._some = rows, AdapterRows(self.of_rows.numpy()[rows.cpu().numpy()], self.tables)
         return self._some[1]
+
+    def room(self, like: torch.Tensor, columns: int) -> torch.Tensor:
+        """Memory for [T, `columns`] numbers like those of `like` [T, ...], for one layer at a time. For a long prompt it is
+        large, and the system takes its time for every new page."""
+        if self._room is None or self._room.shape != (len(like), columns) or self._room.dtype is not like.dtype:
+            self._room = like.new_empty(len(like), columns)
+        return self._room
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """Every adapter in the pass and its rows, int64."""

@@ -54,7 +54,7 @@ class LowRankTable(Protocol):
         ...
 
     def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
-        """Only what is added, [T, out]. Rows without an adapter mean nothing."""
+        """Only what is added, [T, out]. Rows without an adapter mean nothing. The next layer's overwrites it."""
         ...
 
 
@@ -147,7 +147,7 @@ class CppLowRank:
 
     def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """As in LowRankTable."""
-        to = x.new_empty(len(x), self.out_features)
+        to = adapters.room(x, self.out_features)
         self._call(x, 0, to, adapters)
         return to
 
