@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import a_kind, expect, expect_equal
@@ -18,6 +19,7 @@ def _(given: Given) -> str:
         adapter = None if name is None else SimpleNamespace(name=name, id=number)
         loaded.append(adapter)  # so that no two are at the same address
         found = cache_key(adapter, extra)
+        expect(not isinstance(found, torch.Tensor), "Return a plain value or a tuple of them, not a tensor.")
         try:
             hash(found)
         except TypeError:
@@ -94,6 +96,8 @@ class _Reference:
 @exercise("13.5", "A place on the device", points=2)
 def _(given: Given) -> str:
     cls = given["Places"]
+    expect(hasattr(cls(1), "obtain"), "`Places` must stay a class with the method `obtain`.")
+    expect(hasattr(cls(1), "adapters"), "Keep `self.adapters`: it says which adapter is in which place.")
 
     def asked(size: int, *adapters: str) -> tuple[Any, list[int | None]]:
         places = cls(size)
