@@ -198,8 +198,10 @@ class Engine:
     def load_adapter(self, name: str, path: str | Path) -> Adapter:
         """Read the adapter in the folder `path`, in PEFT's format. Requests can use it from now on, by its `name`.
 
-        AdapterError naming what is wrong; nothing has changed then.
+        AdapterError naming what is wrong, EngineClosedError after `shutdown`; nothing has changed then.
         """
+        if self._closed:
+            raise EngineClosedError("this engine has been shut down; it loads no adapters")
         return self.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
@@ -213,8 +215,8 @@ class Engine:
             reqs = [req for group in self.open_requests.groups.values() for req in group.reqs if not req.finished]
             if users := {req.request_id for req in reqs if adapter is not None and req.adapter is adapter}:
                 raise AdapterError(
-                    f"adapter={name!r}: {len(users)} requests use it (request_id={min(users)} is the first); "
-                    "abort them, or wait until they have ended"
+                    f"adapter={name!r}: requests use it: {len(users)} (the first: request_id={min(users)}); abort them, or "
+                    "wait until they have ended"
                 )
             self.adapters.unload(name)
 

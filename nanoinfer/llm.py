@@ -80,6 +80,8 @@ class LLM:
     ):
         if not isinstance(trace, bool):
             raise ValueError(f"trace={trace!r}: must be True or False")
+        if not isinstance(adapters, Mapping | None):
+            raise ValueError(f"adapters={adapters!r}: must be folders by name, such as {{'sea': 'path/to/sea'}}")
         config = EngineConfig(
             max_running_requests=max_running_requests,
             max_total_tokens=page_size if max_total_tokens is None else max_total_tokens,
@@ -133,6 +135,8 @@ class LLM:
         each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
         if len(each) != len(several):
             raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one for all, or one per prompt")
+        if not isinstance(adapter, str | list | tuple | None):
+            raise ValueError(f"adapter={adapter!r}: must be a name, None, or a list with one of these per prompt")
         names = [adapter] * len(several) if adapter is None or isinstance(adapter, str) else adapter
         if len(names) != len(several):
             raise ValueError(

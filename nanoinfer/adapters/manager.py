@@ -37,7 +37,7 @@ class Adapters(Mapping[str, Adapter]):
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loaded)
+        return iter(list(self._loaded))  # another thread may load one meanwhile
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -48,7 +48,7 @@ class Adapters(Mapping[str, Adapter]):
         if name is None or name == BASE:
             return None
         if not isinstance(name, str) or name not in self._loaded:
-            there = ", ".join(map(repr, self._loaded)) or "none"
+            there = ", ".join(map(repr, list(self._loaded))) or "none"
             raise AdapterError(f"{field}={name!r}: no such adapter; loaded: {there}; None is the base model")
         return self._loaded[name]
 
@@ -65,7 +65,8 @@ class Adapters(Mapping[str, Adapter]):
         if name in self._loaded:
             raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
         folder = bundled_adapter(path) or path
-        adapter = Adapter(name, Path(folder), read_adapter(folder, self._network))
+        parts = read_adapter(folder, self._network)
+        adapter = Adapter(name, Path(folder), parts)
         if self._loaded.setdefault(name, adapter) is not adapter:
             raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
         return adapter
@@ -75,6 +76,6 @@ class Adapters(Mapping[str, Adapter]):
         adapter = self.find(name)
         if adapter is None:
             raise AdapterError(f"adapter={name!r}: is the base model, which stays")
-        del self._loaded[name]
         self.pool.remove(adapter)
+        del self._loaded[name]
         return adapter

@@ -8,6 +8,7 @@ layer adds (see model/layers/low_rank.py), and its number is what a pass knows a
 An adapter is fetched in a thread of its own, so that the requests of other adapters go on meanwhile.
 """
 
+import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import projections
-from nanoinfer.kernels.huge_pages import HugePages
+from nanoinfer.kernels.huge_pages import PAGE, HugePages
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.low_rank import LowRankPart, LowRankTable, make_low_rank
 
@@ -42,6 +43,7 @@ class AdapterPool:
         self._fetching: dict[Adapter, Future[Packed]] = {}
         self._failures: dict[Adapter, BaseException] = {}
         self._uses, self._used_at = 0, [0] * size
+        self._process = os.getpid()
 
     @property
     def fetching(self) -> bool:
@@ -53,11 +55,13 @@ class AdapterPool:
         """The adapters that have a place and can be computed with."""
         return [each for each in self._places if each is not None and each.place is not None]
 
-    def obtain(self, adapter: Adapter, in_use: Collection[Adapter]) -> bool:
+    def obtain(self, adapter: Adapter, in_use: Collection[Adapter | None]) -> bool:
         """True if `adapter` has a place now, so that a pass may use it. Else it is being fetched, or waits until a place
         is left by one of `in_use`, which the running requests use and which therefore stay.
         """
         self._finish_fetches()
+        if adapter.place is not None and self._places[adapter.place] is not adapter:
+            raise ValueError(f"{adapter}: has a place in another pool; load it once more for this one")
         if adapter.place is None:
             if adapter not in self._fetching and adapter not in self._failures:
                 place = self._vacant(in_use)
@@ -72,6 +76,7 @@ class AdapterPool:
 
     def wait(self) -> bool:
         """Wait until a fetch has ended, well or not. False if there is none whose end nobody has looked at."""
+        self._check_fork()
         for future in list(self._fetching.values())[:1]:
             future.exception()
         return self.fetching
@@ -89,7 +94,7 @@ class AdapterPool:
         if adapter in self._places:
             self._empty(self._places.index(adapter))
 
-    def _vacant(self, in_use: Collection[Adapter]) -> int | None:
+    def _vacant(self, in_use: Collection[Adapter | None]) -> int | None:
         """A place without an adapter. If there is none, that of the adapter whose last use is longest ago is emptied, among
         those that no one uses. None if there is none of these, either."""
         if None in self._places:
@@ -132,22 +137,38 @@ class AdapterPool:
 
     def _finish_fetches(self) -> None:
         """Put what has been fetched into its place."""
+        self._check_fork()
         for adapter, future in [(adapter, each) for adapter, each in self._fetching.items() if each.done()]:
             del self._fetching[adapter]
             place = self._places.index(adapter)
             if (error := future.exception()) is not None:
                 self._places[place], self._failures[adapter] = None, error
                 continue
-            packed = future.result()
-            for linear, table in self.tables.items():
-                if linear not in packed:
-                    table.clear(place)
-                elif table.put(place, packed[linear]):
-                    self.version += 1
+            try:
+                self._put(place, future.result())
+            except BaseException as broken:  # memory may run out here, too
+                self._empty(place)
+                self._failures[adapter] = broken
+                continue
             adapter.place = place
+
+    def _put(self, place: int, packed: Packed) -> None:
+        for linear, table in self.tables.items():
+            if linear not in packed:
+                table.clear(place)
+            elif table.put(place, packed[linear]):
+                self.version += 1
+
+    def _check_fork(self) -> None:
+        """In a forked process, the thread that fetches is gone: start over with what it had not fetched."""
+        if os.getpid() != self._process:
+            self._process, self._executor = os.getpid(), None
+            for adapter in self._fetching:
+                self._places[self._places.index(adapter)] = None
+            self._fetching = {}
 
 
 def _pack(by_linear: Mapping[Linear, list[LowRankPart]], tables: Mapping[Linear, LowRankTable]) -> Packed:
-    memory = HugePages()  # of this adapter alone: it is returned when the adapter leaves
+    memory = HugePages(PAGE)  # of this adapter alone: it is returned when the adapter leaves
     with torch.no_grad():
         return {linear: tables[linear].pack(parts, memory) for linear, parts in by_linear.items()}

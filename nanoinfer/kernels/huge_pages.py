@@ -13,17 +13,18 @@ CHUNK = 32 * PAGE
 class HugePages:
     """Hands out tensors that lie one after another in large pieces of memory, for which Linux is asked to use huge pages.
 
-    A piece of memory is returned when none of its tensors is left. Elsewhere than on Linux, the pages are ordinary ones.
+    A piece of memory has at least `piece` bytes, and is returned when none of its tensors is left. Elsewhere than on Linux,
+    the pages are ordinary ones.
     """
 
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, piece: int = CHUNK) -> None:
+        self._piece, self._left = piece, torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`, contiguous, in this memory."""
         size = -(-tensor.nbytes // 64) * 64  # so that each begins with a cache line
         if size > len(self._left):
-            self._left = _map(max(size, CHUNK))
+            self._left = _map(max(size, self._piece))
         taken, self._left = self._left[: tensor.nbytes], self._left[size:]
         return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 

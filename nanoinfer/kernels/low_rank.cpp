@@ -10,6 +10,7 @@
 #include "team.h"
 #include "vectors.h"
 
+constexpr int LOW_RANK_WORDS = 16;     // a row of A is filled up with zeros to a multiple, whatever the vectors' size
 constexpr int LOW_RANKS = 8;           // rows of A that are computed side by side; A is filled up with zeros to a multiple
 constexpr int LOW_RANK_CHUNK = 512;    // outputs of an item of work
 constexpr long MOST_PARTS = 3;
@@ -25,7 +26,7 @@ struct LowRankPart {
 
 // What an adapter adds to a layer, as Python fills it in. No parts: nothing.
 struct LowRank {
-    const void* a;  // [ranks][in up to whole vectors]
+    const void* a;  // [ranks][in up to whole LOW_RANK_WORDS]
     int64_t ranks, num_parts;
     LowRankPart parts[MOST_PARTS];
 };
@@ -96,7 +97,7 @@ struct TileRowsOf {
 template <class E>
 static void shrink_tile(const LowRank& adapter, const TileRowsOf<typename E::T>& rows, int count, long rank, long in) {
     typedef typename E::T T;
-    constexpr long STEP = LANES * E::STEP;
+    constexpr long STEP = LOW_RANK_WORDS * E::STEP;
     long stride = (in + STEP - 1) / STEP * STEP;
     const T* a = (const T*)adapter.a + rank * stride;
     for (int m = 0; m < count; m += 3) {

@@ -8,6 +8,7 @@ The network, its weights and the way into it are the same as in the engine. Only
 engine a scheduler does it, here the caller does.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +19,7 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.errors import AdapterError, KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
@@ -60,6 +61,7 @@ class GeneratorTorch:
     ):
         self.model = as_loaded_model(model, dtype, device)
         self.adapters = Adapters(self.model.model, max(1, len(adapters or ())))
+        self._fetching = threading.Lock()
         for name, path in (adapters or {}).items():
             self.adapters.load(name, path)
         where = (self.model.dtype, self.model.device, wanted_features(self.model.model))
@@ -209,12 +211,14 @@ class GeneratorTorch:
 
     def _places(self, adapters: Sequence[Adapter | None]) -> np.ndarray | None:
         """Where these adapters are on the device, int32 [B], or None if there are none. They are fetched the first time."""
-        used = [each for each in adapters if each is not None]
-        for adapter in used:
-            while not self.adapters.pool.obtain(adapter, used):
-                self.adapters.pool.wait()
-                if (failure := self.adapters.pool.take_failure()) is not None:
-                    raise failure[1]
+        used, pool = {each for each in adapters if each is not None}, self.adapters.pool
+        if len(self.adapters) > pool.size:
+            raise AdapterError(f"adapters: {len(self.adapters)} are loaded, must be the {pool.size} given at the start")
+        with self._fetching:
+            for adapter in used:
+                while not pool.obtain(adapter, used) and pool.wait():
+                    if (failure := pool.take_failure()) is not None:
+                        raise failure[1]
         return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:

@@ -1,8 +1,9 @@
 """Scheduler: decides which requests are in the next pass, and processes the pass's result."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
+from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
@@ -170,14 +171,16 @@ class Scheduler:
         admission = Admission(self.config, self.cache, self._budget, ratio, self.running, self.planned)
         if not admission.open:
             return
+        in_use = {req.adapter for req in self.running}
         for req in self.waiting.candidates():
-            if not self._has_adapter(req):
+            if not self._has_adapter(req, in_use):
                 continue  # requests behind it may go first
             with PrefixLock(self.cache, req) as prefix:
                 verdict = admission.verdict(req)
                 if verdict is Verdict.ADMIT:
                     prefix.keep()
                     self._take(req)
+                    in_use.add(req.adapter)
                     admission.add(req)
                 elif verdict is Verdict.NO_ROOM and not self.planned:
                     self._blocked = Blocked(req, self._state(), req.prefix_len - prefix.newly_locked)
@@ -186,12 +189,12 @@ class Scheduler:
             if verdict is not Verdict.ADMIT or not admission.open:
                 return
 
-    def _has_adapter(self, req: Req) -> bool:
+    def _has_adapter(self, req: Req, in_use: Set[Adapter | None]) -> bool:
         """Whether what `req` needs to be computed with is on the device; if not, it will be."""
         if req.adapter is None:
             return True
         assert self.adapters is not None
-        return self.adapters.obtain(req.adapter, {each.adapter for each in self.running})
+        return self.adapters.obtain(req.adapter, in_use)
 
     def _check_fetches(self) -> None:
         """Raise why an adapter could not be fetched. The requests that wait for it are in `planned` then, and no others."""

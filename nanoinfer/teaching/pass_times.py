@@ -89,14 +89,14 @@ class DecodePass:
 
     def _places(self, model: LoadedModel, adapters: Sequence[Adapter | None]) -> np.ndarray:
         """Put each adapter into a place of its own; the places by request, int32."""
-        distinct = {adapter for adapter in adapters if adapter is not None}
-        pool = AdapterPool(model.model, max(1, len(distinct)))
-        for adapter in distinct:
-            adapter.place = None  # it may be in another pool, too
-            while not pool.obtain(adapter, distinct):
-                pool.wait()
+        own = {adapter: adapter.again() for adapter in adapters if adapter is not None}
+        pool = AdapterPool(model.model, max(1, len(own)))
+        for adapter in own.values():
+            while not pool.obtain(adapter, own.values()) and pool.wait():
+                if (failure := pool.take_failure()) is not None:
+                    raise failure[1]
         self.runner.adapters = pool
-        return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32)
+        return np.array([-1 if each is None else own[each].place for each in adapters], dtype=np.int32)
 
     def times_from_python(self, repeats: int = 30) -> PassTimes:
         """Of the fastest of some passes made from Python."""

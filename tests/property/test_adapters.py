@@ -1,7 +1,11 @@
 """Adapters: PEFT's tokens and logits, the same bits in any company, a cache that never mixes them up, and their places."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from nanoinfer.model.layers import low_rank
 from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
 from tests.helpers.adapters import save_adapter
-from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.checkpoints import FAMILIES, save_checkpoint
 from tests.helpers.fetches import Fetches
 
 Checkpoint = Callable[..., Path]
@@ -227,7 +231,7 @@ def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint, adapter
     llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=adapters("llama"))
     stream = llm.stream(PROMPTS[0], PARAMS, adapter="small")
     next(stream)
-    with pytest.raises(AdapterError, match=r"adapter='small': 1 requests use it \(request_id=0 is the first\)"):
+    with pytest.raises(AdapterError, match=r"adapter='small': requests use it: 1 \(the first: request_id=0\)"):
         llm.unload_adapter("small")
     llm.unload_adapter("large")
     assert [*llm.adapters] == ["small", "some"]
@@ -272,6 +276,16 @@ def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpo
         llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
     with pytest.raises(ValueError, match="adapter: 1 for 2 prompts; must be one for all, or one per prompt"):
         llm.generate([[5], [6]], PARAMS, adapter=["small"])
+    for wrong in (5, True, b"small", {"small"}, {"small": 1}):
+        with pytest.raises(
+            ValueError, match=r"adapter=.*: must be a name, None, or a list with one of these per prompt"
+        ):
+            llm.generate([[5]], PARAMS, adapter=wrong)  # type: ignore[arg-type]
+    for wrong in (["small"], "small", 3):
+        with pytest.raises(ValueError, match=r"adapters=.*: must be folders by name"):
+            LLM("/nowhere", adapters=wrong)  # type: ignore[arg-type]
+    with pytest.raises(AdapterError, match="adapter None: must be the path of a folder"):
+        llm.load_adapter("y", None)  # type: ignore[arg-type]
     with pytest.raises(AdapterError, match=r"adapter '/nowhere': no such folder"):
         llm.load_adapter("y", "/nowhere")
     assert not llm.engine.has_unfinished()
@@ -418,3 +432,98 @@ def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint, adapters: Any)
         first_tokens([None] * 7)
     with pytest.raises(ValueError, match=r"adapter_ids\[1\]='x': no such adapter"):
         first_tokens([None, "x"])
+
+
+def test_forward_tensor_may_be_called_from_several_threads(checkpoint: Checkpoint, adapters: Any) -> None:
+    generator = GeneratorTorch(checkpoint("llama"), adapters=adapters("llama"))
+
+    def logits(name: Name) -> torch.Tensor:
+        ids = torch.arange(5, 11)
+        kv = generator.new_kv_cache(1, 8)
+        inputs = (
+            ids,
+            torch.arange(6),
+            True,
+            kv,
+            torch.zeros(1, 1, dtype=torch.int64),
+            torch.arange(6),
+            torch.tensor([6]),
+            6,
+        )
+        return generator.forward_tensor(*inputs, adapter_ids=[name])
+
+    names = [None, *NAMES] * 8
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(logits, names))
+    assert all(torch.equal(found, logits(name)) for found, name in zip(together, names, strict=True))
+    generator.adapters.load("more", adapters("llama")["some"])
+    with pytest.raises(AdapterError, match="adapters: 4 are loaded, must be the 3 given at the start"):
+        logits("more")
+
+
+# --- where else it runs ---------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_has_one_pool(checkpoint: Checkpoint, adapters: Any) -> None:
+    llm, other = (LLM(checkpoint("llama"), max_total_tokens=512, adapters=adapters("llama")) for _ in range(2))
+    wanted = [output.logprobs for output in outputs(llm)]
+    foreign = llm.adapters["large"]
+    assert foreign.place == 1
+    with pytest.raises(ValueError, match="has a place in another pool; load it once more for this one"):
+        other.engine.adapters.pool.obtain(foreign, ())
+    assert other.engine.adapters.pool.obtain(foreign.again(), ()) in (True, False)
+    assert [output.logprobs for output in outputs(llm)] == wanted
+
+
+def test_inference_mode_changes_nothing(checkpoint: Checkpoint, adapters: Any) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, max_adapters_on_device=1, adapters=adapters("llama"))
+    with torch.inference_mode():
+        first = outputs(llm)
+    assert [output.logprobs for output in outputs(llm)] == [output.logprobs for output in first]
+    llm.unload_adapter("large")
+
+
+def test_a_forked_process_fetches_adapters_for_itself(checkpoint: Checkpoint, adapters: Any) -> None:
+    folders = {name: str(folder) for name, folder in adapters("llama").items()}
+    script = f"""
+import os, signal
+from nanoinfer import LLM, SamplingParams
+params = SamplingParams(max_new_tokens=4, temperature=0)
+llm = LLM({str(checkpoint("llama"))!r}, max_total_tokens=512, adapters={folders})
+llm.generate([5, 6, 7], params, adapter="small")
+if os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.alarm(60)
+llm.generate([5, 6, 7], params, adapter="large")
+os._exit(17)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 17, done.stderr[-2000:]
+
+
+def test_smaller_vectors_add_the_same(tmp_path: Path) -> None:
+    """With sizes that are no multiples of anything, on a processor that has AVX2 only."""
+    sizes = {
+        "hidden_size": 40,
+        "intermediate_size": 72,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_hidden_layers": 2,
+    }
+    path = save_checkpoint(tmp_path / "odd", "llama", **sizes)
+    network = load_model(path, kernels="torch").model
+    folders = {f"r{rank}": str(save_adapter(tmp_path / f"r{rank}", network, rank, rank)) for rank in (1, 3, 20)}
+    script = f"""
+from nanoinfer import LLM, SamplingParams
+for kernels in ("torch", "cpp"):
+    llm = LLM({str(path)!r}, max_total_tokens=512, kernels=kernels, adapters={folders})
+    prompts, names = [[5, 6, 7], [8, 9]] * 4, ["r1", "r3", "r20", None] * 2
+    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
+    print([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False, adapter=names)])
+"""
+    environment = {**os.environ, "NANOINFER_CXXFLAGS": "-march=haswell", "NANOINFER_CACHE": str(tmp_path)}
+    for env in (environment, dict(os.environ)):
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        by_torch, by_cpp = done.stdout.splitlines()
+        assert by_cpp == by_torch

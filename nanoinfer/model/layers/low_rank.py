@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -20,7 +21,7 @@ from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.layers.quantized_weights import columns, cpp_function
 
 MOST_PARTS = 3  # projections in one linear layer: q, k and v
-RANKS = 8  # rows of A that the C++ kernel computes side by side
+RANKS, WORDS = 8, 16  # the C++ kernel reads A in multiples of so many rows and, in each, of so many words
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class CppLowRank:
     def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, function: Any):
         self.in_features, self.out_features, self._dtype, self._function = in_features, out_features, dtype, function
         self._step = 4 // dtype.itemsize  # elements in a word
-        self.table = torch.zeros(places, self.WORDS, dtype=torch.int64)  # it never moves: captured passes point to it
+        self.table = np.zeros((places, self.WORDS), dtype=np.int64)  # it never moves: captured passes point to it
         self.most_ranks = RANKS  # of an adapter here
         self._packed: list[_Packed | None] = [None] * places
 
@@ -119,7 +120,7 @@ class CppLowRank:
         side, step, dtype = columns(), self._step, self._dtype
         below = torch.cat([pad(part.a.to(dtype), (0, 0, 0, -len(part.a) % step)) for part in parts])
         ranks = len(below)
-        below = memory.copy(pad(below, (0, -self.in_features % (16 * step), 0, -ranks % RANKS)))
+        below = memory.copy(pad(below, (0, -self.in_features % (WORDS * step), 0, -ranks % RANKS)))
         entry, tensors, rank = [below.data_ptr(), len(below), len(parts)], [below], 0
         for part in parts:
             b = pad(part.b.to(dtype), (0, -part.b.shape[1] % step, 0, -len(part.b) % side))
@@ -133,7 +134,7 @@ class CppLowRank:
         """As in LowRankTable. Captured passes have room for the ranks that were the most when they were captured."""
         self._packed[place], grown = packed, packed.ranks > self.most_ranks
         self.most_ranks = max(self.most_ranks, packed.ranks)
-        self.table[place] = torch.tensor(packed.entry)
+        self.table[place] = packed.entry
         return grown
 
     def clear(self, place: int) -> None:
@@ -156,7 +157,7 @@ class CppLowRank:
         assert x.shape[1] == self.in_features
         assert to.is_contiguous()
         hidden = x.new_empty(len(x), self.most_ranks)
-        plan = (self.table.data_ptr(), adapters.plan.data_ptr(), adapters.rows.data_ptr())
+        plan = (self.table.ctypes.data, adapters.plan.data_ptr(), adapters.rows.data_ptr())
         self._function(
             x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], self.most_ranks
         )
