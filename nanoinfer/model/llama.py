@@ -61,7 +61,7 @@ class MLP(nn.Module):
         self.gate_up_proj = GatedLinear(config.hidden_size, size, config.activation, config.mlp_bias, dtype, device)
         self.down_proj = Linear(size, config.hidden_size, config.mlp_bias, dtype, device)
 
-    def forward(self, x: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """`x` [T, hidden] → [T, hidden]."""
         return self.down_proj(self.gate_up_proj(x, adapters), adapters)
 
