@@ -1,7 +1,7 @@
 """Scheduler: decides which requests are in the next pass, and processes the pass's result."""
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.pool import AdapterPool
@@ -189,7 +189,7 @@ class Scheduler:
             if verdict is not Verdict.ADMIT or not admission.open:
                 return
 
-    def _has_adapter(self, req: Req, in_use: Set[Adapter | None]) -> bool:
+    def _has_adapter(self, req: Req, in_use: Collection[Adapter | None]) -> bool:
         """Whether what `req` needs to be computed with is on the device; if not, it will be."""
         if req.adapter is None:
             return True
