@@ -27,7 +27,7 @@ def here(picture: viz.Picture) -> set[str]:
     return {patch.get_gid().removeprefix("here ") for patch in named(picture, "here ")}
 
 
-@pytest.mark.parametrize("notebook", range(2, 13))
+@pytest.mark.parametrize("notebook", range(2, 14))
 def test_every_notebook_has_a_place_on_the_map(notebook: int) -> None:
     picture = viz.engine_map(notebook)
     assert f"{notebook:02}" in picture.alt
