@@ -73,7 +73,7 @@ def test_who_owns_a_slot_is_a_frame_around_tree_rows_and_slots() -> None:
         assert part.get_x() + part.get_width() < frame.get_x() + frame.get_width()
 
 
-@pytest.mark.parametrize("where", ["kernel", 13, -1, True, ["rows", "heads"]])
+@pytest.mark.parametrize("where", ["kernel", 14, -1, True, ["rows", "heads"]])
 def test_places_that_are_not_on_the_map_are_refused(where: Any) -> None:
     with pytest.raises(ValueError, match="here="):
         viz.engine_map(where)
