@@ -7,12 +7,11 @@ from typing import Any
 from torch import nn
 
 from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.adapters.peft_files import read_adapter
+from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS, read_adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.loader import BUNDLED_ROOTS
 
-BUNDLED_ADAPTERS = ("rhymes", "sea")  # of the story model
 BASE = "base"  # what callers may say in place of None
 
 

@@ -14,6 +14,7 @@ from nanoinfer.adapters.projections import LowRank, Projection, projections
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.other_formats import PICKLED, WEIGHTS, pointer_problem
 
+BUNDLED_ADAPTERS = ("rhymes", "sea")  # of the story model
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # PEFT's name of a tensor. Early versions also put the adapter's name into it, which is "default" unless one was given.
 TENSOR_NAME = re.compile(r"base_model\.model\.(.+\.lora_[AB])(?:\.default)?\.weight")
@@ -44,7 +45,8 @@ def _check_folder(folder: Path) -> None:
         raise AdapterError(f"is a file; give the folder that it is in, with {CONFIG_FILE} and {TENSORS_FILE}")
     if not folder.is_dir():
         raise AdapterError(
-            "no such folder; only local folders are read (hf download NAME --local-dir FOLDER makes one)"
+            "no such folder; only local folders are read (hf download NAME --local-dir FOLDER makes one); bundled: "
+            f"{', '.join(BUNDLED_ADAPTERS)}"
         )
     config, tensors = folder / CONFIG_FILE, folder / TENSORS_FILE
     if not config.is_file():

@@ -22,7 +22,7 @@ class Projection:
 class LowRank:
     """What an adapter adds to one projection: `scale * b @ a` to its weight, or `scale * (x @ a.T) @ b.T` to its output.
 
-    `a` [r, in_features] and `b` [columns, r] are floating-point tensors on the host, of the dtype they are stored in.
+    `a` [r, in_features] and `b` [out_features, r] are floating-point tensors on the host, of the dtype they are stored in.
     """
 
     a: torch.Tensor

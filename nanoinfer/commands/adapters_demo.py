@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from nanoinfer.adapters.manager import BUNDLED_ADAPTERS
+from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
 from nanoinfer.commands.demo import tree_lines
 from nanoinfer.commands.terminal import filled, room, side_by_side, styled
 from nanoinfer.engine import Engine
@@ -65,7 +65,7 @@ def _costs(llm: LLM, prompts: list[str], of_each: list[str | None], limit: int) 
     batches: dict[str, list[str | None]] = {
         "base model only": [None] * len(prompts),
         f"all with {first}": [first] * len(prompts),
-        "as above, mixed": of_each,
+        ", ".join(f"{len(ENDINGS)} {name or 'base'}" for name in dict.fromkeys(of_each)): of_each,
     }
     rounds = [[_pass_time(llm.engine, prompts, adapters) for adapters in batches.values()] for _ in range(ROUNDS)]
     times = np.median(rounds, axis=0)

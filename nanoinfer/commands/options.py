@@ -9,10 +9,17 @@ if TYPE_CHECKING:
 
 
 def named_folder(text: str) -> tuple[str, str]:
-    """`name=path` in two."""
+    """`name=path` in two. A bundled adapter needs only its name."""
+    from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
+
     name, equals, path = text.partition("=")
+    if text in BUNDLED_ADAPTERS:
+        return text, text
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=PATH, a name and the folder of an adapter")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be NAME=PATH, a name and the folder of an adapter, or a bundled one: "
+            f"{', '.join(BUNDLED_ADAPTERS)}"
+        )
     return name, path
 
 
@@ -54,7 +61,8 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "type": named_folder,
         "metavar": "NAME=PATH",
-        "help": "load a LoRA adapter from its folder, and use it; may be given several times",
+        "help": "load and use a LoRA adapter: a folder or a bundled name (rhymes, sea), which needs no NAME=; may be given "
+        "several times: generate then completes each prompt with each, and chat begins with the first",
     },
     "max_adapters_on_device": {
         "type": int,

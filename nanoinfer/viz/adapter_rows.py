@@ -9,7 +9,7 @@ from nanoinfer.engine import Engine
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.viz.facts import last_input_metadata, last_labels
-from nanoinfer.viz.lettering import SMALL, TINY
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
@@ -18,12 +18,12 @@ from nanoinfer.viz.words import count, expect_type, plural_list, visible
 MOST_ROWS = 24
 PITCH, HEIGHT = 24.0, 20.0  # from one row to the next; of a row
 PART, GAP = 30.0, 18.0  # of a part with its A and B; between two tiles
-X_ROWS, W_ROWS = 14.0, 176.0
+X_ROWS, W_ROWS, X_LABELS = 14.0, 176.0, 52.0
 X_TILES, W_TILES = 262.0, 58.0
 X_PARTS, LONG, THIN = 376.0, 62.0, 6.0  # where A and B are; their long side, their short one
 X_OUTPUTS, W_OUTPUTS = 640.0, 246.0
 NONE = Style(PAPER, MUTED)
-ADAPTERS = (BARS[0], BARS[1], BARS[3]._replace(hatch="//", mark="#e0a79f"), BARS[2])
+ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79f"))
 
 
 class _Part(NamedTuple):
@@ -96,6 +96,7 @@ def _headings(sheet: Sheet, parts: Sequence[_Part]) -> None:
     sheet.text(X_TILES, y, "in tiles", weight="bold")
     sheet.text(X_PARTS, y, "what a tile reads: A, then B", weight="bold")
     sheet.text(X_OUTPUTS, y, "what is added to the outputs", weight="bold")
+    sheet.text(X_PARTS, y + 18, "not to scale", size=SMALL, colour=MUTED)
     for part, x, width in _spans(parts):
         sheet.text(x + width / 2, y + 18, part.name, size=SMALL, ha="center", colour=MUTED, width=width)
     sheet.y += 32
@@ -141,6 +142,8 @@ def _tiles(
             words = f"row {row} has no adapter: it is in no tile"
             sheet.text(X_PARTS, sheet.y + HEIGHT / 2, words, size=SMALL, colour=MUTED)
             _outputs(sheet, sheet.y, row, NONE, {}, parts)
+            _, x, width = _spans(parts)[0]
+            sheet.text(x + width / 2, sheet.y + HEIGHT / 2, f"row {row}: nothing", size=TINY, colour=MUTED, ha="center")
             sheet.y += PITCH
     sheet.y += 8
     return where
@@ -186,15 +189,18 @@ def _rows(
     """The rows in the order of the pass, each with a line to its place in a tile."""
     spread = max(0.0, (max(where.values()) + PITCH - begin) - PITCH * len(where)) / max(1, len(where))
     pitch = PITCH + min(spread, PITCH)
+    below = [names.get(place, "no adapter") for place in rows.of_rows.tolist()]
+    widths = [text_width(label, SMALL) for label in labels] + [text_width(name, TINY) for name in below]
+    start = X_LABELS + min(max(widths), W_ROWS - X_LABELS + X_ROWS) + 8
     for row, (label, place) in enumerate(zip(labels, rows.of_rows.tolist(), strict=True)):
         y, style = begin + pitch * row, styles.get(place, NONE)
         sheet.cell(X_ROWS, y, 30, HEIGHT, style, str(row), edge=GRID, name=f"row {row}")
-        sheet.text(X_ROWS + 38, y + 6, label, size=SMALL, width=W_ROWS - 38)
-        sheet.text(X_ROWS + 38, y + 17, names.get(place, "no adapter"), size=TINY, colour=MUTED, width=W_ROWS - 38)
+        sheet.text(X_LABELS, y + 6, label, size=SMALL, width=W_ROWS - 38)
+        sheet.text(X_LABELS, y + 17, below[row], size=TINY, colour=MUTED, width=W_ROWS - 38)
         if place >= 0:
             middle, end = y + HEIGHT / 2, where[row] + HEIGHT / 2
             for colour, width in ((GRID, 3.2), (style.face, 2.2)):
-                sheet.line([X_ROWS + W_ROWS, X_TILES - 6], [middle, end], colour=colour, line=width)
+                sheet.line([start, X_TILES - 6], [middle, end], colour=colour, line=width)
     sheet.y = max(sheet.y, begin + pitch * len(labels) + 8)
 
 

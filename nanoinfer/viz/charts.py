@@ -113,13 +113,14 @@ def lines(
     title: str | None = None,
     log: bool = False,
     times: str | None = None,
+    ticks: Sequence[float] | None = None,
     caption: str | None = None,
 ) -> Picture:
     """One line per label through its points `(xs, ys)`; `x`, `y`: what the axes say.
 
     `log`: both axes go by factors instead of differences, and say so. `times="as long"`: `y` is a ratio, and its axis says
-    "twice as long" instead of 2 and "just as long" instead of 1. Raises ValueError for no series, for an empty one, lengths
-    that differ, and with `log` numbers that are not positive.
+    "twice as long" instead of 2 and "just as long" instead of 1. `ticks`: the numbers that are at the x axis. Raises
+    ValueError for no series, for an empty one, lengths that differ, and with `log` numbers that are not positive.
     """
     expect_type("series", series, Mapping)
     if not series:
@@ -139,7 +140,7 @@ def lines(
     if times is not None:
         expect_type("times", times, str)
     with default_settings():
-        picture = _plot(points, x, y, title, log, times, caption)
+        picture = _plot(points, x, y, title, log, times, ticks, caption)
     say = number if times is None else partial(in_words, times)
     alt = f"{y} over {x}: " + "; ".join(
         f"{label}, {count(len(across), 'point')}, from {say(up[0])} at {number(across[0])} "
@@ -165,6 +166,7 @@ def _plot(
     title: str | None,
     log: bool,
     times: str | None,
+    ticks: Sequence[float] | None,
     caption: str | None,
 ) -> Picture:
     rows = wrapped(drawable(caption), WIDTH - 2 * MARGIN, CAPTION) if caption else []
@@ -195,6 +197,9 @@ def _plot(
         axes.set_ylim(bottom=min(0, *(v for _, up in points.values() for v in up)))
         axes.xaxis.set_major_formatter(FuncFormatter(tick))
         axes.yaxis.set_major_formatter(FuncFormatter(tick))
+    if ticks is not None:
+        axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+        every = every and ("", every[1])
     if times is not None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place=None: in_words(times, value)))
     finish(axes, x, y, title, every)
@@ -207,12 +212,12 @@ def _plot(
 
 def finish(axes: Axes, x: str, y: str, title: str | None, every: tuple[str, str] | None = None) -> None:
     """Grid, labels and title as all charts have them. `every`: of axes by factors, what one grid line is to the next."""
-    notes = ("", "") if every is None else (f"  (each grid line: {every[0]})", f"\n(each grid line: {every[1]})")
+    notes = [each and f"(each grid line: {each})" for each in every or ("", "")]
     axes.grid(color=GRID, alpha=0.3, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5, colors=INK, labelfontfamily="DejaVu Sans")
-    axes.set_xlabel(drawable(x) + notes[0], fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
-    axes.set_ylabel(drawable(y) + notes[1], fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
+    axes.set_xlabel(f"{drawable(x)}  {notes[0]}".rstrip(), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
+    axes.set_ylabel(f"{drawable(y)}\n{notes[1]}".rstrip(), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
     if title:
         axes.set_title(
             drawable(title), fontsize=11, fontweight="bold", loc="left", parse_math=False, fontfamily="DejaVu Sans"

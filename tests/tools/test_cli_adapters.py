@@ -20,6 +20,7 @@ def test_the_demo_shows_three_styles_their_trees_and_what_they_cost(capsys: pyte
     assert [int(row[2]) for row in rows[:3]] == [0, 0, 0]  # nobody shares with another adapter
     assert all(int(row[2]) > 32 for row in rows[3:])  # but with the same one
     assert re.findall(r"^(base|rhymes|sea)$", out, re.MULTILINE) == ["base", "rhymes", "sea"]
+    assert "2 base, 2 rhymes, 2 sea" in out
     assert len(re.findall(r"ms +\d\.\d\d x base", out)) == 3
 
 
@@ -29,7 +30,7 @@ def test_generate_writes_in_the_style_of_each_adapter(capsys: pytest.CaptureFixt
     code, out, err = run(["generate", FOX, *GREEDY, *both], capsys)
     assert code == 0
     assert err.count("adapter mine: ") == err.count("adapter sea: ") == 1
-    _, alone, _ = run(["generate", FOX, *GREEDY, "--adapter", "rhymes=rhymes"], capsys)
+    _, alone, _ = run(["generate", FOX, *GREEDY, "--adapter", "rhymes"], capsys)
     _, base, _ = run(["generate", FOX, *GREEDY], capsys)
     assert alone.strip() in out
     assert base.strip() not in out
@@ -38,10 +39,15 @@ def test_generate_writes_in_the_style_of_each_adapter(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--adapter", "sea"], "'sea': must be NAME=PATH, a name and the folder of an adapter"),
+        (
+            ["--adapter", "sky"],
+            "'sky': must be NAME=PATH, a name and the folder of an adapter, or a bundled one: rhymes, sea",
+        ),
         (["--adapter", "=sea"], "'=sea': must be NAME=PATH"),
         (["--adapter", "a=sea", "--adapter", "a=rhymes"], "--adapter: a name is given twice, in a, a"),
+        (["--adapter", "sea", "--adapter", "sea=rhymes"], "--adapter: a name is given twice, in sea, sea"),
         (["--adapter", "a=/nowhere"], "adapter '/nowhere': no such folder"),
+        (["--adapter", "a=nope"], "bundled: rhymes, sea"),
         (["--adapter", "base=sea"], "adapter 'base': this name is the base model's"),
         (["--max-adapters-on-device", "0"], "max_adapters_on_device=0: must be an integer of at least 1"),
     ],

@@ -835,6 +835,11 @@ def test_axes_are_in_plain_words() -> None:
     assert [label.get_text() for label in near.axes[0].get_xticklabels()] == ["1", "2", "4", "8"]
     assert len(near.axes[0].get_yticks()) >= 2
     assert near.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
+    chosen = viz.lines({"a": ([1, 2, 8], [5, 6, 7])}, x="rank", y="ms", log=True, ticks=[1, 8])
+    chosen.canvas.draw()
+    assert [label.get_text() for label in chosen.axes[0].get_xticklabels()] == ["1", "8"]
+    assert chosen.axes[0].get_xlabel() == "rank"
+    assert chosen.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
 
 
 def test_ratios_are_said_as_one_says_them() -> None:

@@ -82,7 +82,8 @@ def _about_rank(got: Any, shapes: Shapes, weight_bytes: int, adapters: int, perc
     expect(
         got <= want,
         f"{said}: {adapters} of rank {got} take {got * adapters * of_rank_1:,} bytes. {percent} % are "
-        f"{percent * weight_bytes // 100:,}.{'' if want else ' Not even rank 1 fits: return 0.'}",
+        f"{percent * weight_bytes // 100:,}.{'' if want else ' Not even rank 1 fits: return 0.'}"
+        f"{' Round down.' if got == want + 1 else ''}",
     )
     expect_equal(int(got), want, f"{said}: a larger rank fits as well.")
 
@@ -190,7 +191,10 @@ def _(given: Given) -> str:
             expect(
                 not others, f"{tile} has rows of adapter {min(others, default=0)}, too. `first` is a place in `rows`."
             )
-        expect_equal(tiles, want_tiles, f"{said}: as few tiles as possible, one after another, full ones first.")
+        rule = "Make as few tiles as possible: for each adapter, in order, full ones and then the rest."
+        expect(len(tiles) == len(want_tiles), f"{said}: {len(tiles)} tiles instead of {len(want_tiles)}. {rule}")
+        for i, (tile_of, want_tile) in enumerate(zip(tiles, want_tiles, strict=True)):
+            expect(tile_of == want_tile, f"{said}: tiles[{i}] is {tile_of} and must be {want_tile}. {rule}")
     return "56 passes, tiles of 1 to 6 rows"
 
 
