@@ -29,7 +29,7 @@ COMMANDS = {
     "/help": "show these commands",
     "/reset": "start again; the system message stays",
     "/system TEXT": "set the system message; without TEXT, show it",
-    "/adapter NAME": "answer with this adapter; without NAME, show their names",
+    "/adapter NAME": "answer with it; without NAME, list them",
     "/stats": "show the engine's numbers",
     "/save FILE": "write the conversation to FILE as JSON",
     "/quit": "end the chat (Ctrl-D does the same)",
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     params = sampling_params(args)
     llm = load(args)
     check_tokenizer(llm)
-    chat = Chat(llm, params, args.system)
+    chat = Chat(llm, params, args.system, next((name for name, _ in args.adapters or ()), None))
     if not sys.stdin.isatty():
         read_line = line_reader("")
         while (line := _next_line(read_line)) is not None and chat.handle(line):
@@ -98,13 +98,14 @@ def _next_line(read_line: Callable[[], str]) -> str | None:
 class Chat:
     """A conversation with a model: its messages, and what a line of input does to them.
 
-    `stops`: makes a block in which Ctrl-C ends the answer instead of the program. Raises ValueError if the model cannot
+    `adapter`: the name of the one that answers. `stops`: makes a block in which Ctrl-C ends the answer instead of the
+    program. Raises ValueError if the model cannot
     chat, or does not take this system message.
     """
 
-    def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None):
+    def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None, adapter: str | None = None):
         self.llm, self.params = llm, params
-        self.adapter: str | None = next(iter(llm.adapters), None)
+        self.adapter = adapter
         self.messages: list[dict[str, str]] = []
         self.stops: Callable[[], AbstractContextManager[None]] | None = None
         self._used = 0  # tokens of the conversation so far
@@ -168,7 +169,8 @@ class Chat:
             raise ValueError(self._full(len(prompt)))
         params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
         # Closing the stream frees the request's slots; LLM's streams are generators.
-        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, adapter=self.adapter))
+        options = {} if self.adapter is None else {"adapter": self.adapter}
+        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, **options))
         pieces: list[StreamPiece] = []
         stopped = False
         try:
