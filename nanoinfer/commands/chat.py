@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nanoinfer.commands.ctrl_c import CtrlC
 from nanoinfer.commands.generate import note
@@ -169,7 +169,7 @@ class Chat:
             raise ValueError(self._full(len(prompt)))
         params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
         # Closing the stream frees the request's slots; LLM's streams are generators.
-        options = {} if self.adapter is None else {"adapter": self.adapter}
+        options: Any = {} if self.adapter is None else {"adapter": self.adapter}
         stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, **options))
         pieces: list[StreamPiece] = []
         stopped = False
