@@ -98,9 +98,8 @@ def _next_line(read_line: Callable[[], str]) -> str | None:
 class Chat:
     """A conversation with a model: its messages, and what a line of input does to them.
 
-    `adapter`: the name of the one that answers. `stops`: makes a block in which Ctrl-C ends the answer instead of the
-    program. Raises ValueError if the model cannot
-    chat, or does not take this system message.
+    `adapter`: the name of the adapter that answers; None: the base model. `stops`: makes a block in which Ctrl-C ends the
+    answer instead of the program. Raises ValueError if the model cannot chat, or does not take this system message.
     """
 
     def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None, adapter: str | None = None):

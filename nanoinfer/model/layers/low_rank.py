@@ -106,7 +106,7 @@ class _Packed:
 class CppLowRank:
     """By the C++ kernel, all rows at once. A row gets the same bits whatever rows are beside it."""
 
-    WORDS = 3 + 6 * MOST_PARTS  # of 8 bytes, in an entry of the table: `LowRankTable` of low_rank.cpp
+    WORDS = 3 + 6 * MOST_PARTS  # of 8 bytes, in an entry of the table: a `LowRank` of low_rank.cpp
 
     def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, function: Any):
         self.in_features, self.out_features, self._dtype, self._function = in_features, out_features, dtype, function
@@ -131,7 +131,7 @@ class CppLowRank:
         return _Packed(entry + [0] * (self.WORDS - len(entry)), len(below), tensors)
 
     def put(self, place: int, packed: _Packed) -> bool:
-        """As in LowRankTable. Captured passes have room for the ranks that were the most when they were captured."""
+        """As in LowRankTable. A captured pass has room for the ranks of adapters that were here when it was captured."""
         self._packed[place], grown = packed, packed.ranks > self.most_ranks
         self.most_ranks = max(self.most_ranks, packed.ranks)
         self.table[place] = packed.entry
