@@ -47,10 +47,11 @@ class CacheManager:
     def outstanding_size(self, req: Req, ratio: float = 1.0) -> int:
         """How many more slots `req` will need if it produces the share `ratio` of the tokens it may still produce.
 
-        This always covers the tokens that it has now. With a ratio of 1.0 it is the most that `req` can need.
+        This always covers the tokens that it has now. With a ratio of 1.0 it is the most that `req` can need. It is 0 if
+        `req` has more slots than that already.
         """
         expected_len = req.num_tokens + ceil(ratio * (req.max_kv_len - req.num_tokens))
-        return self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len)
+        return max(self.whole_pages(expected_len) - max(req.allocated_len, req.prefix_len), 0)
 
     def decode_size(self, reqs: Sequence[Req]) -> int:
         """How many slots a DECODE pass of `reqs` needs: one new page for each request whose last page is full."""

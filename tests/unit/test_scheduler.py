@@ -236,6 +236,14 @@ def test_what_a_request_may_ask_for_is_rounded_up(page_size: int, ratio: float, 
     assert server.cache.outstanding_size(req, ratio) == slots
 
 
+def test_a_request_with_slots_for_later_tokens_asks_for_no_less_than_nothing() -> None:
+    """Or the slots would count as room for others."""
+    server = FakeServer()
+    req = server.add(A[:5], max_new_tokens=10)
+    req.allocated_len = 12
+    assert [server.cache.outstanding_size(req, ratio) for ratio in (0.001, 0.5, 1.0)] == [0, 0, 2]
+
+
 def test_nothing_is_evicted_while_there_is_room() -> None:
     server = FakeServer(max_total_tokens=20)
     server.serve(A[:6], max_new_tokens=5)
