@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.logits_processors import adjusts_logits
 
@@ -16,14 +18,16 @@ from nanoinfer.sampling.logits_processors import adjusts_logits
 class Batch:
     """One pass over `B` requests with `T` new tokens. Its tensors are on the host.
 
-    `input_ids` int64 [T], `req_pool_indices` and `seq_lens` int32 [B], `prefix_lens` int32 [B] (None in DECODE),
+    `input_ids` int64 [T], `req_pool_indices` and `seq_lens` int32 [B], `prefix_lens` int32 [B] (None in DECODE; in VERIFY,
+    a request's new tokens are its newest one and its drafts),
     `out_cache_loc` int32 [T]; `out_cache_cont_start` and `_end` are set if those slots are neighbours. After an EXTEND with
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
     it (NaN for each request's first new token, because the token before it is not in this pass).
 
     `adapter_places` [B] int32: where each request's adapter is in the AdapterPool, −1 for none; None if none has one.
 
-    `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet.
+    `chunked_req` is the last of `reqs` if its prompt continues after this pass. It gets no token yet. `num_sampled`: how
+    many tokens the requests have got from this pass.
     """
 
     reqs: Sequence[Req]
@@ -39,6 +43,7 @@ class Batch:
     chunked_req: Req | None = None
     prompt_logprobs: torch.Tensor | None = None
     adapter_places: np.ndarray | None = None
+    num_sampled: int = 0
 
     @classmethod
     def extend(cls, reqs: Sequence[Req], cache: CacheManager) -> "Batch":
@@ -55,26 +60,45 @@ class Batch:
             req.req_pool_idx = row
             req.allocated_len = req.kv_len = req.prefix_len
             cache.rows[row, : req.prefix_len] = req.prefix_indices.numpy()
-        need = [cache.whole_pages(req.chunk_end) - req.allocated_len for req in reqs]
-        slots = np.split(cache.alloc_slots(sum(need)), np.cumsum(need)[:-1])
-        for req, new in zip(reqs, slots, strict=True):
-            cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + len(new)] = new
-            req.allocated_len += len(new)
-        spans = [(req, slice(req.kv_len, req.chunk_end)) for req in reqs]
+        batch = cls.of_spans(
+            reqs, ForwardMode.EXTEND, [req.kv_len for req in reqs], [req.chunk_end for req in reqs], cache
+        )
+        batch.wants_prompt_logprobs = any(req.wants_prompt_logprobs for req in reqs)
+        batch.chunked_req = reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None
+        return batch
+
+    @classmethod
+    def verify(cls, reqs: Sequence[Req], num_drafts: Sequence[int], cache: CacheManager) -> "Batch":
+        """The pass that computes the newest token of each request and its drafts, which are in `Req.token_ids` behind its
+        tokens, `num_drafts[i]` of them. Allocates the slots that are missing."""
+        starts = [req.num_tokens - 1 for req in reqs]
+        ends = [req.num_tokens + count for req, count in zip(reqs, num_drafts, strict=True)]
+        return cls.of_spans(reqs, ForwardMode.VERIFY, starts, ends, cache)
+
+    @classmethod
+    def of_spans(
+        cls,
+        reqs: Sequence[Req],
+        mode: ForwardMode,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        cache: CacheManager,
+    ) -> "Batch":
+        """The pass that computes the tokens `starts[i] .. ends[i] - 1` of each request."""
+        cache.alloc_up_to(reqs, ends)
+        spans = [(req, slice(start, end)) for req, start, end in zip(reqs, starts, ends, strict=True)]
         out_cache_loc = np.concatenate([cache.rows[req.req_pool_idx, span] for req, span in spans])
-        start, end = _neighbours(out_cache_loc)
+        cont_start, cont_end = _neighbours(out_cache_loc)
         return cls(
             reqs,
-            ForwardMode.EXTEND,
+            mode,
             torch.from_numpy(np.concatenate([req.token_ids[span] for req, span in spans])),
             torch.from_numpy(np.array([req.req_pool_idx for req in reqs], dtype=np.int32)),  # quicker than torch.tensor
-            torch.from_numpy(np.array([req.chunk_end for req in reqs], dtype=np.int32)),
-            torch.from_numpy(np.array([req.kv_len for req in reqs], dtype=np.int32)),
+            torch.from_numpy(np.array(ends, dtype=np.int32)),
+            torch.from_numpy(np.array(starts, dtype=np.int32)),
             torch.from_numpy(out_cache_loc),
-            out_cache_cont_start=start,
-            out_cache_cont_end=end,
-            wants_prompt_logprobs=any(req.wants_prompt_logprobs for req in reqs),
-            chunked_req=reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None,
+            out_cache_cont_start=cont_start,
+            out_cache_cont_end=cont_end,
             adapter_places=adapter_places(reqs),
         )
 
@@ -84,10 +108,7 @@ class Batch:
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         seq_lens = np.array([req.num_tokens for req in reqs], dtype=np.int32)
         full = [req for req in reqs if req.allocated_len < req.num_tokens]
-        pages = cache.alloc_slots(len(full) * cache.page_size).reshape(-1, cache.page_size)
-        for req, page in zip(full, pages, strict=True):
-            cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + cache.page_size] = page
-            req.allocated_len += cache.page_size
+        cache.alloc_up_to(full, [req.num_tokens for req in full])
         out_cache_loc = cache.rows[rows, seq_lens - 1]
         start, end = _neighbours(out_cache_loc)
         return cls(
@@ -106,7 +127,19 @@ class Batch:
     @property
     def only_likeliest(self) -> bool:
         """True when nothing about the logits is wanted but which token is the likeliest."""
-        return not any(req.params.wants_logits or adjusts_logits(req) for req in self.reqs)
+        return only_likeliest(self.reqs)
+
+    @property
+    def rows(self) -> Sequence[Req]:
+        """The requests whose next token each row of logits chooses. In VERIFY, a request has a row for its newest token and
+        one for each draft, in which it is as it will be if the drafts before are accepted."""
+        if self.forward_mode is not ForwardMode.VERIFY or self.prefix_lens is None:
+            return self.sampled_reqs
+        counts = (self.seq_lens - self.prefix_lens).tolist()
+        rows: list[Any] = []
+        for req, count in zip(self.reqs, counts, strict=True):
+            rows += [req, *(Ahead(req, drafts) for drafts in range(1, count))]
+        return rows
 
     @property
     def sampled_reqs(self) -> Sequence[Req]:
@@ -128,6 +161,11 @@ class Batch:
                 if req.chunk_end < req.prompt_len:
                     next_logprob = float(logits[i].float().log_softmax(-1)[int(req.token_ids[req.chunk_end])])
                 req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob)
+
+
+def only_likeliest(reqs: Sequence[Req]) -> bool:
+    """`Batch.only_likeliest` of these requests."""
+    return not any(req.params.wants_logits or adjusts_logits(req) for req in reqs)
 
 
 def adapter_places(reqs: Sequence[Req]) -> np.ndarray | None:

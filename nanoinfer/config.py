@@ -3,8 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from nanoinfer.registry import ATTENTION_BACKENDS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
+from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
 from nanoinfer.requests.keywords import class_keywords
+
+MOST_DRAFT_TOKENS = 64
 
 
 @class_keywords()
@@ -34,6 +36,10 @@ class EngineConfig:
     - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
       `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
       steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
+    - `drafter`: who proposes tokens that one pass then checks together: `ngram`, `tree`, `model`, `grammar`, or a tuple of
+      these, tried in order (see `drafting/`); None: nobody. The tokens are the same. `num_draft_tokens`: maximum number of
+      drafts of a request in one pass. `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts
+      have cost and brought so far; False: always draft as much as possible.
     - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
       memory (see `adapters/pool.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
@@ -58,6 +64,9 @@ class EngineConfig:
     random_seed: int | None = None
     num_scheduler_steps: int = 1
     max_adapters_on_device: int = 16
+    drafter: str | tuple[str, ...] | None = None
+    num_draft_tokens: int = 3
+    adaptive_drafts: bool = True
 
     def __post_init__(self) -> None:
         for name in (
@@ -72,6 +81,7 @@ class EngineConfig:
             "max_queue",
             "num_scheduler_steps",
             "max_adapters_on_device",
+            "num_draft_tokens",
         ):
             value, optional = getattr(self, name), name in ("chunked_prefill_size", "max_queue")
             if optional and value is None:
@@ -88,8 +98,10 @@ class EngineConfig:
         seed = self.random_seed
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"random_seed={seed!r}: must be None or an integer of at least 0")
-        if not isinstance(self.disable_radix_cache, bool):
-            raise ValueError(f"disable_radix_cache={self.disable_radix_cache!r}: must be True or False")
+        for name in ("disable_radix_cache", "adaptive_drafts"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
+        self._check_drafters()
         if self.max_total_tokens % self.page_size:
             raise ValueError(
                 f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
@@ -101,3 +113,24 @@ class EngineConfig:
         ATTENTION_BACKENDS.check(self.attention_backend)
         if self.kv_cache_dtype is not None:
             KV_STORAGES.check(self.kv_cache_dtype)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names in `drafter`, in order."""
+        if self.drafter is None:
+            return ()
+        return (self.drafter,) if isinstance(self.drafter, str) else tuple(self.drafter)
+
+    def _check_drafters(self) -> None:
+        if not isinstance(self.drafter, str | list | tuple | None):
+            raise ValueError(f"drafter={self.drafter!r}: must be None, a name or a tuple of names")
+        for name in self.drafters:
+            DRAFTERS.check(name)
+        if len(set(self.drafters)) < len(self.drafters):
+            raise ValueError(f"drafter={self.drafter!r}: must name each drafter once")
+        if self.num_draft_tokens > MOST_DRAFT_TOKENS:
+            raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: must be in 1..{MOST_DRAFT_TOKENS}")
+        if self.drafters and self.num_scheduler_steps > 1:
+            raise ValueError(
+                f"num_scheduler_steps={self.num_scheduler_steps}: must be 1 with a drafter, which is asked between passes"
+            )

@@ -14,11 +14,11 @@ from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
+from nanoinfer.drafting.make import scheduler_for
 from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.multi_step import make_scheduler
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
 from nanoinfer.requests.req import FinishReason
@@ -41,7 +41,8 @@ class Engine:
     unfinished, another thread gets a RuntimeError. Everything else may be called from any thread, and waits for the
     current step to end.
 
-    `clock` returns seconds, for deadlines, latencies and step times.
+    `clock` returns seconds, for deadlines, latencies and step times. `draft_runner` runs the draft model of
+    `drafter="model"`: over the same rows, and a pool of the same size.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        draft_runner: ModelRunner | None = None,
     ):
         self.model_runner, self.config, self._clock = model_runner, config, clock
         self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed)
@@ -65,8 +67,8 @@ class Engine:
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
         self.adapters = Adapters(model_runner.model, config.max_adapters_on_device)
         model_runner.adapters = self.adapters.pool
-        self.scheduler = make_scheduler(config, self.cache, clock, self.adapters.pool)
         self.sampler = Sampler()
+        self.scheduler = scheduler_for(config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner)
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
@@ -284,8 +286,8 @@ class Engine:
     def _sample(
         self, batch: Batch, logits: torch.Tensor | Likeliest
     ) -> tuple[list[int], list[dict[int, float] | None]]:
-        """The next token of each of `batch.sampled_reqs` and the log-probabilities that they want. `logits` [B, V]."""
-        reqs = batch.sampled_reqs
+        """The next token of each of `batch.rows` and the log-probabilities that they want. `logits` [rows, V]."""
+        reqs = batch.rows
         if isinstance(logits, Likeliest):  # then nothing else is wanted
             return self.sampler.sample(logits, reqs).tolist(), [None] * len(reqs)
         batch.gather_prompt_logprobs(logits)

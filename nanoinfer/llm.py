@@ -14,6 +14,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.calls import Calls
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
+from nanoinfer.drafting.load import draft_model_of, load_draft_model
 from nanoinfer.engine import Engine
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.model.attention import select_attention_backend
@@ -51,6 +52,8 @@ class LLM:
     - `quantization`: int8 or int4 keeps the weights of linear layers in so many bits (see `int8_weights.py`,
       `int4_weights.py`); None keeps the checkpoint's numbers.
     - `adapters`: LoRA adapters to load, the folder of each by its name, in PEFT's format (see `load_adapter`).
+    - `drafter`: who proposes several tokens at a time (see EngineConfig). `draft_model`, for `drafter="model"`: a smaller
+      model with the same vocabulary, by name or directory; `story` has its own.
     - `num_scheduler_steps`: with k > 1, up to k decode passes are made before the scheduler is visited again. A stream
       then yields up to k tokens at once, and a new request waits for up to k passes (see EngineConfig).
     - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
@@ -75,6 +78,7 @@ class LLM:
         kernels: str = "auto",
         quantization: str | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        draft_model: str | Path | None = None,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -92,15 +96,18 @@ class LLM:
             attention_backend=attention_backend,
             **engine_options,
         )  # checked before anything is loaded; values that depend on the model come later
+        draft_path = draft_model_of(model, draft_model, config.drafters)
         self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
+        self.draft_model = None if draft_path is None else load_draft_model(draft_path, self.model, kernels)
         if max_total_tokens is None:
-            max_total_tokens = _default_total_tokens(self.model, max_running_requests, context, config)
+            wanted = max_running_requests * context
+            max_total_tokens = _affordable_tokens(wanted, self.model, self.draft_model, config)
         self.config = EngineConfig(
             **{**asdict(config), "max_context_len": context, "max_total_tokens": max_total_tokens}
         )
         self.tokenizer = self.model.tokenizer
-        self.engine = make_engine(self.model, self.config)
+        self.engine = make_engine(self.model, self.config, draft_model=self.draft_model)
         for name, path in (adapters or {}).items():
             self.load_adapter(name, path)
         self.trace: Trace | None = None
@@ -277,21 +284,36 @@ def load_or_take(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
     return llm
 
 
-def make_engine(model: LoadedModel, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Engine:
-    """Build pools, runner and engine for a loaded model. Rows and slot numbers stay on the host; K/V is on the device."""
+def make_engine(
+    model: LoadedModel,
+    config: EngineConfig,
+    clock: Callable[[], float] = time.perf_counter,
+    draft_model: LoadedModel | None = None,
+) -> Engine:
+    """Build pools, runners and engine for loaded models. Rows and slot numbers stay on the host; K/V is on the device."""
     req_to_token_pool = ReqToTokenPool(
         config.max_running_requests, -(-config.max_context_len // config.page_size) * config.page_size
     )
-    token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size, config.kv_cache_dtype)
+    runner = _make_runner(model, config, req_to_token_pool, config.kv_cache_dtype)
+    draft_runner = None if draft_model is None else _make_runner(draft_model, config, req_to_token_pool)
+    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock, draft_runner)
+
+
+def _make_runner(
+    model: LoadedModel, config: EngineConfig, req_to_token_pool: ReqToTokenPool, kv_cache_dtype: str | None = None
+) -> ModelRunner:
+    token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size, kv_cache_dtype)
     wanted = wanted_features(model.model, token_to_kv_pool.kv_storage)
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device, wanted)
     runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
     runner.captured = select_captured_passes(config.capture, runner)
-    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock)
+    return runner
 
 
-def _default_total_tokens(model: LoadedModel, max_running_requests: int, context: int, config: EngineConfig) -> int:
-    page_size = config.page_size
-    affordable = memory_for_kv(model.device) // model.kv_bytes_per_token(config.kv_cache_dtype)
-    wanted = min(max_running_requests * context, affordable)
-    return max(wanted // page_size, 1) * page_size
+def _affordable_tokens(wanted: int, model: LoadedModel, draft_model: LoadedModel | None, config: EngineConfig) -> int:
+    """`wanted` slots, or as many as there is memory for, in whole pages and at least one."""
+    bytes_per_token = model.kv_bytes_per_token(config.kv_cache_dtype)
+    if draft_model is not None:
+        bytes_per_token += draft_model.kv_bytes_per_token()
+    wanted = min(wanted, memory_for_kv(model.device) // bytes_per_token)
+    return max(wanted // config.page_size, 1) * config.page_size

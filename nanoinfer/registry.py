@@ -27,6 +27,7 @@ class Registry(dict[Any, T]):
 
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("attention_backend")  # model/attention/select.py
+DRAFTERS: Registry[Any] = Registry("drafter")  # drafting/make.py
 EVICTION_POLICIES: Registry[Any] = Registry("eviction_policy")  # cache/eviction.py
 MODEL_FAMILIES: Registry[Any] = Registry("architecture")  # model/families.py
 QUANTIZATIONS: Registry[Any] = Registry(  # model/layers/linear_weights.py

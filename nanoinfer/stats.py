@@ -45,6 +45,7 @@ class EngineStats(Mapping[str, Any]):
     - Requests since the start, by how they ended: `finished`, `aborted`, `timed_out`, `failed` (in a step that raised).
     - Tokens since the start: `prompt_tokens` (of admitted requests); `cached_tokens` (those of them found in the tree);
       `hit_rate` (cached tokens divided by prompt tokens); `output_tokens`.
+    - Drafts since the start: `drafted_tokens` (those that passes have checked), `accepted_tokens` (those that were right).
     - Shortage since the start: `retractions`; `evicted_tokens` (evicted from the tree to make room).
     - `new_token_ratio` now: for what share of future tokens admission reserves slots (see retraction.py).
     - What computes the passes: `kernels` and `attention_backend`; and why nothing faster does: `kernels_reason` and
@@ -77,6 +78,8 @@ class EngineStats(Mapping[str, Any]):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     new_token_ratio: float
     tokens_per_second: float
     extend_step_seconds: float
@@ -181,6 +184,8 @@ def engine_stats(
         prompt_tokens=scheduler.prompt_tokens,
         cached_tokens=scheduler.cached_tokens,
         output_tokens=meter.output_tokens,
+        drafted_tokens=scheduler.drafted_tokens,
+        accepted_tokens=scheduler.accepted_tokens,
         new_token_ratio=scheduler.new_token_ratio.value,
         **meter.recent(),
         kernels=kernels.name,

@@ -82,7 +82,7 @@ class StepGuard:
         self._in_pass = self.turns.is_computing = False
         if batch is not None:
             seconds = self._clock() - started
-            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, len(batch.sampled_reqs), seconds)
+            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, batch.num_sampled, seconds)
             retracted = self._scheduler.retractions - retracted
             log_step(batch, self._scheduler, self.meter, self._runner, retracted, seconds)
 

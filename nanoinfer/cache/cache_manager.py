@@ -88,6 +88,18 @@ class CacheManager:
         assert slots is not None, f"{need_size} slots promised, {self.obtainable_size()} obtainable"
         return slots.numpy()
 
+    def alloc_up_to(self, reqs: Sequence[Req], lens: Sequence[int]) -> None:
+        """Give each request slots for its first `lens[i]` tokens, in whole pages, and write them into its row.
+
+        A request that has them already gets none. When it raises, no request has got any.
+        """
+        need = [max(self.whole_pages(length) - req.allocated_len, 0) for req, length in zip(reqs, lens, strict=True)]
+        slots = self.alloc_slots(sum(need))
+        for req, size in zip(reqs, need, strict=True):
+            self.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + size] = slots[:size]
+            req.allocated_len += size
+            slots = slots[size:]
+
     def cache_computed(self, req: Req) -> None:
         """Hand the tree the K/V that `req` has computed so far, in whole pages; `req` keeps reading it from there.
 

@@ -54,6 +54,14 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "decode passes between two visits to the scheduler; text then arrives in pieces of so many tokens "
         "(default: 1)",
     },
+    "drafter": {
+        "action": "append",
+        "choices": ["ngram", "tree", "model", "grammar"],
+        "help": "propose several tokens for one pass to check; the text is the same; may be given several times: tried in "
+        "this order",
+    },
+    "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
+    "num_draft_tokens": {"type": int, "default": 3, "help": "most drafts of a request in one pass (default: 3)"},
     "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
     "quantization": {"help": "int8 or int4: fewer bits per weight of linear layers (default: as in the checkpoint)"},
     "adapters": {
@@ -126,6 +134,7 @@ def load(args: argparse.Namespace) -> "LLM":
     named = options.pop("adapters", None) or []
     if len(dict(named)) < len(named):
         raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in named)}")
+    options["drafter"] = tuple(options.pop("drafter", None) or ()) or None
     return LLM(args.model, adapters=dict(named), **options)
 
 

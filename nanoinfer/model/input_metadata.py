@@ -15,10 +15,12 @@ from nanoinfer.model.paged_csr import paged_csr
 
 
 class ForwardMode(Enum):
-    """EXTEND computes the new tokens of sequences, whose prefix may have K/V already. DECODE computes one token of each."""
+    """EXTEND computes the new tokens of sequences, whose prefix may have K/V already. DECODE computes one token of each.
+    VERIFY is an EXTEND with logits of all new tokens: the newest one of each sequence, and drafts of those to come."""
 
     EXTEND = auto()
     DECODE = auto()
+    VERIFY = auto()
 
 
 UNSET: Any = None  # the value of a field until `create` fills it in
@@ -33,7 +35,7 @@ class InputMetadata:
     | field | shape, dtype | meaning |
     |---|---|---|
     | `forward_mode` | ForwardMode | |
-    | `positions` | [T] int64 | EXTEND: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
+    | `positions` | [T] int64 | EXTEND, VERIFY: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
     | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; layers read `out_cache_index` instead |
     | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
@@ -138,7 +140,7 @@ class InputMetadata:
         rows = as_int_array(req_pool_indices, "req_pool_indices")
         seqs = as_int_array(seq_lens, "seq_lens")
         slots = as_int_array(out_cache_loc, "out_cache_loc")
-        extend = forward_mode is ForwardMode.EXTEND
+        extend = forward_mode is not ForwardMode.DECODE
         prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
         if check:
@@ -162,7 +164,7 @@ class InputMetadata:
             out_cache_cont_end=out_cache_cont_end,
             other_kv_index=None if extend else int(slots[0]),
             return_normalized_logprob=return_normalized_logprob,
-            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if extend else None,
+            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if forward_mode is ForwardMode.EXTEND else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
         if adapter_places is not None:

@@ -13,11 +13,11 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 
 
 def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
-    """`forward_mode` must be one of `modes`, and EXTEND needs prefix lengths."""
+    """`forward_mode` must be one of `modes`, and all but DECODE need prefix lengths."""
     if not isinstance(forward_mode, modes):
         raise ValueError(f"forward_mode={forward_mode!r}: must be a {modes.__name__}")
-    if forward_mode.name == "EXTEND" and prefix_lens is None:
-        raise ValueError("prefix_lens=None: EXTEND needs one per request")
+    if forward_mode.name != "DECODE" and prefix_lens is None:
+        raise ValueError(f"prefix_lens=None: {forward_mode.name} needs one per request")
 
 
 def check_tp_size(tp_size: int) -> None:

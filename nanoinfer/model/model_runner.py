@@ -13,6 +13,7 @@ from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
+from nanoinfer.model.verify import as_decode
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
@@ -104,8 +105,10 @@ class ModelRunner:
     ) -> tuple[torch.Tensor | Likeliest, torch.Tensor | None]:
         """Run the pass of a Batch. Returns logits `[B, V]` and, for an EXTEND with `return_normalized_logprob`, the same
         second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability. A captured
-        DECODE with `batch.only_likeliest` may return a Likeliest [B] in place of the logits.
+        DECODE or VERIFY with `batch.only_likeliest` may return a Likeliest in place of the logits. VERIFY: logits `[T, V]`.
         """
+        if forward_mode is ForwardMode.VERIFY:
+            return self.forward(as_decode(batch), ForwardMode.DECODE)
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
             found = self.captured.forward(

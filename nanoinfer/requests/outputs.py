@@ -22,6 +22,7 @@ class CompletionOutput:
     - `stop_reason`: the stop string or the one of `stop_token_ids` that ended it; None otherwise, even if one of the
       model's end tokens did.
     - `logprobs`: one dict {token id: log-probability} per sampled token, the sampled one first; None unless requested.
+    - `drafted_tokens`: how many drafts passes have checked; `accepted_tokens`: how many of them are in `token_ids`.
     """
 
     index: int
@@ -29,6 +30,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     cached_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     _buffer: np.ndarray = field(repr=False)  # the request's tokens, to which the request only appends
     _start: int = field(repr=False)
     _end: int = field(repr=False)
@@ -106,6 +109,15 @@ class RequestOutput:
     @property
     def cached_tokens(self) -> int:
         return self.outputs[0].cached_tokens
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Of all completions together, as `accepted_tokens`."""
+        return sum(output.drafted_tokens for output in self.outputs)
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(output.accepted_tokens for output in self.outputs)
 
     def __getitem__(self, name: object) -> NoReturn:
         raise TypeError(f"an output has attributes: use output.{name}")
@@ -196,5 +208,6 @@ class PieceReader:
 
 def _completion(index: int, req: Req) -> CompletionOutput:
     logprobs = None if req.params.logprobs is None else req.output_logprobs
+    counts = req.cached_tokens, req.drafted_tokens, req.accepted_tokens
     tokens = req.token_ids, req.prompt_len, req.num_tokens
-    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, req.cached_tokens, *tokens, logprobs)
+    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, *counts, *tokens, logprobs)

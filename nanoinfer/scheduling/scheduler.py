@@ -1,7 +1,7 @@
 """Scheduler: decides which requests are in the next pass, and processes the pass's result."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.pool import AdapterPool
@@ -51,6 +51,7 @@ class Scheduler:
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self.retractions = self.prompt_tokens = self.cached_tokens = 0  # counted since the start, for statistics
         self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
+        self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
         self._blocked: Blocked | None = None
@@ -79,7 +80,7 @@ class Scheduler:
         if decoding:
             self.planned = self._make_room_for(decoding)
             self._budget.refill()
-            return Batch.decode(self.planned, self.cache)
+            return self._decode(self.planned)
         if self.waiting or self.prefilling:
             raise RuntimeError(
                 f"{len(self.waiting)} requests wait, none runs and none fits: {self.cache.obtainable_size()} of "
@@ -95,26 +96,34 @@ class Scheduler:
         """Append the sampled tokens to `batch.sampled_reqs`. After an EXTEND, and when a request ends, its K/V goes to the
         radix cache.
         """
-        now = self._clock()
-        extend = batch.forward_mode is ForwardMode.EXTEND
-        for req in batch.reqs:
-            req.kv_len = req.chunk_end if extend else req.num_tokens
-        for req, token_id, entry in zip(batch.sampled_reqs, token_ids, logprobs, strict=True):
-            if not req.num_output_tokens:
-                req.first_token_time = now
-            if entry is not None:
-                req.output_logprobs.append(entry)
-            req.append(token_id)
-            if req.finished:
-                req.finish_time = now
-                self._ended += 1
-                self.cache.release(req)
-        if extend:
+        if batch.chunked_req is not None:
+            batch.chunked_req.kv_len = batch.chunked_req.chunk_end
+        self._append(batch, zip(batch.sampled_reqs, token_ids, logprobs, strict=True))
+        if batch.forward_mode is ForwardMode.EXTEND:
             for req in batch.reqs:
                 if not req.finished:
                     self.cache.cache_computed(req)
             self.prefilling = batch.chunked_req
         self._forget_finished()
+
+    def _append(self, batch: Batch, sampled: Iterable[tuple[Req, int, dict[int, float] | None]]) -> None:
+        """Append tokens with their log-probabilities to their requests, in order, each until it ends. The pass has computed
+        the K/V of every token before them."""
+        now = self._clock()
+        for req, token_id, entry in sampled:
+            if req.finished:
+                continue
+            batch.num_sampled += 1
+            if not req.num_output_tokens:
+                req.first_token_time = now
+            if entry is not None:
+                req.output_logprobs.append(entry)
+            req.kv_len = req.num_tokens
+            req.append(token_id)
+            if req.finished:
+                req.finish_time = now
+                self._ended += 1
+                self.cache.release(req)
 
     def end(self, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
         """End requests now, whatever their state. Their computed K/V goes to the tree; their other slots are freed.
@@ -231,6 +240,10 @@ class Scheduler:
     def _state(self) -> tuple[int, int, int]:
         """Optimisation: the state that `Blocked` compares."""
         return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
+
+    def _decode(self, reqs: list[Req]) -> Batch:
+        """The pass in which running requests, for whose next tokens there is room, get them."""
+        return Batch.decode(reqs, self.cache)
 
     # --- DECODE: make room for all running requests, or for those that stay ------------------------------------------
 

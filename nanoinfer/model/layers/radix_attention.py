@@ -16,6 +16,6 @@ class RadixAttention(AttentionLayer):
             backend.store(k, v, self, metadata)
         else:
             metadata.token_to_kv_pool.set_kv_buffer(self.layer_id, metadata.out_cache_index, k, v)
-        if metadata.forward_mode is ForwardMode.EXTEND:
-            return backend.forward_extend(q, self, metadata)
-        return backend.forward_decode(q, self, metadata)
+        if metadata.forward_mode is ForwardMode.DECODE:
+            return backend.forward_decode(q, self, metadata)
+        return backend.forward_extend(q, self, metadata)

@@ -1,0 +1,78 @@
+"""DraftModel: a smaller model with the same vocabulary drafts token by token; its K/V is under the same slot numbers."""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from nanoinfer.batch import Batch
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.drafting.prefix_stamps import PrefixStamps
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.layers.logits_processor import Likeliest
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.ahead import Ahead
+from nanoinfer.requests.req import Req
+from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.signals import interruptible
+
+MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE row for each
+
+
+class DraftModel:
+    """Runs the draft model of `runner`, whose K/V pool has a slot for each of the large model's, and shares its rows.
+
+    So the scheduler's allocation, retraction, eviction and prefix hits hold for both, and nothing has to be told to this
+    drafter. It must only know which slots have its K/V of the tokens that are there now. For that, it stamps a slot when it
+    fills it (see PrefixStamps), and computes what has no stamp, or another one. That is the prompt the first time, and
+    one or two tokens from then on.
+
+    The drafts are sampled with the request's own parameters and random numbers: if the two models agree on the
+    probabilities, they agree on the token.
+    """
+
+    def __init__(self, runner: ModelRunner, cache: CacheManager, sampler: Sampler):
+        self._runner, self._cache, self._sampler = runner, cache, sampler
+        self._stamps = np.zeros(runner.token_to_kv_pool.size, dtype=np.uint64)
+        self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
+
+    def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        for step in range(max(most)):
+            self._step([req for req, count in zip(reqs, most, strict=True) if count > step], step)
+        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, most, strict=True)]
+
+    def _step(self, reqs: list[Req], step: int) -> None:
+        """Write draft number `step` of each request behind the ones before it."""
+        ends = [req.num_tokens + step for req in reqs]
+        starts = [end - 1 for end in ends] if step else [self._first_missing(req) for req in reqs]
+        rows = sum(ends) - sum(starts)
+        mode = ForwardMode.VERIFY if rows <= MOST_ROWS else ForwardMode.EXTEND
+        batch = Batch.of_spans(reqs, mode, starts, ends, self._cache)
+        batch.adapter_places = None
+        with interruptible():
+            logits, _ = self._runner.forward(batch, mode)
+            if mode is ForwardMode.VERIFY and rows > len(reqs):
+                logits = _of_rows(logits, np.cumsum(np.array(ends) - starts) - 1)
+            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs)  # type: ignore
+        for req, end, draft in zip(reqs, ends, drafts.tolist(), strict=True):
+            req.token_ids[end] = draft
+        stamps = [self._prefixes[req].of(req, start, end) for req, start, end in zip(reqs, starts, ends, strict=True)]
+        self._stamps[batch.out_cache_loc.numpy()] = np.concatenate(stamps)
+
+    def _first_missing(self, req: Req) -> int:
+        """The first position without this model's K/V, or the newest token's: it is computed in any case."""
+        prefix = self._prefixes.get(req)
+        if prefix is None:
+            prefix = self._prefixes[req] = PrefixStamps(len(req.token_ids))
+        last = req.num_tokens - 1
+        row = self._cache.rows[req.req_pool_idx, :last]
+        missing = self._stamps[row] != prefix.of(req, 0, last)
+        return int(missing.argmax()) if missing.any() else last
+
+
+def _of_rows(logits: torch.Tensor | Likeliest, rows: np.ndarray) -> torch.Tensor | Likeliest:
+    index = torch.from_numpy(rows)
+    if isinstance(logits, Likeliest):
+        return Likeliest(logits.token_ids[index], logits.logits[index])
+    return logits[index]

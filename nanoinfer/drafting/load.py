@@ -1,0 +1,43 @@
+"""Which draft model serves a model, and whether it can."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from nanoinfer.model.loader import LoadedModel, load_model
+
+BUNDLED_DRAFT_MODELS = {"story": "story-draft"}
+
+
+def draft_model_of(model: str | Path, draft_model: str | Path | None, drafters: Collection[str]) -> str | Path | None:
+    """What to load as the draft model, None for nothing. ValueError if one is needed and missing, or given for nothing."""
+    if "model" not in drafters:
+        if draft_model is not None:
+            raise ValueError(f"draft_model={str(draft_model)!r}: is used by drafter='model' only")
+        return None
+    found = draft_model or BUNDLED_DRAFT_MODELS.get(str(model))
+    if found is None:
+        raise ValueError(f"draft_model: drafter='model' needs one, a smaller model with the vocabulary of {model}")
+    return found
+
+
+def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str = "auto") -> LoadedModel:
+    """Load the draft model of `model`, for the same device and context, in its own dtype.
+
+    ValueError if it has other tokens, or was not trained for as many positions. Errors as `load_model`.
+    """
+    loaded = load_model(draft_model, None, model.device, None, kernels)
+    name = f"draft_model={str(draft_model)!r}"
+    if loaded.config.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"{name}: has {loaded.config.vocab_size} tokens, must have those of {model.name}: {model.config.vocab_size}"
+        )
+    if loaded.tokenizer is not None and model.tokenizer is not None:
+        ours, theirs = model.tokenizer.hf_tokenizer.get_vocab(), loaded.tokenizer.hf_tokenizer.get_vocab()
+        if ours != theirs:
+            differ = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+            raise ValueError(f"{name}: must have the tokens of {model.name}, but {differ!r} is another one")
+    if loaded.max_context_len < model.max_context_len:
+        raise ValueError(
+            f"{name}: has {loaded.max_context_len} positions, must have at least max_context_len={model.max_context_len}"
+        )
+    return loaded

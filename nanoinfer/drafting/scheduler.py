@@ -1,0 +1,137 @@
+"""DraftingScheduler: DECODE passes become VERIFY passes, which check drafts of the tokens to come.
+
+    schedule ──► alloc slots ──► drafters propose d1 d2 d3 ──► VERIFY: newest d1 d2 d3 ──► sample s1 s2 s3 s4 ──► compare
+
+The pass computes the newest token of a request and its drafts at once, and a token is sampled for each of these rows as it
+would be without drafts: with the penalties, the grammar and the random number of its position. `s1` is the request's next
+token, whatever the drafts. If it equals `d1`, the second row had the right input, so `s2` is the token after it, and so on
+up to the first difference. So every token is the one that a DECODE would have given: greedy or sampled, drafts decide only
+how many of them one pass gives.
+
+A wrong draft leaves nothing behind. Its K/V is in a slot beyond the request's `kv_len`, which the next pass overwrites and
+the tree never gets; its place in `token_ids` is behind the request's tokens.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from nanoinfer.adapters.pool import AdapterPool
+from nanoinfer.batch import Batch, only_likeliest
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.config import EngineConfig
+from nanoinfer.drafting.draft_lengths import DraftLengths, Plan
+from nanoinfer.drafting.drafter import Drafter
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.scheduler import Scheduler
+
+Sampled = tuple[Req, int, dict[int, float] | None]
+
+
+class DraftingScheduler(Scheduler):
+    """A Scheduler whose requests get drafts from `drafters`, where these have an idea and it pays (see DraftLengths).
+
+    With `adaptive_drafts=False`, every request gets the drafts of the first drafter that has an idea, always.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        cache: CacheManager,
+        drafters: Sequence[Drafter],
+        clock: Callable[[], float] = time.perf_counter,
+        adapters: AdapterPool | None = None,
+    ):
+        super().__init__(config, cache, clock, adapters)
+        self.drafters = drafters
+        self.lengths = DraftLengths(drafters, config.num_draft_tokens, config.adaptive_drafts)
+        self._drafted_by: list[int | None] = []  # of the requests of the current pass: whose drafts they have
+        self._began = self._drafting = 0.0  # when the current visit began, and how long drafters took in it
+        self._only_likeliest = False  # of the current pass
+
+    def schedule(self) -> Batch | None:
+        """As `Scheduler.schedule`, with drafts."""
+        self._began, self._drafting, self._drafted_by = self._clock(), 0.0, []
+        return super().schedule()
+
+    def process_batch_result(
+        self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
+    ) -> None:
+        """As `Scheduler.process_batch_result`. After a VERIFY, there is a token for each of `batch.rows`; a request gets
+        those up to the first that differs from its draft, or up to the one that ends it."""
+        if batch.forward_mode is not ForwardMode.VERIFY:
+            super().process_batch_result(batch, token_ids, logprobs)
+        else:
+            self._append(batch, self._accepted(batch, token_ids, logprobs))
+            self._forget_finished()
+        if batch.forward_mode is not ForwardMode.EXTEND:
+            seconds = self._clock() - self._began - self._drafting
+            self.lengths.count_pass(len(batch.input_ids), self._only_likeliest, seconds)
+
+    def _decode(self, reqs: list[Req]) -> Batch:
+        self._only_likeliest = only_likeliest(reqs)
+        plan = self.lengths.choose(reqs, self._only_likeliest)
+        if any(plan.most):
+            self._make_room_for_drafts(reqs, plan)
+            counts = self._propose(reqs, plan)
+            if any(counts):
+                return Batch.verify(reqs, counts, self.cache)
+        return super()._decode(reqs)
+
+    def _make_room_for_drafts(self, reqs: Sequence[Req], plan: Plan) -> None:
+        """Allocate slots for drafts, in whole pages. If there are too few, later requests get fewer drafts, or none."""
+        size, ends = self.cache.page_size, []
+        pages_left = self.cache.obtainable_size() // size
+        for i, req in enumerate(reqs):
+            affordable = req.allocated_len + pages_left * size - req.num_tokens
+            plan.most[i] = min(plan.most[i], affordable)
+            ends.append(req.num_tokens + plan.most[i])
+            pages_left -= max(self.cache.whole_pages(ends[-1]) - req.allocated_len, 0) // size
+        self.cache.alloc_up_to(reqs, ends)
+
+    def _propose(self, reqs: Sequence[Req], plan: Plan) -> list[int]:
+        """Let drafters write drafts behind the requests' tokens; returns how many. A request for which the drafter of the
+        plan has no idea gets those of the next one that has."""
+        began, counts = self._clock(), [0] * len(reqs)
+        self._drafted_by = [None] * len(reqs)
+        for index, drafter in enumerate(self.drafters):
+            asked = [
+                i for i, most in enumerate(plan.most) if most and not counts[i] and (plan.drafters[i] or 0) <= index
+            ]
+            if not asked:
+                continue
+            most, start = [plan.most[i] for i in asked], self._clock()
+            for i, drafts in zip(asked, drafter.propose([reqs[i] for i in asked], most), strict=True):
+                req = reqs[i]
+                assert len(drafts) <= plan.most[i]
+                req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
+                if drafts:
+                    counts[i], self._drafted_by[i] = len(drafts), index
+            self.lengths.count_proposal(index, max(most), self._clock() - start)
+        self._drafting = self._clock() - began
+        return counts
+
+    def _accepted(
+        self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
+    ) -> Iterator[Sampled]:
+        """The tokens that count, request by request. Must be appended as they come: then the drafts are counted."""
+        assert batch.prefix_lens is not None
+        row = 0
+        counts = (batch.seq_lens - batch.prefix_lens - 1).tolist()
+        for req, count, drafter in zip(batch.reqs, counts, self._drafted_by, strict=True):
+            before = req.num_tokens
+            drafts: list[int] = req.token_ids[before : before + count].tolist()
+            accepted = 0
+            while accepted < count and token_ids[row + accepted] == drafts[accepted]:
+                accepted += 1
+            for i in range(row, row + accepted + 1):
+                yield req, token_ids[i], logprobs[i]
+            row += count + 1
+            if drafter is None:
+                continue
+            accepted = min(accepted, req.num_tokens - before)  # the request may have ended at one of them
+            req.drafted_tokens += count
+            req.accepted_tokens += accepted
+            self.drafted_tokens += count
+            self.accepted_tokens += accepted
+            self.lengths.count_drafts(req, drafter, count, accepted)

@@ -1,0 +1,46 @@
+"""VERIFY: one pass over a request's newest token and its drafts, as a DECODE of several rows.
+
+In a DECODE, each layer first stores the K/V of all rows and then attends. So rows of the same request that differ in their
+length see each other: row `j` is the request with `j` drafts, and attends to the drafts before. Nothing else is needed, no
+kernel, no attention and no captured pass of its own, and a draft's logits have the bits that its own DECODE would give.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass
+class DecodeRows:
+    """A DECODE of `T` rows, several of which may belong to one request. Fields as in Batch, with T for B."""
+
+    input_ids: torch.Tensor
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    out_cache_loc: torch.Tensor
+    out_cache_cont_start: int | None
+    out_cache_cont_end: int | None
+    adapter_places: np.ndarray | None
+    only_likeliest: bool
+    prefix_lens: torch.Tensor | None = None
+    prompt_logprobs: torch.Tensor | None = None
+
+
+def as_decode(batch: Any) -> DecodeRows:
+    """The VERIFY pass `batch` of B requests and T new tokens, with a row for each of its tokens."""
+    rows, starts, ends = (field.numpy() for field in (batch.req_pool_indices, batch.prefix_lens, batch.seq_lens))
+    of_each = ends - starts
+    first = np.cumsum(of_each) - of_each  # of each request's rows
+    lens = (starts + 1 - first).repeat(of_each) + np.arange(len(batch.input_ids), dtype=np.int32)
+    return DecodeRows(
+        batch.input_ids,
+        torch.from_numpy(rows.repeat(of_each)),
+        torch.from_numpy(lens.astype(np.int32)),
+        batch.out_cache_loc,
+        batch.out_cache_cont_start,
+        batch.out_cache_cont_end,
+        None if batch.adapter_places is None else batch.adapter_places.repeat(of_each),
+        batch.only_likeliest,
+    )
