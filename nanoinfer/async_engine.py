@@ -86,6 +86,9 @@ class AsyncEngine:
     async def _submit(self, request: Request) -> AsyncStream:
         delivery = Delivery(asyncio.get_running_loop())
         is_long = isinstance(request.prompt, str) and len(request.prompt) > SHORT_TEXT
+        is_long |= (
+            isinstance(request.params, SamplingParams) and request.params.has_grammar
+        )  # it may have to be compiled
         group = await asyncio.to_thread(self._engine.prepare, request) if is_long else self._engine.prepare(request)
         try:
             request_id = await self._call(lambda: self._add(delivery, group))

@@ -17,6 +17,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.make import scheduler_for
 from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
+from nanoinfer.grammars.grammars import Grammars
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
@@ -57,6 +58,7 @@ class Engine:
     ):
         self.model_runner, self.config, self._clock = model_runner, config, clock
         self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed)
+        self.grammars = Grammars(tokenizer, vocab_size, self.builder.eos_token_ids)
         self.radix_cache = RadixCache(
             model_runner.req_to_token_pool,
             model_runner.token_to_kv_pool,
@@ -113,8 +115,9 @@ class Engine:
             self._check_pool(prompt_ids, request)
             self._check_queue(request.params.n)
             adapter = self._find_adapter(request)
+            new_matcher = self.grammars.prepare(request.params, request.name)
             request_id = next(self._ids)
-            reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter)
+            reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter, new_matcher)
             return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:

@@ -41,5 +41,10 @@ class EngineClosedError(RuntimeError):
     """A request was refused because the engine has been shut down."""
 
 
+class NoTokenAllowedError(RuntimeError):
+    """A request ended because no token was left to choose: its grammar allows only tokens that its other parameters
+    forbid, or it takes too much time or memory to follow the grammar."""
+
+
 class StepFailedError(RuntimeError):
     """A step that computed the request raised an exception, and so the request ended. `__cause__` is that exception."""

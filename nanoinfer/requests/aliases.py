@@ -12,10 +12,13 @@ SAMPLING_ALIASES = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
     "stop_strs": "stop",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
 }
 _BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", (None, False))
 _GRAMMAR = Elsewhere(
-    "constrained decoding is not implemented; logits_processors can forbid tokens at every step", (None,)
+    "use regex=..., json_schema=..., grammar=... (a Lark grammar) or choice=[...] of SamplingParams itself", (None,)
 )
 SAMPLING_ELSEWHERE = {
     "best_of": Elsewhere(
@@ -37,8 +40,9 @@ SAMPLING_ELSEWHERE = {
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
     "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
     **dict.fromkeys(
-        ("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex", "ebnf"), _GRAMMAR
+        ("guided_decoding", "structured_outputs", "response_format", "structural_tag", "guided_grammar"), _GRAMMAR
     ),
+    "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar, not EBNF as in SGLang", (None,)),
     "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
     "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", (None, False)),
     "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoinfer.errors import NoTokenAllowedError
 from nanoinfer.requests.prompt_logprobs import PromptLogprobs
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
+
+NO_TOKEN = -1  # in place of a token id: there was none to choose
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,14 @@ class Req:
         extra_key: Hashable = None,
         detokenizer: IncrementalDetokenizer | None = None,
         adapter: Any = None,
+        matcher: Any = None,
     ):
         self.request_id, self.params, self.seed = request_id, params, seed
         self.adapter = adapter  # an Adapter, or None for the base model
         self.extra_key = extra_key if adapter is None else AdapterKey(adapter.id, extra_key)
         self.stop_token_ids = stop_token_ids
         self.detokenizer = detokenizer
+        self.matcher = matcher  # a grammars.Matcher, which has accepted all output tokens; None without a grammar
         self.prompt_len = self.num_tokens = len(prompt_ids)
         self.token_ids = np.empty(self.prompt_len + params.max_new_tokens, dtype=np.int64)
         self.token_ids[: self.prompt_len] = prompt_ids
@@ -136,8 +141,12 @@ class Req:
     def append(self, token_id: int) -> None:
         """Append one sampled token and its text, and end the request if the token does.
 
-        If a stop condition is met by the last allowed token, the reason is `stop`, not `length`.
+        If a stop condition is met by the last allowed token, the reason is `stop`, not `length`. With NO_TOKEN nothing is
+        appended: the request ends.
         """
+        if token_id == NO_TOKEN:
+            self._end_without_token()
+            return
         self.token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
         may_stop = self.num_output_tokens >= self.params.min_new_tokens
@@ -145,10 +154,24 @@ class Req:
         if self.detokenizer is not None:
             self.text += self.detokenizer.add(token_id, may_stop, stopped)
             stopped = stopped or self.detokenizer.stopped
+        if self.matcher is not None and not self.matcher.accept(token_id):
+            self._end_without_token()
+            return
+        stopped = stopped or (self.matcher is not None and self.matcher.must_stop)
         if stopped:
             self.finish(FinishReason.STOP)
         elif self.num_output_tokens == self.params.max_new_tokens:
             self.finish(FinishReason.LENGTH)
+
+    def _end_without_token(self) -> None:
+        """End the request because it has no next token. That is an end like any other if its output is complete."""
+        if self.matcher is not None and self.matcher.is_complete:
+            self.finish(FinishReason.STOP)
+            return
+        why = "its grammar and its other parameters leave no token to choose"
+        if self.matcher is not None and self.matcher.error:
+            why = f"its grammar cannot be followed any further: {self.matcher.error}"
+        self.end(FinishReason.ABORT, NoTokenAllowedError(f"request {self.request_id}: {why}"))
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
         """End the request from outside. `error`: what ended it. Never raises: if the tokenizer fails, its error is kept

@@ -1,7 +1,7 @@
 """RequestBuilder: checks what callers ask for and builds Reqs from it."""
 
 import sys
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -133,8 +133,10 @@ class RequestBuilder:
         params: SamplingParams,
         extra_key: Hashable = None,
         adapter: Any = None,
+        new_matcher: Callable[[frozenset[int]], Any] | None = None,
     ) -> list[Req]:
-        """Build one Req per completion (`params.n`). Each has its own seed for its random numbers."""
+        """Build one Req per completion (`params.n`). Each has its own seed for its random numbers, and its own matcher if
+        `new_matcher` (stop tokens → matcher) makes them."""
         seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
         stops = self._stop_token_ids(params)
         reqs = []
@@ -151,7 +153,8 @@ class RequestBuilder:
             if i == 1:
                 params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
             own_seed = derived_seed(seed, i)
-            reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter))
+            matcher = None if new_matcher is None else new_matcher(stops)
+            reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))
         return reqs
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

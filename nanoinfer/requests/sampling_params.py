@@ -1,5 +1,6 @@
 """SamplingParams: how the next token of one request is chosen, and when the request ends."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from nanoinfer.requests.keywords import class_keywords
 LogitsProcessor = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
 INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
 BOOL_FIELDS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
+GRAMMAR_FIELDS = ("regex", "json_schema", "grammar", "choice")  # at most one of them
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -47,6 +49,10 @@ class SamplingParams:
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
     | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
     | `include_stop_str_in_output` | bool | the text includes what ended it: a stop string, or a special token if shown |
+    | `regex` | regular expression | the output matches it |
+    | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
+    | `grammar` | Lark grammar | the output matches the rule `start` |
+    | `choice` | strings | the output is one of them |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
     Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,
@@ -77,6 +83,10 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    regex: str | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "logits_processors"):
@@ -110,6 +120,7 @@ class SamplingParams:
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
         self._check_collections()
+        self._check_grammars()
         self._normalise()
 
     def _normalise(self) -> None:
@@ -121,8 +132,24 @@ class SamplingParams:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if self.json_schema is not None and not isinstance(self.json_schema, str):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
+
+    @property
+    def grammar_texts(self) -> list[tuple[str, str | None]]:
+        """The name of each field of GRAMMAR_FIELDS, with its value as text; at most one is not None."""
+        choice = None if self.choice is None else json.dumps(self.choice)
+        schema = self.json_schema if isinstance(self.json_schema, str | None) else json.dumps(self.json_schema)
+        return [("regex", self.regex), ("json_schema", schema), ("grammar", self.grammar), ("choice", choice)]
+
+    @property
+    def has_grammar(self) -> bool:
+        """True when one of GRAMMAR_FIELDS is given."""
+        return any(text is not None for _, text in self.grammar_texts)
 
     @property
     def greedy(self) -> bool:
@@ -139,6 +166,30 @@ class SamplingParams:
     def wants_logits(self) -> bool:
         """True when it takes more than the likeliest token."""
         return not self.greedy or self.logprobs is not None
+
+    def _check_grammars(self) -> None:
+        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name}={value!r}: must be a string")
+        choice: Any = self.choice
+        if choice is not None:
+            is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
+            if not is_list or not choice or not all(isinstance(text, str) and text for text in choice):
+                raise ValueError(f"choice={choice!r}: must be a list of at least one string, and none may be empty")
+        if self.json_schema is not None and not isinstance(self.json_schema, str):
+            if not isinstance(self.json_schema, Mapping):
+                hint = ""
+                if hasattr(self.json_schema, "model_json_schema"):
+                    hint = "; use json_schema=Model.model_json_schema()"
+                raise ValueError(f"json_schema={self.json_schema!r}: must be a dict or its text{hint}")
+            try:
+                json.dumps(self.json_schema, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"json_schema: cannot be written as JSON: {error}") from error
 
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoinfer.grammars.bitmask import forbid_other_tokens
 from nanoinfer.requests.req import Req
 
 Rows = Sequence[tuple[int, Req]]  # row numbers of the scores, each with the request that it belongs to
@@ -28,7 +29,7 @@ def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
 
 def adjusts_logits(req: Req) -> bool:
     """True when some processor has to change this request's logits now."""
-    return req.params.adjusts_logits or req.num_output_tokens < req.params.min_new_tokens
+    return req.params.adjusts_logits or req.matcher is not None or req.num_output_tokens < req.params.min_new_tokens
 
 
 def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,6 +123,11 @@ def _checked(result: Any, scores: torch.Tensor, req: Req) -> torch.Tensor:
     return result
 
 
+def forbid_what_no_grammar_allows(scores: torch.Tensor, rows: Rows) -> None:
+    """Forbid all tokens that the request's grammar does not allow next. It comes last, so nothing can allow them again."""
+    forbid_other_tokens(scores, [(row, req.matcher) for row, req in rows if req.matcher is not None])
+
+
 # The order is that of Hugging Face's `generate`.
 PROCESSORS = (
     add_logit_bias,
@@ -129,4 +135,5 @@ PROCESSORS = (
     penalise_frequency_and_presence,
     forbid_stopping_early,
     apply_processors_of_requests,
+    forbid_what_no_grammar_allows,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from nanoinfer.model.layers.logits_processor import Likeliest
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
 
@@ -17,7 +17,7 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor | Likeliest, reqs: Sequence[Req]) -> torch.Tensor:
         """Choose the next token of each request, int64 [B], from `logits` [B, V], which are not changed; or take the tokens
-        that a pass has found already.
+        that a pass has found already. NO_TOKEN for a request whose grammar and parameters leave no token to choose.
 
         RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them, or
         whose logits processor fails (see `process_logits`).
@@ -31,9 +31,12 @@ class Sampler:
         scores = logits.to(torch.float32, copy=True)
         process_logits(scores, reqs)
         token_ids = scores.argmax(dim=-1)
-        drawn = [row for row, req in enumerate(reqs) if not req.params.greedy]
+        chosen = scores.gather(1, token_ids[:, None])[:, 0].tolist()
+        stuck = [row for row, score in enumerate(chosen) if score == -torch.inf]
+        drawn = [row for row, req in enumerate(reqs) if not req.params.greedy and row not in stuck]
         if drawn:
             token_ids[drawn] = _draw(scores[drawn], [reqs[row] for row in drawn])
+        token_ids[stuck] = NO_TOKEN
         return token_ids
 
     def logprobs(
@@ -41,9 +44,10 @@ class Sampler:
     ) -> list[dict[int, float] | None]:
         """One dict {token id: log-probability} per request: the sampled token first, then the `params.logprobs` likeliest.
 
-        None for a request that wants none. They are the model's own, before bias, penalties and temperature.
+        None for a request that wants none. They are the model's own, before bias, penalties, grammar and temperature.
         """
-        wanted = [row for row, req in enumerate(reqs) if req.params.logprobs is not None]
+        tokens = token_ids.tolist()
+        wanted = [i for i, req in enumerate(reqs) if req.params.logprobs is not None and tokens[i] != NO_TOKEN]
         result: list[dict[int, float] | None] = [None] * len(reqs)
         if not wanted:
             return result

@@ -25,6 +25,7 @@ ROOMS = (
     ("model", "from token ids to logits"),
     ("adapters", "what fine-tunes add to a model's projections"),
     ("ops", "operators with Ascend's interfaces"),
+    ("grammars", "which tokens a request's grammar allows"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
     (
@@ -42,7 +43,7 @@ ROOMS = (
 )
 # What using the public names must not load: it loads when it is used. (torch itself loads tqdm.)
 LATER = (
-    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "tqdm", "matplotlib", "PIL", "IPython"),
+    *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
     *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),

@@ -40,6 +40,10 @@ def test_defaults_are_those_of_the_contract() -> None:
         "logits_processors": (),
         "skip_special_tokens": True,
         "include_stop_str_in_output": False,
+        "regex": None,
+        "json_schema": None,
+        "grammar": None,
+        "choice": None,
     }
 
 

@@ -1,0 +1,40 @@
+"""Applies the bit masks of a whole batch to its logits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nanoinfer.grammars.matcher import Matcher
+
+
+def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher]]) -> None:
+    """Set those of `scores` [B, V] to -inf that the matchers of their rows do not allow; other rows are untouched.
+
+    A row in which nothing is allowed becomes -inf throughout.
+    """
+    if rows:
+        masks = np.empty((len(rows), rows[0][1].words), dtype=np.int32)
+        for mask, (_, matcher) in zip(masks, rows, strict=True):
+            matcher.fill_mask(mask)
+        apply_masks(scores, [row for row, _ in rows], masks)
+
+
+def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: np.ndarray) -> None:
+    """Set `scores` [B, V] to -inf where the bits of `masks` int32 [b, words] are zero: mask i is for row `rows[i]`."""
+    forbidden = _forbidden(masks, scores)
+    if len(rows) == len(scores):
+        scores.masked_fill_(forbidden, -torch.inf)
+        return
+    index = torch.tensor(rows, device=scores.device)
+    scores[index] = scores[index].masked_fill(forbidden, -torch.inf)
+
+
+def _forbidden(masks: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
+    """The zero bits of `masks` as bool [len(masks), V], on the device of `scores`."""
+    if scores.device.type == "cpu":  # numpy unpacks bits faster than torch shifts them
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=scores.shape[-1])
+        return torch.from_numpy(bits == 0)
+    words = torch.from_numpy(masks).to(scores.device)  # 32 times fewer bytes to move than unpacked
+    bits_of_words = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=scores.device) & 1
+    return bits_of_words.flatten(1)[:, : scores.shape[-1]] == 0

@@ -1,0 +1,109 @@
+"""Compiler: turns grammars into matchers, with llguidance, in bounded time and memory."""
+
+import json
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.json_schemas import check_schema
+from nanoinfer.grammars.matcher import Matcher
+from nanoinfer.grammars.number_limit import NumberLimit
+from nanoinfer.grammars.vocabulary import Vocabulary
+
+MAX_LENGTH = 200_000  # characters of a grammar
+MAX_CACHED = 64  # compiled grammars
+LIMITS: dict[
+    str, Any
+] = {  # of llguidance, which says what they count; below its own where memory would grow to gigabytes
+    "initial_lexer_fuel": 1_000_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "verbose_errors": False,
+}
+COMPACT_JSON: Any = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "coerce_one_of": False,
+    "lenient": False,
+}
+
+
+class Compiler:
+    """Compiles each grammar once, as long as it is among the MAX_CACHED that were used last. May be used by any thread."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.vocabulary = vocabulary
+        self._cache: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar) -> "_Compiled":
+        """The compiled grammar. ValueError with the reason when it cannot be compiled."""
+        with self._lock:
+            compiled = self._cache.setdefault(grammar, _Compiled(grammar, self.vocabulary))
+            self._cache.move_to_end(grammar)
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        compiled.compile()
+        return compiled
+
+
+class _Compiled:
+    """One grammar, and what it compiles to."""
+
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary):
+        self._grammar, self._vocabulary = grammar, vocabulary
+        self._lock = threading.Lock()  # llguidance's objects must not be used by two threads at once
+        self._start: Any = None  # a matcher of llguidance at the start of the grammar
+        self._refusal: str | None = None
+
+    def compile(self) -> None:
+        """Compile it if it is not. ValueError with the reason when that is impossible."""
+        with self._lock:
+            if self._start is None and self._refusal is None:
+                try:
+                    self._start = _compile(self._grammar, self._vocabulary)
+                except ValueError as error:
+                    self._refusal = str(error)
+            if self._refusal is not None:
+                raise ValueError(self._refusal)
+
+    def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
+        """A matcher at the start, for a request that ends by one of `stop_token_ids`.
+
+        Those of them that are the model's end tokens or special tokens are allowed when the output is complete. One that
+        stands for text is allowed where its text is.
+        """
+        vocabulary = self._vocabulary
+        ends = {token for token in stop_token_ids if token in vocabulary.end_ids or token in vocabulary.special}
+        limit = NumberLimit(vocabulary) if self._grammar.kind == "json_schema" else None
+        with self._lock:
+            return Matcher(self._start.deep_copy(), vocabulary, ends, limit)
+
+
+def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
+    from llguidance import LLMatcher, LLParserLimits
+
+    if len(grammar.text) > MAX_LENGTH:
+        raise ValueError(f"has {len(grammar.text)} characters: must not exceed {MAX_LENGTH}")
+    if grammar.kind == "regex":
+        text = LLMatcher.grammar_from_regex(grammar.text)
+    elif grammar.kind == "json_schema":
+        check_schema(grammar.text)
+        text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=COMPACT_JSON)
+    elif grammar.kind == "grammar":
+        text = LLMatcher.grammar_from_lark(grammar.text)
+    else:
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
+        text = LLMatcher.grammar_from_lark(f"start: {choices}")
+    start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    if start.is_error():
+        raise ValueError(f"cannot be compiled: {_reason(start.get_error())}")
+    return start
+
+
+def _reason(error: str) -> str:
+    return " ".join(error.split())[:500]

@@ -1,0 +1,138 @@
+"""Matcher: where the output of one completion is in its grammar, and which tokens may come next."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.grammars.number_limit import NumberLimit
+from nanoinfer.grammars.vocabulary import Vocabulary
+
+
+class Matcher:
+    """The state of one completion; a Req has it as it has its detokenizer, so a retracted request keeps it.
+
+    A *row* is a bit mask over the vocabulary, int32 `[words]`: bit `i % 32` of word `i // 32` says whether token `i` is
+    allowed. `words` is one more than the vocabulary needs in some cases; bits beyond it mean nothing.
+
+    `ends`: the tokens that end the output. They are allowed exactly when it is complete. `limit`: see NumberLimit; None
+    for grammars that are not JSON.
+
+    What is allowed depends only on the grammar and on the tokens that were accepted and not rolled back.
+    """
+
+    def __init__(self, state: Any, vocabulary: Vocabulary, ends: Collection[int], limit: NumberLimit | None = None):
+        self._state, self._vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
+        self._ended = False  # by one of `ends`
+        self._end_bits = vocabulary.bit_mask(sorted(self._ends))
+
+    @property
+    def words(self) -> int:
+        """The length of a row."""
+        return self._vocabulary.words
+
+    @property
+    def is_complete(self) -> bool:
+        """True when the output so far matches the grammar."""
+        return not self.error and bool(self._state.is_accepting())
+
+    @property
+    def must_stop(self) -> bool:
+        """True when the output has ended: nothing can follow it."""
+        return self._ended or (self._state.is_stopped() and self.is_complete)
+
+    @property
+    def error(self) -> str:
+        """Why matching cannot go on; empty as long as it can. One step may need more time or memory than is allowed."""
+        return self._state.get_error().split("\n<state>")[0] if self._state.is_error() else ""
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        """Write into `row` which tokens may come next. False if none may: all bits are zero then."""
+        if self._ended or self._state.is_error():
+            row[:] = 0
+            return False
+        self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._state.is_error():
+            row[:] = 0
+            return False
+        word, bit = divmod(self._vocabulary.end, 32)
+        complete = bool(row[word] >> bit & 1)
+        row[word] &= ~np.int32(1 << bit if bit < 31 else -(1 << 31))
+        row &= ~self._end_bits
+        if self._limit is not None:
+            self._limit.restrict(row, complete)
+        if complete:
+            row |= self._end_bits
+        return bool(row.any())
+
+    def accept(self, token_id: int) -> bool:
+        """Move on by a token that the mask allows. False if it does not, or if matching fails (see `error`)."""
+        if self._ended:
+            return False
+        if token_id in self._ends:
+            self._ended = self.is_complete
+            return self._ended
+        if not self._state.consume_token(token_id):
+            return False
+        if self._limit is not None:
+            self._limit.add(self._vocabulary.tokens[token_id])
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens that were accepted."""
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count:
+            self._state.rollback(count)
+            if self._limit is not None:
+                self._limit.rollback(count)
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of `token_ids`, from the first on, could be accepted one after another. Changes nothing."""
+        ids = list(token_ids)
+        if self._ended or self._state.is_error():
+            return 0
+        end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
+        count = int(self._state.validate_tokens(ids[:end])) if end else 0
+        if self._limit is not None:
+            count = self._limit.count_valid([self._vocabulary.tokens[token] for token in ids[:count]])
+        if count == end < len(ids) and self._is_complete_after(ids[:end]):
+            count += 1
+        return count
+
+    def forced_tokens(self) -> list[int]:
+        """The tokens that must come next, as far as no other is allowed. Empty if there is a choice."""
+        if self._ended or self._state.is_error():
+            return []
+        return list(self._state.compute_ff_tokens())
+
+    def copy(self) -> "Matcher":
+        """An independent matcher in the same state."""
+        limit = None if self._limit is None else self._limit.copy()
+        other = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit)
+        other._ended = self._ended
+        return other
+
+    def _is_complete_after(self, ids: Sequence[int]) -> bool:
+        accepted = self._state.try_consume_tokens(list(ids)) if ids else 0
+        complete = self.is_complete
+        if accepted:
+            self._state.rollback(accepted)
+        return complete and accepted == len(ids)
+
+
+def fill_masks(matcher: Matcher, drafts: Sequence[int], rows: np.ndarray) -> int:
+    """Fill `rows` int32 [1 + k, words] for the k tokens `drafts`: row j says what may come after the first j of them.
+
+    Returns how many of them are allowed. Rows behind the first draft that is not allowed are left as they are. The matcher
+    is in its old state afterwards.
+    """
+    accepted = 0
+    for row, token in zip(rows, [*drafts, None], strict=True):
+        matcher.fill_mask(row)
+        if token is None or not row[token // 32] >> token % 32 & 1 or not matcher.accept(token):
+            break
+        accepted += 1
+    matcher.rollback(accepted)
+    return accepted
