@@ -5,19 +5,27 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nanoinfer.grammars.matcher import Matcher
+from nanoinfer.grammars.matcher import Matcher, fill_masks
 
 
-def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher]]) -> None:
-    """Set those of `scores` [B, V] to -inf that the matchers of their rows do not allow; other rows are untouched.
+def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher, Sequence[int]]]) -> None:
+    """Set those of `scores` [B, V] to -inf that may not come next. `rows`: row numbers, each with a matcher and the drafts
+    that come before the token to choose. Other rows are untouched.
 
-    A row in which nothing is allowed becomes -inf throughout.
+    A row in which nothing is allowed becomes -inf throughout. A row behind a draft that is not allowed is untouched: its
+    token will not count. Rows with the same matcher and more and more drafts are filled together.
     """
-    if rows:
-        masks = np.empty((len(rows), rows[0][1].words), dtype=np.int32)
-        for mask, (_, matcher) in zip(masks, rows, strict=True):
-            matcher.fill_mask(mask)
-        apply_masks(scores, [row for row, _ in rows], masks)
+    longest: dict[int, tuple[Matcher, Sequence[int]]] = {}
+    for _, matcher, drafts in rows:
+        if len(drafts) >= len(longest.get(id(matcher), (matcher, ()))[1]):
+            longest[id(matcher)] = matcher, drafts
+    filled = {}
+    for key, (matcher, drafts) in longest.items():
+        masks = np.empty((1 + len(drafts), matcher.words), dtype=np.int32)
+        filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
+    masked = [(row, filled[id(m)][len(drafts)]) for row, m, drafts in rows if len(drafts) < len(filled[id(m)])]
+    if masked:
+        apply_masks(scores, [row for row, _ in masked], np.stack([mask for _, mask in masked]))
 
 
 def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: np.ndarray) -> None:

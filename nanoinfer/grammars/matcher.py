@@ -18,13 +18,16 @@ class Matcher:
     `ends`: the tokens that end the output. They are allowed exactly when it is complete. `limit`: see NumberLimit; None
     for grammars that are not JSON.
 
-    What is allowed depends only on the grammar and on the tokens that were accepted and not rolled back.
+    Where the grammar forces some text, only the tokenizer's own tokens of it are allowed. What is allowed depends only on
+    the grammar and on the tokens that were accepted and not rolled back.
     """
 
     def __init__(self, state: Any, vocabulary: Vocabulary, ends: Collection[int], limit: NumberLimit | None = None):
         self._state, self._vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
         self._ended = False  # by one of `ends`
         self._end_bits = vocabulary.bit_mask(sorted(self._ends))
+        self._position = 0  # how many tokens were accepted
+        self._forced: list[tuple[int, list[int]]] = []  # runs of forced tokens, and the position at which each begins
 
     @property
     def words(self) -> int:
@@ -51,6 +54,9 @@ class Matcher:
         if self._ended or self._state.is_error():
             row[:] = 0
             return False
+        if forced := self.forced_tokens():
+            row[:] = self._vocabulary.bit_mask(forced[:1])
+            return True
         self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._state.is_error():
             row[:] = 0
@@ -71,15 +77,20 @@ class Matcher:
             return False
         if token_id in self._ends:
             self._ended = self.is_complete
+            self._position += self._ended
             return self._ended
         if not self._state.consume_token(token_id):
             return False
+        self._position += 1
         if self._limit is not None:
             self._limit.add(self._vocabulary.tokens[token_id])
         return True
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens that were accepted."""
+        self._position -= count
+        while self._forced and self._forced[-1][0] > self._position:
+            self._forced.pop()
         if count and self._ended:
             self._ended = False
             count -= 1
@@ -102,16 +113,26 @@ class Matcher:
         return count
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as no other is allowed. Empty if there is a choice."""
+        """The tokens that must come next, as far as no other is allowed. Empty if there is a choice.
+
+        A run of them is computed once, at its beginning, so that it is the same whatever is rolled back in between.
+        """
         if self._ended or self._state.is_error():
             return []
-        return list(self._state.compute_ff_tokens())
+        if self._forced:
+            start, tokens = self._forced[-1]
+            if rest := tokens[self._position - start :]:
+                return rest
+        tokens = list(self._state.compute_ff_tokens())
+        if tokens:
+            self._forced.append((self._position, tokens))
+        return tokens
 
     def copy(self) -> "Matcher":
         """An independent matcher in the same state."""
         limit = None if self._limit is None else self._limit.copy()
         other = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit)
-        other._ended = self._ended
+        other._ended, other._position, other._forced = self._ended, self._position, list(self._forced)
         return other
 
     def _is_complete_after(self, ids: Sequence[int]) -> bool:

@@ -48,9 +48,10 @@ class Vocabulary:
 
     def bit_mask(self, token_ids: Sequence[int]) -> np.ndarray:
         """A bit mask, int32 `[words]`, with the bits of `token_ids` set."""
-        bits = np.zeros(self.words * 32, dtype=np.uint8)
-        bits[list(token_ids)] = 1
-        return np.packbits(bits, bitorder="little").view(np.int32)
+        mask = np.zeros(self.words, dtype=np.uint32)
+        for token in token_ids:
+            mask[token // 32] |= np.uint32(1 << token % 32)
+        return mask.view(np.int32)
 
     @cached_property
     def compiled(self) -> Any:

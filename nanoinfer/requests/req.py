@@ -82,10 +82,8 @@ class Req:
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None  # what ended it, if something went wrong
         self.cached_tokens = 0
-        self.drafted_tokens = self.accepted_tokens = (
-            0  # drafts that passes have checked, and those of them that were right
-        )
-        self.matcher: Any = None
+        self.drafts = 0  # how many of its tokens are drafts: only an Ahead has any
+        self.drafted_tokens = self.accepted_tokens = 0  # drafts that passes have checked, and those that were right
         self.text = ""
         self.output_logprobs: list[dict[int, float]] = []
         self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None

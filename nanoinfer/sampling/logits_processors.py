@@ -125,7 +125,14 @@ def _checked(result: Any, scores: torch.Tensor, req: Req) -> torch.Tensor:
 
 def forbid_what_no_grammar_allows(scores: torch.Tensor, rows: Rows) -> None:
     """Forbid all tokens that the request's grammar does not allow next. It comes last, so nothing can allow them again."""
-    forbid_other_tokens(scores, [(row, req.matcher) for row, req in rows if req.matcher is not None])
+    forbid_other_tokens(
+        scores,
+        [
+            (row, req.matcher, req.token_ids[req.num_tokens - req.drafts : req.num_tokens].tolist())
+            for row, req in rows
+            if req.matcher is not None
+        ],
+    )
 
 
 # The order is that of Hugging Face's `generate`.
