@@ -1,4 +1,4 @@
-"""`python -m nanoinfer demo paged`: shows block tables and slots step by step, and compares tokens with the engine's."""
+"""`python -m nanoinfer demo paged`: shows block tables, slots and drafts, and compares the tokens with the engine's."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.indices import consecutive_runs
+from nanoinfer.commands.paged_drafts_demo import DraftsDemo
 from nanoinfer.commands.terminal import filled, room, side_by_side, styled
 from nanoinfer.llm import LLM
 from nanoinfer.paged.generator import GeneratorTorch
@@ -14,11 +15,12 @@ from nanoinfer.requests.sampling_params import SamplingParams
 
 PROMPTS = ("Once upon a time, there was a little fox.", "One day, a bear", "Ruby and Oscar went to the river.")
 NUM_PADDING = 1
+MAX_DRAFT_PASSES = 8
 WIDTH = 100  # of a line of text, at most
 
 
 def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
-    """Decode three prompts with only forward_tensor and advance_step, and print every step.
+    """Decode three prompts with only forward_tensor and advance_step, then with drafts too, and print every step.
 
     Returns whether the tokens equal the engine's. ValueError if the model has no tokenizer, or a number is out of range.
     """
@@ -31,6 +33,7 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
     steps = list(multi_step_decode(generator, pool, prompts, num_steps, NUM_PADDING))
     params = SamplingParams(max_new_tokens=num_steps + 1, temperature=0.0, ignore_eos=True)
     expected = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    drafts = DraftsDemo(llm, prompts, min(num_steps, MAX_DRAFT_PASSES), block_size)
     tokens = torch.cat([step.sampled_token_ids for step in steps], dim=1).tolist()
 
     rows = f"{len(prompts)} requests and {NUM_PADDING} row of padding"
@@ -50,15 +53,17 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
         print(filled(" ".join(text.split()), min(limit or WIDTH, WIDTH), "   "))
     print(styled("\nThe engine's tokens for the same prompts", "bold"))
     for i, (generated, wanted) in enumerate(zip(tokens, expected, strict=True)):
-        same = sum(a == b for a, b in zip(generated, wanted, strict=True))
+        equal = sum(a == b for a, b in zip(generated, wanted, strict=True))
         verdict = styled("equal", "green") if generated == wanted else styled("DIFFERENT", "red")
-        print(f"{i}: {verdict}, {same} of {len(wanted)}")
-    if tokens != expected and llm.model.dtype != torch.float32:
+        print(f"{i}: {verdict}, {equal} of {len(wanted)}")
+    drafts.show(min(limit or WIDTH, WIDTH))
+    same = tokens == expected and drafts.same
+    if not same and llm.model.dtype != torch.float32:
         dtype = str(llm.model.dtype).removeprefix("torch.")
         print(
             f"In {dtype}, the order of a sum may decide between two tokens. Run with --dtype float32 to rule out rounding."
         )
-    return tokens == expected
+    return same
 
 
 def _prefill_columns(step: Step, lens: Sequence[int]) -> list[list[str]]:

@@ -7,13 +7,13 @@ operations on tensors that stay where they are. On an accelerator, the host does
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.checks import as_integer
 from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.paged.prompts import check_prompts, prefill, reserve_blocks
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,12 @@ def multi_step_decode(
     Raises ValueError naming the argument: when there are no prompts or an empty one, a number is negative, or the pool has
     too few free blocks; and for everything that `forward_tensor` refuses.
     """
-    if not len(prompts):
-        raise ValueError("prompts: there are none; multi-step decode needs at least one")
-    for i, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompts[{i}]: is empty")
     as_integer("num_steps", num_steps)
     as_integer("num_padding", num_padding, least=0)
+    check_prompts(generator, prompts, num_steps, f"num_steps={num_steps}")
     lens = [len(prompt) for prompt in prompts]
-    context = generator.model.max_context_len
-    if (longest := max(lens) + num_steps) > context:
-        raise ValueError(
-            f"num_steps={num_steps}: a prompt of {max(lens)} tokens would grow to {longest}; must not exceed {context}"
-        )
     kv_cache = generator.pool_as_blocks(pool)
-    tables, slots = _reserve(pool, lens, [n + num_steps for n in lens], num_padding)
+    tables, slots = reserve_blocks(pool, lens, [n + num_steps for n in lens], num_padding)
     try:
         yield from _steps(generator, kv_cache, tables.to(generator.model.device), prompts, num_steps)
     finally:
@@ -82,13 +73,7 @@ def _steps(
     max_seq_len = int(lens.max()) + num_steps
 
     # Prefill: all prompts in one pass. The logits of each prompt's last token choose its first new token.
-    input_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
-    positions = torch.cat([torch.arange(len(prompt), device=device) for prompt in prompts])
-    row = torch.arange(num_queries, device=device).repeat_interleave(lens)
-    slots = block_tables[row, positions // block_size] * block_size + positions % block_size
-    logits = generator.forward_tensor(
-        input_ids, positions, True, kv_cache, block_tables[:num_queries], slots, lens, max_seq_len, lens.cumsum(0) - 1
-    )
+    input_ids, positions, slots, logits = prefill(generator, kv_cache, block_tables, prompts)
     sampled = logits.argmax(-1, keepdim=True)  # [num_queries, 1]
     seq_lens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
     seq_lens[:num_queries] = lens
@@ -112,29 +97,6 @@ def _steps(
         )
         sampled = logits[:num_queries].argmax(-1, keepdim=True)
         yield _snapshot(False, input_tokens, input_positions, slot_mapping, seq_lens, block_tables, sampled)
-
-
-def _reserve(
-    pool: TokenToKVPool, first: Sequence[int], in_the_end: Sequence[int], num_padding: int
-) -> tuple[torch.Tensor, np.ndarray]:
-    """Allocate blocks for the `first` tokens of each request, then for the rest: tables [R, max_blocks], and all slots."""
-    size = pool.page_size
-    wanted = [[-(-n // size) for n in lens] for lens in (first, in_the_end)]
-    now, more = wanted[0], [end - begin for begin, end in zip(*wanted, strict=True)]
-    slots = pool.alloc((sum(now) + sum(more)) * size)
-    if slots is None:
-        raise ValueError(
-            f"pool: {pool.available_size() // size} free blocks of {size}, must be at least {sum(now) + sum(more)}"
-        )
-    blocks = iter((slots[::size] // size).tolist())
-    tables = torch.full((len(first) + num_padding, max(wanted[1])), -1, dtype=torch.int64)
-    filled = [0] * len(first)
-    for counts in (now, more):
-        for i, count in enumerate(counts):
-            for _ in range(count):
-                tables[i, filled[i]] = next(blocks)
-                filled[i] += 1
-    return tables, slots.numpy()
 
 
 def _snapshot(is_prefill: bool, *tensors: torch.Tensor) -> Step:

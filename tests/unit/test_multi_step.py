@@ -114,6 +114,47 @@ def test_demo_paged_shows_every_step_and_ends_with_the_engines_tokens(capsys: py
         assert [slot % 4 for slot in slots[:3]] == [position % 4 for position in positions[:3]]
 
 
+def test_demo_paged_verifies_lines_and_trees_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "paged"]) == 0
+    out = capsys.readouterr().out.split("Drafts in a line")[1]
+    line, tree = out.split("Drafts in a tree")
+
+    table = line.split("accepted_num\n")[1].splitlines()
+    rows = [list(map(int, row.split())) for row in table[:8]]
+    assert [row[0] for row in rows] == list(range(1, 9))
+    positions, accepted = [row[13:16] for row in rows], [row[16:] for row in rows]
+    for before, drafts, after in zip(positions, accepted, positions[1:], strict=False):
+        assert after == [position + drafts + 1 for position, drafts in zip(before, drafts, strict=True)]
+    made = [9 + sum(column) for column in zip(*accepted, strict=True)]
+    assert sum(made) > 3 * 9, "no draft is accepted"
+    verdict = "8 passes after the prefill: {} tokens instead of 9 each, equal to the engine's."
+    assert table[8] == verdict.format(", ".join(map(str, made)))
+
+    counts = [list(map(int, re.findall(r"(\d+) of \d+", row))) for row in tree.splitlines()]
+    counts = [row for row in counts if len(row) == 3]
+    assert len(counts) == 8
+    made = [9 + sum(column) for column in zip(*counts, strict=True)]
+    assert tree.splitlines()[-1] == verdict.format(", ".join(map(str, made)))
+    shown = re.search(r"Pass (\d), request (\d): (\d) of (\d) drafts accepted", tree)
+    assert shown is not None
+    number, request, accepted_drafts, drafts = map(int, shown.groups())
+    assert counts[number - 1][request] == accepted_drafts == max(map(max, counts)) > 1
+    nodes = re.findall(r"^ +\d+ +(\d+) +(\d+)  (.*)$", tree, re.MULTILINE)
+    assert len(nodes) == 1 + drafts
+    kept = [node for node in nodes if "✓" in node[2]]
+    assert len(kept) == 1 + accepted_drafts
+    assert [int(position) for position, _, _ in kept] == list(range(int(kept[0][0]), int(kept[0][0]) + len(kept)))
+    assert all(("stays" in text or "moves to slot" in text) == ("✓" in text) for _, _, text in nodes)
+    assert any("moves to slot" in text for _, _, text in kept)
+    assert any("├─" in text for _, _, text in nodes), "a tree has branches"
+
+
+def test_demo_paged_takes_as_many_passes_with_drafts_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "paged", "--max-total-tokens", "32"]) == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^2 passes after the prefill: .* tokens instead of 3 each, equal", out, re.MULTILINE)) == 2
+
+
 def test_demo_paged_fails_when_the_tokens_differ(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +163,7 @@ def test_demo_paged_fails_when_the_tokens_differ(
     assert main(["demo", "paged", "--steps", "2", "--block-size", "16"]) == 1
     out = capsys.readouterr().out
     assert "0: DIFFERENT, 0 of 3" in out
+    assert out.count("DIFFERENT from the engine's.") == 2, "of drafts in a line and in a tree"
     assert "2 decode steps" in out
 
 
