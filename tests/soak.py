@@ -3,11 +3,11 @@
 Episode after episode, of one of these kinds (tests/episodes has them), each over a tiny model whose every token is known:
 
 - `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
-  retraction are forced; page and chunk sizes, policies, a queue that fills up); random requests that share beginnings on
-  purpose, greedy and seeded, some of several completions, some with a logits processor; aborts, pauses, deadlines,
-  flushes, and exceptions in the model, the sampler and the allocators. After every step `check_integrity()` and a plain
-  model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded and unloaded all the time, and fetched
-  late or not at all.
+  retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right or mostly
+  wrong); random requests that share beginnings on purpose, greedy and seeded, some of several completions, some with a
+  logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the sampler and the allocators. After
+  every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded
+  and unloaded all the time, and fetched late or not at all.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
@@ -43,13 +43,13 @@ import torch
 from nanoinfer.model.loader import load_model
 from tests.episodes import alarms, by_hand, exits, threads
 from tests.helpers.adapters import merged, save_adapter
-from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World
+from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
 # Of so many episodes each kind has its share. One by hand takes the longest, so that these are half of the time.
 KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "exits": 1}
 EXITS = 4  # processes per episode
-SUMS = ("retractions", "evicted_tokens", "cached_tokens")  # of EngineStats
+SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
 
 
 class Soak:
@@ -62,6 +62,8 @@ class Soak:
         for kind in ("int8", "int4"):
             quantized = replace(load_model(directory, torch.float32, quantization=kind), tokenizer=model.tokenizer)
             self.models[kind] = quantized, NetworkOracle(quantized, by_hand.MAX_NEW_TOKENS)
+        # One draft model is hardly ever right, the other always.
+        self.draft_models = [make_draft_model(directory / "draft"), model]
         self.adapters = [
             (folder, Oracle(merged(directory, folder), by_hand.MAX_NEW_TOKENS))
             for folder in (
@@ -84,17 +86,18 @@ class Soak:
         config = by_hand.random_config(rng)
         quantization = [None, None, "int8", "int4"][int(rng.integers(4))]
         model, oracle = self.models[quantization]
+        draft_model = self.draft_models[seed % 2] if "model" in str(config["drafter"]) else None
         try:
             if kind == "exits":
                 return exits.run_episode(self.directory, seed * EXITS, EXITS)
             if kind in ("threads", "alarms"):
-                llm = tiny_llm(model, **config)
+                llm = tiny_llm(model, draft_model=draft_model, **config)
                 run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
                 counts = run_episode(llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
                 engine = llm.engine
             else:
                 tokenizer = WordTokenizer() if kind == "panics" else None
-                world = World(replace(model, tokenizer=tokenizer), oracle, **config)
+                world = World(replace(model, tokenizer=tokenizer), oracle, draft_model, **config)
                 adapters = (
                     [] if quantization else self.adapters
                 )  # the oracle of an adapter has it merged into the weights

@@ -26,6 +26,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         return choices[int(rng.integers(len(choices)))]
 
     page_size = pick(1, 1, 2, 4, 8, 16)
+    drafter = pick(None, None, None, "ngram", "tree", "model", ("tree", "ngram", "model"))
     longest = -(-(MAX_PROMPT + MAX_NEW_TOKENS) // page_size) * page_size
     return {
         "max_running_requests": pick(1, 2, 4, 8, 12, 16),
@@ -42,7 +43,10 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "disable_radix_cache": bool(rng.random() < 0.1),
         "max_queue": pick(None, None, 4, 12),
         "random_seed": int(rng.integers(2**31)),
-        "num_scheduler_steps": pick(1, 1, 2, 3, 8),
+        "num_scheduler_steps": 1 if drafter else pick(1, 1, 2, 3, 8),
+        "drafter": drafter,
+        "num_draft_tokens": pick(1, 2, 3, 7),
+        "adaptive_drafts": bool(rng.random() < 0.3),
         "max_adapters_on_device": pick(1, 2, 16),
     }
 

@@ -145,6 +145,12 @@ def make_model(path: Path) -> LoadedModel:
     return load_model(save_checkpoint(path, "llama", seed=3, **TINY_MODEL), torch.float32)
 
 
+def make_draft_model(path: Path) -> LoadedModel:
+    """A smaller model with the same vocabulary, which is hardly ever right."""
+    config = {**TINY_MODEL, "num_hidden_layers": 1, "hidden_size": 8}
+    return load_model(save_checkpoint(path, "llama", seed=4, **config), torch.float32)
+
+
 def never_twice_in_a_row(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
     """A logits processor: the newest token is forbidden."""
     logits[int(token_ids[-1])] = -torch.inf
@@ -191,10 +197,10 @@ class Expected:
 class World:
     """An engine under pressure. Every method that does something checks everything afterwards."""
 
-    def __init__(self, model: LoadedModel, oracle: Oracle, **fields: Any):
+    def __init__(self, model: LoadedModel, oracle: Oracle, draft_model: LoadedModel | None = None, **fields: Any):
         self.oracle, self.clock = oracle, Clock()
         self.config = EngineConfig(**fields)
-        self.engine: Engine = make_engine(model, self.config, self.clock)
+        self.engine: Engine = make_engine(model, self.config, self.clock, draft_model)
         self.fetches = self.engine.adapters.pool._executor = Fetches()
         self.adapters: dict[str, Oracle] = {}  # those that are loaded, by name
         self.requests: dict[int, Expected] = {}  # the unfinished ones

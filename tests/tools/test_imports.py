@@ -28,8 +28,9 @@ ROOMS = (
     ("grammars", "which tokens a request's grammar allows"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
+    ("multi_step drafting", "several tokens per request between two visits to the scheduler, or from one pass"),
     (
-        "engine step_guard stats multi_step",
+        "engine step_guard stats",
         "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
     ),
     ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
