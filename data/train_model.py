@@ -46,10 +46,12 @@ def encode(path: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, 
     return np.concatenate([np.array(ids, dtype=np.uint16) for ids in encoded]), starts
 
 
-def draw_batch(ids: np.ndarray, starts: np.ndarray, rng: np.random.Generator, length: int) -> torch.Tensor:
-    """`TOKENS_PER_STEP` ids as [sequences, length], int64; every sequence starts at a document."""
+def draw_batch(
+    ids: np.ndarray, starts: np.ndarray, rng: np.random.Generator, length: int, tokens: int = TOKENS_PER_STEP
+) -> torch.Tensor:
+    """`tokens` ids as [tokens // length, length], int64; every sequence starts at a document."""
     usable = starts[: np.searchsorted(starts, len(ids) - length, side="right")]
-    picked = rng.choice(usable, size=TOKENS_PER_STEP // length)
+    picked = rng.choice(usable, size=tokens // length)
     return torch.from_numpy(np.stack([ids[start : start + length] for start in picked]).astype(np.int64))
 
 
@@ -99,28 +101,30 @@ def evaluate(model: LlamaForCausalLM, ids: np.ndarray, length: int, limit: int |
     return total / count
 
 
-def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> int:
-    """Write model and tokenizer to a folder beside `out`, then replace `out` with it.
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast | None, out: Path, limit: int = SIZE_LIMIT) -> int:
+    """Write model and tokenizer (None: only the model) to a folder beside `out`, then replace `out` with it.
 
     Returns:
         Size of the folder in bytes.
 
     Raises:
-        ValueError: the folder is larger than `SIZE_LIMIT`; `out` is unchanged.
+        ValueError: the folder is larger than `limit` bytes; `out` is unchanged.
     """
     fresh, old = out.with_name(out.name + ".new"), out.with_name(out.name + ".old")
     for folder in (fresh, old):
         shutil.rmtree(folder, ignore_errors=True)
+    config = model.config
     model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     model.save_pretrained(fresh)
-    tokenizer.save_pretrained(fresh)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(fresh)
     for file in fresh.iterdir():
         file.chmod(0o644)
     size = sum(file.stat().st_size for file in fresh.rglob("*"))
-    if size > SIZE_LIMIT:
-        raise ValueError(f"{fresh} takes {size:,} bytes, limit {SIZE_LIMIT:,}")
+    if size > limit:
+        raise ValueError(f"{fresh} takes {size:,} bytes, limit {limit:,}")
     if out.exists():
         os.rename(out, old)
     os.rename(fresh, out)

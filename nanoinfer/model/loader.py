@@ -18,7 +18,7 @@ from nanoinfer.model.weights import checkpoint_dtype, load_weights
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 
-BUNDLED_MODELS = ("story",)
+BUNDLED_MODELS = ("story", "story-draft")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
 # In a checkout, `data` is beside the package; in an installed wheel, `_bundled` is inside it.

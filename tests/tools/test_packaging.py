@@ -24,6 +24,8 @@ PINS = {
     for line in (ROOT / "requirements.txt").read_text().splitlines()
     if line and not line.startswith("#") and (requirement := Requirement(line))
 }
+BUNDLED = {"story": 12 * 2**20, "story-draft": 2 * 2**20, "adapters": 800 * 2**10}
+"""The folders of `data` that a wheel has, and how many bytes each may take at most."""
 BOUNDED = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["notebooks"]]
 
 
@@ -122,8 +124,9 @@ def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, P
 def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[Path, Path]) -> None:
     files = [path.relative_to(ROOT) for path in (ROOT / "nanoinfer").rglob("*") if path.is_file()]
     wanted = {str(path) for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
-    bundled = [path for name in ("story", "adapters") for path in (ROOT / "data" / name).rglob("*") if path.is_file()]
+    bundled = [path for name in BUNDLED for path in (ROOT / "data" / name).rglob("*") if path.is_file()]
     wanted |= {f"nanoinfer/_bundled/{path.relative_to(ROOT / 'data')}" for path in bundled}
+    assert "nanoinfer/_bundled/story-draft/model.safetensors" in wanted
     assert {f"nanoinfer/_bundled/adapters/{name}/adapter_model.safetensors" for name in ("rhymes", "sea")} <= wanted
     assert {"nanoinfer/kernels/attention.cpp", "nanoinfer/trace/player.html"} <= wanted
     with zipfile.ZipFile(archives[0]) as wheel:
@@ -131,11 +134,23 @@ def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[P
     assert packed == wanted
 
 
+def test_what_is_bundled_takes_no_more_bytes_than_it_may(archives: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(archives[0]) as wheel:
+        sizes = {entry.filename: entry.file_size for entry in wheel.infolist() if "/_bundled/" in entry.filename}
+    for name, limit in BUNDLED.items():
+        size = sum(size for path, size in sizes.items() if path.startswith(f"nanoinfer/_bundled/{name}/"))
+        assert 0 < size <= limit, name
+
+
 def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     wanted = {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "data/trace/example.gif", "tests/soak.py"}
-    wanted |= {"data/story/model.safetensors", "data/adapters/sea/adapter_config.json"}
+    wanted |= {
+        "data/story/model.safetensors",
+        "data/story-draft/model.safetensors",
+        "data/adapters/sea/adapter_config.json",
+    }
     wanted |= {"notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h"}
     assert wanted - names == set()
 
