@@ -12,6 +12,7 @@ from nanoinfer.requests.req import Req
 LEAST_GAIN = 1.1  # how many times as fast a pass with drafts must seem, for each token it gives
 GROWTH = 2  # a pass has at most so many times the rows of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 256, 1024  # after so many passes without drafts, a request gets another chance
+COST_DOUBT = 1024  # after so many passes without drafts, costs are measured again
 
 
 @dataclass(eq=False)
@@ -45,8 +46,7 @@ class DraftLengths:
     def __init__(self, drafters: Sequence[Drafter], num_draft_tokens: int, adaptive: bool):
         self._drafters, self._num_draft_tokens, self._adaptive = drafters, num_draft_tokens, adaptive
         self._known: WeakKeyDictionary[Req, _Known] = WeakKeyDictionary()
-        self._costs: dict[bool, PassCosts] = {True: PassCosts(), False: PassCosts()}
-        self._step_seconds = [0.0] * len(drafters)  # of one draft per request, by drafter: running means
+        self._forget_costs()
 
     def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> Plan:
         """The plan for the next pass of `reqs`. `only_likeliest`: as in Batch, because sampling takes time, too."""
@@ -57,6 +57,9 @@ class DraftLengths:
         drafters = [self._best_drafter(each) for each in known]
         rates = [each.acceptances[drafter].rate for each, drafter in zip(known, drafters, strict=True)]
         most = self._most(limits, rates, drafters, self._costs[only_likeliest])
+        self._rested = 0 if any(most) else self._rested + any(limits)
+        if self._rested >= COST_DOUBT:
+            self._forget_costs()
         for req, each, count, limit in zip(reqs, known, most, limits, strict=True):
             self._note_rest(req, each, bool(count) or not limit)
         return Plan([drafter if count else None for drafter, count in zip(drafters, most, strict=True)], most)
@@ -69,10 +72,14 @@ class DraftLengths:
         """A DECODE or VERIFY pass of so many rows has taken so long, without the time of the drafters."""
         self._costs[only_likeliest].add(rows, seconds)
 
-    def count_proposal(self, drafter: int, steps: int, seconds: float) -> None:
-        """A drafter has proposed up to `steps` tokens for each of several requests in so many seconds."""
-        mean, each = self._step_seconds[drafter], seconds / max(steps, 1)
-        self._step_seconds[drafter] = each if not mean else mean + 0.2 * (min(each, 2 * mean) - mean)
+    def count_proposal(self, drafter: int, num_reqs: int, steps: int, seconds: float) -> None:
+        """A drafter has proposed up to `steps` tokens for each of so many requests in so many seconds."""
+        self._step_costs[drafter].add(num_reqs, seconds / steps)
+
+    def _forget_costs(self) -> None:
+        self._rested = 0  # how many passes there were since the last drafts
+        self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
+        self._step_costs = [PassCosts() for _ in self._drafters]  # of one draft for each of so many requests
 
     def _limit(self, req: Req) -> int:
         """The most drafts that a request may get: not so many that a token would be left over."""
@@ -104,10 +111,11 @@ class DraftLengths:
         drafts.sort(key=lambda draft: (-draft[0], draft[2]))
         tokens, best, chosen = float(batch), LEAST_GAIN * batch / (costs.seconds(batch) or 1.0), 0
         steps = [0] * len(self._drafters)
+        step_seconds = [each.seconds(batch) for each in self._step_costs]
         for count, (value, i, j) in enumerate(drafts[: largest - batch], start=1):
             tokens += value
             steps[drafters[i]] = max(steps[drafters[i]], j)
-            drafting = sum(each * seconds for each, seconds in zip(steps, self._step_seconds, strict=True))
+            drafting = sum(each * seconds for each, seconds in zip(steps, step_seconds, strict=True))
             speed = tokens / ((costs.seconds(batch + count) or 1.0) + drafting)
             if speed > best:
                 best, chosen = speed, count

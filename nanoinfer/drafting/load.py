@@ -21,11 +21,11 @@ def draft_model_of(model: str | Path, draft_model: str | Path | None, drafters: 
 
 
 def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str = "auto") -> LoadedModel:
-    """Load the draft model of `model`, for the same device and context, in its own dtype.
+    """Load the draft model of `model`, for the same device, context and dtype.
 
     ValueError if it has other tokens, or was not trained for as many positions. Errors as `load_model`.
     """
-    loaded = load_model(draft_model, None, model.device, None, kernels)
+    loaded = load_model(draft_model, model.dtype, model.device, None, kernels)
     name = f"draft_model={str(draft_model)!r}"
     if loaded.config.vocab_size != model.config.vocab_size:
         raise ValueError(

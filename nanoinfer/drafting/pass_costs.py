@@ -1,45 +1,48 @@
 """PassCosts: how long a pass of so many rows takes, as measured while serving."""
 
 from bisect import bisect_left, insort
-from math import inf
+from collections import deque
 
 SKIPPED = 1  # the first pass of a size may be recorded, which takes long
-ENOUGH = 3  # how many measurements after it make a size known
-SHARE = 0.2  # of a new measurement in the running mean
-OUTLIER = 2.0  # a measurement counts at most so many times the mean
-UNKNOWN_SLOPE = 0.05  # what each further row is assumed to cost where nothing was measured, as a share of the pass
+ENOUGH = 3  # how many measurements make a size known
+RECENT = 9  # how many measurements are kept
+UNKNOWN_SLOPE = 0.05  # what twice the rows are hoped to cost where nothing was measured, as a share of the pass
 
 
 class PassCosts:
-    """The running mean of the seconds of passes, by their number of rows. A DECODE of B requests has B rows, a VERIFY one
-    for each token: both are the same computation, so each tells about the other."""
+    """What passes have taken lately, by their number of rows. A DECODE of B requests has B rows, a VERIFY one for each
+    token: both are the same computation, so each tells about the other.
+
+    Of the last few measurements the lower quartile counts: whatever disturbs a pass makes it longer.
+    """
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
+        self._sizes: list[int] = []  # those that are known, in order
         self._seconds: dict[int, float] = {}
-        self._tried: dict[int, tuple[int, float]] = {}  # how often, and the least seconds
+        self._measured: dict[int, deque[float]] = {}
+        self._skipped: dict[int, int] = {}
 
     @property
     def largest(self) -> int:
-        """The most rows that were measured; 0 at first."""
+        """The most rows that are known; 0 at first."""
         return self._sizes[-1] if self._sizes else 0
 
     def add(self, rows: int, seconds: float) -> None:
         """A pass of so many rows has taken so long."""
-        mean = self._seconds.get(rows)
-        if mean is not None:
-            self._seconds[rows] = mean + SHARE * (min(seconds, OUTLIER * mean) - mean)
+        skipped = self._skipped.get(rows, 0)
+        if skipped < SKIPPED:
+            self._skipped[rows] = skipped + 1
             return
-        count, least = self._tried.get(rows, (0, inf))
-        count, least = count + 1, least if count < SKIPPED else min(least, seconds)
-        self._tried[rows] = count, least
-        if count == SKIPPED + ENOUGH:
-            insort(self._sizes, rows)
-            self._seconds[rows] = least
+        measured = self._measured.setdefault(rows, deque(maxlen=RECENT))
+        measured.append(seconds)
+        if len(measured) >= ENOUGH:
+            if rows not in self._seconds:
+                insort(self._sizes, rows)
+            self._seconds[rows] = sorted(measured)[len(measured) // 4]
 
     def seconds(self, rows: int) -> float:
-        """How long a pass of so many rows takes: between two sizes that were measured, on the line between them; beyond
-        them, hopeful, so that it will be tried and measured. 0 as long as nothing was measured."""
+        """How long a pass of so many rows takes: between two sizes that are known, on the line between them; beyond them,
+        hopeful, so that it will be tried and measured. 0 as long as nothing is known."""
         if rows in self._seconds:
             return self._seconds[rows]
         at = bisect_left(self._sizes, rows)

@@ -107,7 +107,7 @@ class DraftingScheduler(Scheduler):
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
                 if drafts:
                     counts[i], self._drafted_by[i] = len(drafts), index
-            self.lengths.count_proposal(index, max(most), self._clock() - start)
+            self.lengths.count_proposal(index, len(asked), max(most), self._clock() - start)
         self._drafting = self._clock() - began
         return counts
 
