@@ -1,17 +1,19 @@
 """DraftModel: a smaller model with the same vocabulary drafts token by token; its K/V is under the same slot numbers."""
 
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from nanoinfer.batch import Batch
+from nanoinfer.batch import Batch, only_likeliest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.model.verify import DecodeRows
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.sampler import Sampler
@@ -38,27 +40,65 @@ class DraftModel:
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        likeliest = only_likeliest(reqs)
+        starts = [self._first_missing(req) for req in reqs]
+        drafting = list(reqs)
         for step in range(max(most)):
-            self._step([req for req, count in zip(reqs, most, strict=True) if count > step], step)
+            if step and step in most:
+                drafting = [req for req, count in zip(reqs, most, strict=True) if count > step]
+            self._step(drafting, step, starts if step == 0 else None, likeliest)
         return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, most, strict=True)]
 
-    def _step(self, reqs: list[Req], step: int) -> None:
-        """Write draft number `step` of each request behind the ones before it."""
+    def _step(self, reqs: list[Req], step: int, starts: list[int] | None, likeliest: bool) -> None:
+        """Write draft number `step` of each request behind the ones before it. Computes its last token so far and, with
+        `starts`, the tokens from there on."""
         ends = [req.num_tokens + step for req in reqs]
-        starts = [end - 1 for end in ends] if step else [self._first_missing(req) for req in reqs]
-        rows = sum(ends) - sum(starts)
-        mode = ForwardMode.VERIFY if rows <= MOST_ROWS else ForwardMode.EXTEND
-        batch = Batch.of_spans(reqs, mode, starts, ends, self._cache)
-        batch.adapter_places = None
+        starts = starts or [end - 1 for end in ends]
         with interruptible():
-            logits, _ = self._runner.forward(batch, mode)
-            if mode is ForwardMode.VERIFY and rows > len(reqs):
-                logits = _of_rows(logits, np.cumsum(np.array(ends) - starts) - 1)
-            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs)  # type: ignore
-        for req, end, draft in zip(reqs, ends, drafts.tolist(), strict=True):
+            if sum(ends) - sum(starts) <= MOST_ROWS:
+                logits, slots = self._decode(reqs, starts, ends, likeliest)
+            else:
+                logits, slots = self._extend(reqs, starts, ends)
+            rows: Any = [Ahead(req, step) for req in reqs] if step else reqs
+            drafts = self._sampler.sample(logits, rows).tolist()
+        stamps = []
+        for req, start, end, draft in zip(reqs, starts, ends, drafts, strict=True):
             req.token_ids[end] = draft
-        stamps = [self._prefixes[req].of(req, start, end) for req, start, end in zip(reqs, starts, ends, strict=True)]
-        self._stamps[batch.out_cache_loc.numpy()] = np.concatenate(stamps)
+            stamps.append(self._prefixes[req].of(req, start, end))
+        self._stamps[slots] = stamps[0] if len(stamps) == 1 else np.concatenate(stamps)
+
+    def _decode(
+        self, reqs: list[Req], starts: list[int], ends: list[int], likeliest: bool
+    ) -> tuple[torch.Tensor | Likeliest, np.ndarray]:
+        """One row for each missing token, as in a VERIFY. Returns the logits of each request's last, and the slots filled."""
+        counts = np.array(ends) - starts
+        rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
+        last = None
+        if len(reqs) == counts.sum():
+            positions = np.array(starts)
+            tokens = np.array([req.token_ids.item(start) for req, start in zip(reqs, starts, strict=True)])
+        else:
+            positions = np.concatenate([*map(np.arange, starts, ends)])
+            tokens = np.concatenate([r.token_ids[start:end] for r, start, end in zip(reqs, starts, ends, strict=True)])
+            rows, last = rows.repeat(counts), torch.from_numpy(counts.cumsum() - 1)
+        slots = self._cache.rows[rows, positions]
+        lens = torch.from_numpy((positions + 1).astype(np.int32))
+        of_rows = (torch.from_numpy(tokens), torch.from_numpy(rows), lens, torch.from_numpy(slots))
+        logits, _ = self._runner.forward(DecodeRows(*of_rows, only_likeliest=likeliest), ForwardMode.DECODE)
+        if last is None:
+            return logits, slots
+        if isinstance(logits, Likeliest):
+            return Likeliest(logits.token_ids[last], logits.logits[last]), slots
+        return logits[last], slots
+
+    def _extend(
+        self, reqs: list[Req], starts: list[int], ends: list[int]
+    ) -> tuple[torch.Tensor | Likeliest, np.ndarray]:
+        """As `_decode`, in an EXTEND pass: faster where much is missing, such as a prompt."""
+        batch = Batch.of_spans(reqs, ForwardMode.EXTEND, starts, ends, self._cache)
+        batch.adapter_places = None
+        logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
+        return logits, batch.out_cache_loc.numpy()
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""
@@ -66,13 +106,5 @@ class DraftModel:
         if prefix is None:
             prefix = self._prefixes[req] = PrefixStamps(len(req.token_ids))
         last = req.num_tokens - 1
-        row = self._cache.rows[req.req_pool_idx, :last]
-        missing = self._stamps[row] != prefix.of(req, 0, last)
+        missing = self._stamps[self._cache.rows[req.req_pool_idx, :last]] != prefix.of(req, 0, last)
         return int(missing.argmax()) if missing.any() else last
-
-
-def _of_rows(logits: torch.Tensor | Likeliest, rows: np.ndarray) -> torch.Tensor | Likeliest:
-    index = torch.from_numpy(rows)
-    if isinstance(logits, Likeliest):
-        return Likeliest(logits.token_ids[index], logits.logits[index])
-    return logits[index]

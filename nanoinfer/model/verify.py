@@ -20,10 +20,10 @@ class DecodeRows:
     req_pool_indices: torch.Tensor
     seq_lens: torch.Tensor
     out_cache_loc: torch.Tensor
-    out_cache_cont_start: int | None
-    out_cache_cont_end: int | None
-    adapter_places: np.ndarray | None
-    only_likeliest: bool
+    out_cache_cont_start: int | None = None
+    out_cache_cont_end: int | None = None
+    adapter_places: np.ndarray | None = None
+    only_likeliest: bool = False
     prefix_lens: torch.Tensor | None = None
     prompt_logprobs: torch.Tensor | None = None
 
