@@ -6,17 +6,18 @@ from collections import OrderedDict
 from typing import Any
 
 from nanoinfer.grammars.grammar import Grammar
-from nanoinfer.grammars.json_schemas import check_schema
+from nanoinfer.grammars.json_schemas import prepared_schema
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.number_limit import NumberLimit
 from nanoinfer.grammars.vocabulary import Vocabulary
 
 MAX_LENGTH = 200_000  # characters of a grammar
+MAX_DEPTH = 100  # of the brackets of a regular expression or a Lark grammar
 MAX_CACHED = 64  # compiled grammars
 LIMITS: dict[
     str, Any
 ] = {  # of llguidance, which says what they count; below its own where memory would grow to gigabytes
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
     "step_lexer_fuel": 200_000,
@@ -29,6 +30,7 @@ COMPACT_JSON: Any = {
     "whitespace_flexible": False,
     "coerce_one_of": False,
     "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',  # not \u0061, or it would be a key that the schema does not know as "a"
 }
 
 
@@ -90,11 +92,13 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     if len(grammar.text) > MAX_LENGTH:
         raise ValueError(f"has {len(grammar.text)} characters: must not exceed {MAX_LENGTH}")
     if grammar.kind == "regex":
+        check_depth(grammar.text)
         text = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == "json_schema":
-        check_schema(grammar.text)
-        text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=COMPACT_JSON)
+        schema = prepared_schema(grammar.text)
+        text = LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT_JSON)
     elif grammar.kind == "grammar":
+        check_lark(grammar.text)
         text = LLMatcher.grammar_from_lark(grammar.text)
     else:
         choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
@@ -103,6 +107,25 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     if start.is_error():
         raise ValueError(f"cannot be compiled: {_reason(start.get_error())}")
     return start
+
+
+def check_lark(text: str) -> None:
+    """ValueError for what is refused in a Lark grammar."""
+    if "%json" in text:
+        raise ValueError("%json is not implemented in a Lark grammar; use json_schema=...")
+    if "%lark" in text:
+        raise ValueError("%lark is not implemented: write one grammar")
+    check_depth(text)
+
+
+def check_depth(text: str) -> None:
+    """ValueError when brackets are inside each other too often: the compiler would run out of stack."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise ValueError(f"has {deepest} opening brackets inside each other: must not exceed {MAX_DEPTH}")
 
 
 def _reason(error: str) -> str:
