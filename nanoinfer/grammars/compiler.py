@@ -7,12 +7,11 @@ from typing import Any
 
 from nanoinfer.grammars.grammar import Grammar
 from nanoinfer.grammars.json_schemas import prepared_schema
+from nanoinfer.grammars.limits import MAX_LENGTH, check_lark, check_regex
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.number_limit import NumberLimit
 from nanoinfer.grammars.vocabulary import Vocabulary
 
-MAX_LENGTH = 200_000  # characters of a grammar
-MAX_DEPTH = 100  # of the brackets of a regular expression or a Lark grammar
 MAX_CACHED = 64  # compiled grammars
 LIMITS: dict[
     str, Any
@@ -92,7 +91,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     if len(grammar.text) > MAX_LENGTH:
         raise ValueError(f"has {len(grammar.text)} characters: must not exceed {MAX_LENGTH}")
     if grammar.kind == "regex":
-        check_depth(grammar.text)
+        check_regex(grammar.text)
         text = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == "json_schema":
         schema = prepared_schema(grammar.text)
@@ -103,29 +102,15 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     else:
         choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
         text = LLMatcher.grammar_from_lark(f"start: {choices}")
-    start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    try:
+        start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # what code written in Rust raises when it fails
+            raise
+        raise ValueError(f"the compiler fails on it: {_reason(str(error))}") from error
     if start.is_error():
         raise ValueError(f"cannot be compiled: {_reason(start.get_error())}")
     return start
-
-
-def check_lark(text: str) -> None:
-    """ValueError for what is refused in a Lark grammar."""
-    if "%json" in text:
-        raise ValueError("%json is not implemented in a Lark grammar; use json_schema=...")
-    if "%lark" in text:
-        raise ValueError("%lark is not implemented: write one grammar")
-    check_depth(text)
-
-
-def check_depth(text: str) -> None:
-    """ValueError when brackets are inside each other too often: the compiler would run out of stack."""
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise ValueError(f"has {deepest} opening brackets inside each other: must not exceed {MAX_DEPTH}")
 
 
 def _reason(error: str) -> str:

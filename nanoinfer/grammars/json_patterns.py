@@ -7,12 +7,15 @@ as `.` and `[^a]` do, are right, and so are those without control characters.
 
 import re
 
+from nanoinfer.grammars.limits import check_regex
+
 CONTROL = "".join(map(chr, range(32)))
 PROPERTIES = re.compile(r"\\p(?:[LN][a-z]?|\{[LN][a-z]?\})")  # letters and numbers; of other properties it is not known
 
 
 def check_pattern(pattern: str) -> None:
     """ValueError naming the part of `pattern` that may not be compiled exactly."""
+    check_regex(pattern)
     at = 0
     while at < len(pattern):
         if pattern[at] == "\\":
