@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nanoinfer.commands.line_editor import read_text
 from nanoinfer.commands.options import (
     ENGINE_OPTIONS,
+    GRAMMAR_OPTIONS,
     N_OPTION,
     SAMPLING_OPTIONS,
     add_options,
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="+", help="text to continue; - reads the text from standard input")
     parser.set_defaults(run=run)
     add_options(parser, "sampling", {**SAMPLING_OPTIONS, **N_OPTION})
+    add_options(parser, "what is allowed", GRAMMAR_OPTIONS)
     add_options(parser, "engine", ENGINE_OPTIONS)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "seed": {"type": int, "help": "the same seed gives the same text"},
     "stop": {"action": "append", "default": [], "help": "stop when this text appears; may be given several times"},
 }
+GRAMMAR_OPTIONS: dict[str, dict[str, Any]] = {
+    "json_schema": {"metavar": "FILE", "help": "only JSON that the schema in this file allows"},
+    "regex": {"metavar": "PATTERN", "help": "only text that this regular expression matches"},
+    "grammar": {"metavar": "FILE", "help": "only text that the Lark grammar in this file allows"},
+    "choice": {"action": "append", "metavar": "TEXT", "help": "only one of these texts; give it several times"},
+}
 N_OPTION: dict[str, dict[str, Any]] = {
     "n": {"type": int, "default": 1, "help": "completions per prompt (default: 1)"},
 }
@@ -151,7 +158,15 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     """The SamplingParams that the options ask for."""
     from nanoinfer import SamplingParams
 
-    return SamplingParams(**_pick(args, {**SAMPLING_OPTIONS, **N_OPTION}))
+    grammar = _pick(args, GRAMMAR_OPTIONS)
+    for name in ("json_schema", "grammar"):
+        if grammar.get(name) is not None:
+            path = Path(grammar[name]).expanduser()
+            try:
+                grammar[name] = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"--{name.replace('_', '-')} {path}: is not UTF-8 text: {error}") from error
+    return SamplingParams(**_pick(args, {**SAMPLING_OPTIONS, **N_OPTION}), **grammar)
 
 
 def _pick(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,17 @@ from collections import OrderedDict
 from typing import Any
 
 from nanoinfer.grammars.grammar import Grammar
-from nanoinfer.grammars.json_schemas import check_schema
+from nanoinfer.grammars.json_schemas import prepared_schema
+from nanoinfer.grammars.limits import MAX_LENGTH, check_lark, check_regex
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.number_limit import NumberLimit
 from nanoinfer.grammars.vocabulary import Vocabulary
 
-MAX_LENGTH = 200_000  # characters of a grammar
 MAX_CACHED = 64  # compiled grammars
 LIMITS: dict[
     str, Any
 ] = {  # of llguidance, which says what they count; below its own where memory would grow to gigabytes
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 200_000,
     "step_lexer_fuel": 200_000,
@@ -29,6 +29,7 @@ COMPACT_JSON: Any = {
     "whitespace_flexible": False,
     "coerce_one_of": False,
     "lenient": False,
+    "json_allowed_escapes": 'nrbtf\\"',  # not \u0061, or it would be a key that the schema does not know as "a"
 }
 
 
@@ -90,16 +91,23 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     if len(grammar.text) > MAX_LENGTH:
         raise ValueError(f"has {len(grammar.text)} characters: must not exceed {MAX_LENGTH}")
     if grammar.kind == "regex":
+        check_regex(grammar.text)
         text = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == "json_schema":
-        check_schema(grammar.text)
-        text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=COMPACT_JSON)
+        schema = prepared_schema(grammar.text)
+        text = LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT_JSON)
     elif grammar.kind == "grammar":
+        check_lark(grammar.text)
         text = LLMatcher.grammar_from_lark(grammar.text)
     else:
         choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
         text = LLMatcher.grammar_from_lark(f"start: {choices}")
-    start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    try:
+        start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # what code written in Rust raises when it fails
+            raise
+        raise ValueError(f"the compiler fails on it: {_reason(str(error))}") from error
     if start.is_error():
         raise ValueError(f"cannot be compiled: {_reason(start.get_error())}")
     return start

@@ -1,30 +1,121 @@
-"""Checks a JSON schema before it is compiled: what the compiler would let through, or would not survive, is refused."""
+"""Prepares a JSON schema for its compiler: what the compiler would let through wrongly, or would not survive, is refused.
+
+llguidance refuses keywords that it does not implement, but a few that it does implement let invalid documents through. Each
+function here deals with one of them.
+"""
 
 import json
 from typing import Any
 
+from nanoinfer.grammars.json_patterns import check_pattern
+
 MAX_DEPTH = 64  # of a schema: objects and lists inside each other
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # under names, not keywords
+ANNOTATIONS = ("title", "description", "$comment", "default", "examples")  # they say nothing about documents
+# The compiler takes no notice of these.
+IGNORED_BY_COMPILER = ("contentEncoding", "contentMediaType", "contentSchema")
+ESCAPED = "\b\f\n\r\t"  # control characters that JSON has a short name for; \u0061 and its like are never written
+
+_LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_DAYS = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE = f"(?:[1-9][0-9]{{3}}-{_DAYS}|{_LEAP_YEAR}-02-29)"
+_HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOUR_MINUTE}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR_MINUTE})"
+# The compiler's own date has a 29 February in every year, and its time a second 60 in every minute.
+FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
-def check_schema(text: str) -> None:
-    """ValueError with the reason when `text` is not a JSON schema that can be compiled exactly."""
+def prepared_schema(text: str) -> dict[str, Any]:
+    """The schema to compile for the schema `text`: it allows no other documents. ValueError with the reason when `text` is
+    not a schema, or not one that can be compiled exactly."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(schema, dict | bool):
-        raise ValueError(f"must be a JSON object, is {type(schema).__name__}")
-    _check(schema, 1)
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise ValueError(f"must be a JSON object, is {json.dumps(schema)[:50]}")
+    _check_depth(schema)
+    return _prepared(schema)
 
 
-def _check(value: Any, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"is more than {MAX_DEPTH} levels deep")
+def _check_depth(schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"has objects and lists inside each other: must not be more than {MAX_DEPTH} levels deep")
+        inside = [each for value in level for each in (value.values() if isinstance(value, dict) else value)]
+        level = [each for each in inside if isinstance(each, dict | list)]
+
+
+def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema, checked, with its formats as patterns."""
+    for keyword in ("x-guidance", *IGNORED_BY_COMPILER):
+        if keyword in schema:
+            raise ValueError(f"{keyword}: is not implemented")
+    _check_least_properties(schema)
+    if isinstance(schema.get("pattern"), str):
+        check_pattern(schema["pattern"])
+    made: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in ANNOTATIONS:
+            continue
+        if keyword in NAMED and isinstance(value, dict):
+            _check_text(value.keys(), keyword)
+            if keyword == "patternProperties":
+                for pattern in value:
+                    check_pattern(pattern)
+            made[keyword] = {name: _prepared_any(each) for name, each in value.items()}
+        elif keyword in ("const", "enum", "required"):
+            _check_text(_texts(value), keyword)
+            made[keyword] = value
+        else:
+            made[keyword] = _prepared_any(value)
+    pattern = FORMATS.get(made["format"]) if isinstance(made.get("format"), str) else None
+    if pattern is not None:
+        del made["format"]
+        made["allOf"] = [*made.get("allOf", []), {"pattern": pattern}]
+    return made
+
+
+def _prepared_any(value: Any) -> Any:
     if isinstance(value, dict):
-        if "x-guidance" in value:
-            raise ValueError("x-guidance: settings of the compiler are not for schemas")
-        for each in value.values():
-            _check(each, depth + 1)
-    elif isinstance(value, list):
-        for each in value:
-            _check(each, depth + 1)
+        return _prepared(value)
+    return [_prepared_any(each) for each in value] if isinstance(value, list) else value
+
+
+def _check_least_properties(schema: dict[str, Any]) -> None:
+    """The compiler counts a key again that comes twice. Keys that the schema names come only once."""
+    least, required = schema.get("minProperties", 0), schema.get("required", [])
+    if (
+        not isinstance(least, int | float)
+        or not isinstance(required, list)
+        or least <= max(1, len(set(map(str, required))))
+    ):
+        return
+    if schema.get("additionalProperties") is not False or schema.get("patternProperties"):
+        raise ValueError(
+            f"minProperties={least}: is only implemented up to 1, up to the number of required properties, or with "
+            "additionalProperties=false and without patternProperties"
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    """All strings in a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [*value, *(text for each in value.values() for text in _texts(each))]
+    return [text for each in value for text in _texts(each)] if isinstance(value, list) else []
+
+
+def _check_text(texts: Any, keyword: str) -> None:
+    for text in texts:
+        wrong = next((char for char in text if (char < " " and char not in ESCAPED) or char == "\x7f"), None)
+        if wrong is not None:
+            raise ValueError(f"{keyword}: has the control character U+{ord(wrong):04X} in {text!r}: must not")
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise ValueError(f"{keyword}: {text!r}: must be text that can be encoded as UTF-8")

@@ -12,13 +12,10 @@ SAMPLING_ALIASES = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
     "stop_strs": "stop",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
 }
 _BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", (None, False))
 _GRAMMAR = Elsewhere(
-    "use regex=..., json_schema=..., grammar=... (a Lark grammar) or choice=[...] of SamplingParams itself", (None,)
+    "use one of regex=..., json_schema=..., grammar=... (a Lark grammar) and choice=[...] of SamplingParams", (None,)
 )
 SAMPLING_ELSEWHERE = {
     "best_of": Elsewhere(
@@ -39,10 +36,12 @@ SAMPLING_ELSEWHERE = {
     "use_beam_search": _BEAMS,
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
     "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
-    **dict.fromkeys(
-        ("guided_decoding", "structured_outputs", "response_format", "structural_tag", "guided_grammar"), _GRAMMAR
-    ),
-    "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar, not EBNF as in SGLang", (None,)),
+    **dict.fromkeys(("guided_decoding", "structured_outputs", "response_format", "structural_tag"), _GRAMMAR),
+    "guided_json": Elsewhere("use json_schema=...", (None,)),
+    "guided_regex": Elsewhere("use regex=...", (None,)),
+    "guided_choice": Elsewhere("use choice=[...]", (None,)),
+    "guided_grammar": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
+    "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
     "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
     "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", (None, False)),
     "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),

@@ -22,7 +22,16 @@ from nanoinfer.requests.aliases import (
 from nanoinfer.requests.keywords import Elsewhere, attribute_answers, keywords, nearest
 from tests.helpers.engines import greedy, make_engine
 
-CONSTRAINTS = ("guided_decoding", "structured_outputs", "response_format", "json_schema", "regex")
+CONSTRAINTS = {
+    "guided_decoding": "json_schema=",
+    "structured_outputs": "json_schema=",
+    "response_format": "json_schema=",
+    "guided_json": "json_schema=",
+    "guided_regex": "regex=",
+    "guided_choice": "choice=",
+    "guided_grammar": "Lark",
+    "ebnf": "Lark",
+}
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
 
 
@@ -142,7 +151,7 @@ def test_an_alias_is_checked_as_the_field_it_names() -> None:
         ("do_sample", False, "temperature=0"),
         ("length_penalty", 1.2, "beam search is not implemented"),
         ("return_logprob", True, "logprobs=0"),
-        *((name, {"json": "{}"}, "constrained decoding.*logits_processors") for name in CONSTRAINTS),
+        *((name, {"json": "{}"}, ours) for name, ours in CONSTRAINTS.items()),
         ("stop_regex", "a+", r"stop=\.\.\."),
         ("stream", True, "method stream"),
         ("temprature", 1.0, "'temperature'"),
@@ -251,7 +260,8 @@ def test_a_call_that_is_given_what_it_does_not_have_says_what_to_use(method: Cal
         ({"timeout": 5}, r"no argument 'timeout'; did you mean 'timeout_s'\?"),
         ({"params": None, "sampling_params": None}, "sampling_params is another name of params"),
         ({"tools": [{}]}, "tools=.*chat_template_kwargs"),
-        ({"response_format": {}}, "response_format=.*not implemented"),
+        ({"response_format": {}}, "response_format=.*json_schema="),
+        ({"json_schema": {}}, r"json_schema=.*belongs in SamplingParams"),
     ):
         with pytest.raises(UnknownArgumentError, match=answer):
             method(None, "a", **given)
