@@ -12,6 +12,7 @@ from nanoinfer.requests.req import Req
 LEAST_GAIN = 1.1  # how many times as fast a pass with drafts must seem, for each token it gives
 GROWTH = 2  # a pass has at most so many times the rows of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 256, 1024  # after so many passes without drafts, a request gets another chance
+SAME_PLAN = 8  # for so many passes a plan holds, if only costs change
 COST_DOUBT = 1024  # after so many passes without drafts, costs are measured again
 
 
@@ -46,7 +47,12 @@ class DraftLengths:
     def __init__(self, drafters: Sequence[Drafter], num_draft_tokens: int, adaptive: bool):
         self._drafters, self._num_draft_tokens, self._adaptive = drafters, num_draft_tokens, adaptive
         self._known: WeakKeyDictionary[Req, _Known] = WeakKeyDictionary()
-        self._forget_costs()
+        self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
+        self._step_costs = [PassCosts() for _ in drafters]  # of one draft for each of so many requests
+        self._rested = 0  # how many passes there were since the last drafts
+        self._key: tuple[list[int], list[float], list[int]] = [], [], []  # what the last plan was made for
+        self._plan: list[int] = []
+        self._same = 0  # how many passes the last plan has been used again
 
     def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> Plan:
         """The plan for the next pass of `reqs`. `only_likeliest`: as in Batch, because sampling takes time, too."""
@@ -56,7 +62,7 @@ class DraftLengths:
         known = [self._of(req) for req in reqs]
         drafters = [self._best_drafter(each) for each in known]
         rates = [each.acceptances[drafter].rate for each, drafter in zip(known, drafters, strict=True)]
-        most = self._most(limits, rates, drafters, self._costs[only_likeliest])
+        most = self._most_again(limits, rates, drafters, self._costs[only_likeliest])
         self._rested = 0 if any(most) else self._rested + any(limits)
         if self._rested >= COST_DOUBT:
             self._forget_costs()
@@ -77,9 +83,9 @@ class DraftLengths:
         self._step_costs[drafter].add(num_reqs, seconds / steps)
 
     def _forget_costs(self) -> None:
-        self._rested = 0  # how many passes there were since the last drafts
-        self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
-        self._step_costs = [PassCosts() for _ in self._drafters]  # of one draft for each of so many requests
+        self._rested = 0
+        self._costs = {True: PassCosts(), False: PassCosts()}
+        self._step_costs = [PassCosts() for _ in self._drafters]
 
     def _limit(self, req: Req) -> int:
         """The most drafts that a request may get: not so many that a token would be left over."""
@@ -96,6 +102,14 @@ class DraftLengths:
     def _best_drafter(self, known: _Known) -> int:
         rates = [each.rate for each in known.acceptances]
         return rates.index(max(rates))  # the first of those that are as good
+
+    def _most_again(self, limits: list[int], rates: list[float], drafters: list[int], costs: PassCosts) -> list[int]:
+        """Optimisation: `_most`, but for some passes what it was the last time, while nothing but costs can have changed."""
+        key = limits, rates, drafters
+        self._same = self._same + 1 if key == self._key else 0
+        if self._same % SAME_PLAN == 0:
+            self._key, self._plan = key, self._most(limits, rates, drafters, costs)
+        return list(self._plan)
 
     def _most(
         self, limits: Sequence[int], rates: Sequence[float], drafters: Sequence[int], costs: PassCosts

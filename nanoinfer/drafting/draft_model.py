@@ -70,8 +70,8 @@ class DraftModel:
     def _decode(
         self, reqs: list[Req], starts: list[int], ends: list[int], likeliest: bool
     ) -> tuple[torch.Tensor | Likeliest, np.ndarray]:
-        """One row for each missing token, as in a VERIFY. Returns the logits of each request's last, and the slots filled."""
-        counts = np.array(ends) - starts
+        """One row for each missing token, as in a VERIFY. Returns the logits of each request's last, and the slots."""
+        counts = np.array(ends) - np.array(starts)
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         last = None
         if len(reqs) == counts.sum():
