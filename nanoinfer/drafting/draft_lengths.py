@@ -104,7 +104,7 @@ class DraftLengths:
         return rates.index(max(rates))  # the first of those that are as good
 
     def _most_again(self, limits: list[int], rates: list[float], drafters: list[int], costs: PassCosts) -> list[int]:
-        """Optimisation: `_most`, but for some passes what it was the last time, while nothing but costs can have changed."""
+        """Optimisation: `_most`, or for some passes what it was the last time, if only costs can have changed since."""
         key = limits, rates, drafters
         self._same = self._same + 1 if key == self._key else 0
         if self._same % SAME_PLAN == 0:
