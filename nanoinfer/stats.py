@@ -7,10 +7,11 @@ The logger `nanoinfer.engine` writes one line per step at level INFO, always wit
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
 
-`mode` (EXTEND, DECODE or VERIFY), `reqs` and `tokens` (those computed, drafts included) describe the pass. `running` and `waiting` count requests after the pass; `free`, `evictable`
-and `protected` count slots after it. `retracted` is how many requests were retracted to make room for it. Switch the log
-on with `logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its
-passes, and why nothing faster does:
+`mode`, `reqs` and `tokens` describe the pass: EXTEND, DECODE or VERIFY, and how many tokens it computes, drafts included.
+`running` and `waiting` count requests after the pass; `free`, `evictable` and `protected` count slots after it.
+`retracted` is how many requests were retracted to make room for it. Switch the log on with
+`logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its passes, and
+why nothing faster does:
 
     kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (...) capture=no (...)
 """

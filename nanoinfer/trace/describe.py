@@ -167,8 +167,13 @@ class _Narrator:
         what += f" in {place}"
         if not entry.tokens:
             return what
-        taken = f", of which {entry.accepted} {'is' if entry.accepted == 1 else 'are'} accepted," if drafts else ""
-        return what + taken + self._sampled(entry)
+        how_many = {0: "none", len(drafts): "all"}.get(entry.accepted, str(entry.accepted))
+        taken = (
+            f", accepts {how_many} of them"
+            if len(drafts) > 1
+            else f", accepts {'it' if entry.accepted else 'no draft'}"
+        )
+        return what + taken * bool(drafts) + self._sampled(entry)
 
     def _verified_in_short(self, rest: Sequence[ev.BatchEntry]) -> str:
         drafted, accepted = sum(len(e.drafts or ()) for e in rest), sum(e.accepted for e in rest)
