@@ -125,7 +125,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "drafter": ("tree", "ngram"),
         "adaptive_drafts": False,
         "num_draft_tokens": 5,
-        "slots": 40,
+        "slots": 32,
         "schedule_conservativeness": 0.1,
     },
     "drafts, pages and chunks": {
