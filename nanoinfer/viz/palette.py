@@ -50,7 +50,7 @@ PHASE_STYLES: dict[str, Style] = {
     "waiting": ROLES["hidden"],
     "extend": ROLES["new"],
     "decode": Style("#fbcf95"),  # orange as well, since it is computed: less of it
-    "verify": Style("#f4a947", "#1a1a1a", "\\\\", "#8a4600"),  # between the two, as it is
+    "verify": Style("#f4a947", "#1a1a1a", "\\\\", "#fcd9a4"),  # between the two, as it is
     "idle": Style("#767676", "#ffffff"),
     "retracted": Style("#8c1d18", "#ffffff"),
     "paused": Style("#d8d8d8", "#4f4f4f", "//", "#8a8a8a"),
