@@ -7,10 +7,11 @@ The logger `nanoinfer.engine` writes one line per step at level INFO, always wit
 
     step=17 mode=EXTEND reqs=3 tokens=120 running=5 waiting=2 free=100 evictable=20 protected=40 retracted=0 ms=12.3
 
-`mode`, `reqs` and `tokens` describe the pass. `running` and `waiting` count requests after the pass; `free`, `evictable`
-and `protected` count slots after it. `retracted` is how many requests were retracted to make room for it. Switch the log
-on with `logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its
-passes, and why nothing faster does:
+`mode`, `reqs` and `tokens` describe the pass: EXTEND, DECODE or VERIFY, and how many tokens it computes, drafts included.
+`running` and `waiting` count requests after the pass; `free`, `evictable` and `protected` count slots after it.
+`retracted` is how many requests were retracted to make room for it. Switch the log on with
+`logging.basicConfig(level=logging.INFO)`. Before its first such line, an engine logs once what computes its passes, and
+why nothing faster does:
 
     kernels=torch (not cpp: no C++ compiler: ...; not onednn: ...) attention_backend=torch_native (...) capture=no (...)
 """
@@ -41,7 +42,7 @@ class EngineStats(Mapping[str, Any]):
       prompt is only partly computed; `paused`.
     - Slots now: `total_slots` = `free_slots` + `evictable_slots` (in the tree, unused) + `protected_slots` (in the tree,
       used by running requests) + `request_slots` (held by running requests, not in the tree).
-    - Passes since the start: `extend_steps`, `decode_steps`.
+    - Passes since the start: `extend_steps`, `decode_steps` (those with drafts, VERIFY, included).
     - Requests since the start, by how they ended: `finished`, `aborted`, `timed_out`, `failed` (in a step that raised).
     - Tokens since the start: `prompt_tokens` (of admitted requests); `cached_tokens` (those of them found in the tree);
       `hit_rate` (cached tokens divided by prompt tokens); `output_tokens`.
@@ -126,7 +127,7 @@ class StepMeter:
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
-        """Count one step, an extend or else a decode, that took `seconds`."""
+        """Count one step, an extend or else a decode (or verify), that took `seconds`."""
         self.extend_steps += extend
         self.decode_steps += not extend
         self.output_tokens += output_tokens

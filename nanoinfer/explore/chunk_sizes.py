@@ -51,7 +51,7 @@ def times_of(run: Run, shown: list[Moment]) -> Times:
     for moment, cost in zip(shown, passes, strict=True):
         now += cost
         for entry in run.trace.step(moment.step).batch:
-            if entry.token is None:
+            if not entry.tokens:
                 continue
             if entry.request == RUNNING:
                 if last and now - last > gap:

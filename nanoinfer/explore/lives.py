@@ -3,7 +3,7 @@
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from nanoinfer.trace.events import TraceEvent, from_runs
+from nanoinfer.trace.events import BatchEntry, TraceEvent, from_runs
 from nanoinfer.trace.state import NodeState, TraceState
 from nanoinfer.trace.trace import Trace
 from nanoinfer.viz.words import count
@@ -80,7 +80,7 @@ class _Follower:
         self._admissions(event)
         for entry in event.batch:
             if entry.request == self.request or entry.request in self.life.sharers:
-                self._pass(event, entry.request, entry.start, entry.end, from_runs(entry.slots))
+                self._pass(event, entry)
         if self.request in state.requests:
             was, self.life.known = self.life.known, len(state.requests[self.request].tokens) > self.position
             if self.life.known and not was and event.is_step:
@@ -107,10 +107,11 @@ class _Follower:
                 self.life.sharers += (entry.request,)
                 self._say(f"request {entry.request} starts with the same tokens and finds it in the tree")
 
-    def _pass(self, event: TraceEvent, request: int, start: int, end: int, slots: list[int]) -> None:
-        """A pass of a request that has the token in its row."""
-        if request == self.request and start <= self.position < end:
-            self.life.slot, self.life.written = slots[self.position - start], event.step
+    def _pass(self, event: TraceEvent, entry: BatchEntry) -> None:
+        """A pass of a request that has the token in its row, or gets it. A wrong draft at its position is not the token."""
+        request, start, end = entry.request, entry.start, entry.end
+        if request == self.request and start <= self.position < entry.kv_len:
+            self.life.slot, self.life.written = from_runs(entry.slots)[self.position - start], event.step
             self._say(f"the pass computes its K/V and writes it to slot {self.life.slot}")
         if self.life.slot is None:
             return

@@ -6,7 +6,7 @@ from nanoinfer.explore.panels.cells import Cell, CellRow
 from nanoinfer.explore.panels.lanes import Lane, Span, Strip
 from nanoinfer.explore.panels.tree import Node
 from nanoinfer.explore.runs import Moment
-from nanoinfer.trace.phases import EXTEND
+from nanoinfer.trace.phases import EXTEND, SEPARATE
 from nanoinfer.trace.state import NodeState, TraceState
 from nanoinfer.trace.trace import Trace
 from nanoinfer.viz.palette import REQUESTS
@@ -94,7 +94,7 @@ def lanes_of(trace: Trace, moments: Sequence[Moment]) -> list[Lane]:
             phase = moment.phases.get(index)
             if phase is None:
                 continue
-            if spans and spans[-1].end == place and spans[-1].phase == phase != EXTEND:
+            if spans and spans[-1].end == place and spans[-1].phase == phase and phase not in SEPARATE:
                 spans[-1] = Span(spans[-1].start, place + 1, phase)
             else:
                 text = str(moment.computed[index]) if phase == EXTEND else ""

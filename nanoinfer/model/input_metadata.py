@@ -66,8 +66,8 @@ class InputMetadata:
     | `req_to_token_pool` | ReqToTokenPool | the table from positions to slots |
     | `req_pool_indices` | [B] int32 | the requests' rows in that table |
     | `prefix_lens` | [B] int32 | tokens that have K/V already; None in DECODE, where all but one have |
-    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | EXTEND only: `seq_lens - prefix_lens`; its exclusive prefix sum |
-    | `max_extend_len` | int | EXTEND: the maximum of `extend_seq_lens`; 0 in DECODE |
+    | `extend_seq_lens`, `extend_start_loc` | [B] int32 | None in DECODE: `seq_lens - prefix_lens`; its prefix sum |
+    | `max_extend_len` | int | the maximum of `extend_seq_lens`; 0 in DECODE |
     | `other_kv_index` | int | DECODE only: the first request's newest slot, an index that is always safe to read from |
     | `kv_last_page_len` | [B] int32 | always 1: the `kv_` fields describe pages of one token (see also `paged_csr`) |
     """

@@ -19,6 +19,8 @@ ENGINE_FIELDS = (
     "eviction_policy",
     "chunked_prefill_size",
     "disable_radix_cache",
+    "drafter",
+    "num_draft_tokens",
 )
 Decode = Callable[[Sequence[int]], str]
 
@@ -145,9 +147,9 @@ class TraceData:
             prompt = req.token_ids[: req.prompt_len].tolist()
         key = None if req.extra_key is None else repr(req.extra_key)
         limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
-        admitted = req.num_admissions > 0
+        admitted, drafts = req.num_admissions > 0, (req.drafted_tokens, req.accepted_tokens)
         self.requests.append(
-            TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted)
+            TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted, *drafts)
         )
 
     def add_event(self, event: TraceEvent) -> None:
@@ -159,7 +161,9 @@ class TraceData:
             yield from request.prompt
             yield from request.outputs
         for event in self.events:
-            yield from (entry.token for entry in event.batch if entry.token is not None)
+            for entry in event.batch:
+                yield from entry.tokens
+                yield from entry.drafts or ()
             for what, *rest in event.tree:
                 if what in ("add", "grow"):
                     yield from rest[2] if what == "add" else rest[1]

@@ -96,7 +96,8 @@ class _Narrator:
         if entering:
             clauses.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
         if freed > 0:
-            exact = event.error is None and self.trace.engine["page_size"] == 1
+            engine = self.trace.engine
+            exact = event.error is None and engine["page_size"] == 1 and not engine["drafter"]
             are = "is" if freed == 1 else "are"
             clauses.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} {are} freed")
         return clauses
@@ -136,6 +137,8 @@ class _Narrator:
 
     def _pass(self) -> list[str]:
         event = self.event
+        if event.mode == ev.VERIFY:
+            return _each(event.batch, self._verified, self._verified_in_short)
         if event.mode == ev.DECODE:
             first = event.batch[0]
             if len(event.batch) == 1:
@@ -152,6 +155,34 @@ class _Narrator:
             lambda rest: f"{len(rest)} more requests extend {sum(e.end - e.start for e in rest)} tokens",
         )
 
+    def _verified(self, entry: ev.BatchEntry) -> str:
+        drafts, slots = entry.drafts or (), from_runs(entry.slots)
+        first, last = entry.start, entry.end - 1
+        place = f"slot{'s' * (len(slots) > 1)} " + ", ".join(
+            span(start, end - 1) for start, end in consecutive_runs(np.array(slots))[:4]
+        )
+        what = f"{self._name(entry.request)} computes position {first}"
+        if drafts:
+            what += f" and {_count(len(drafts), 'draft')} at {span(first + 1, last)}"
+        what += f" in {place}"
+        if not entry.tokens:
+            return what
+        how_many = {0: "none", len(drafts): "all"}.get(entry.accepted, str(entry.accepted))
+        taken = (
+            f", accepts {how_many} of them"
+            if len(drafts) > 1
+            else f", accepts {'it' if entry.accepted else 'no draft'}"
+        )
+        return what + taken * bool(drafts) + self._sampled(entry)
+
+    def _verified_in_short(self, rest: Sequence[ev.BatchEntry]) -> str:
+        drafted, accepted = sum(len(e.drafts or ()) for e in rest), sum(e.accepted for e in rest)
+        sampled = sum(len(e.tokens) for e in rest)
+        return (
+            f"{len(rest)} more requests check {_count(drafted, 'draft')}, accept {accepted} and sample "
+            f"{_count(sampled, 'token')}"
+        )
+
     def _extended(self, entry: ev.BatchEntry) -> str:
         what = f"{self._name(entry.request)} extends {_count(entry.end - entry.start, 'token')}"
         total = self._length(entry.request)
@@ -160,11 +191,17 @@ class _Narrator:
         return what + self._sampled(entry)
 
     def _sampled(self, entry: ev.BatchEntry) -> str:
-        if entry.token is None:
+        if not entry.tokens:
             return ""
         pieces = self.pieces.get(entry.request, {})
-        text = pieces.get(self._length(entry.request), self.texts.get(entry.token))
-        return f" and samples {_quoted(text) if text else f'token {entry.token}'}"
+        known = [
+            pieces.get(position, self.texts.get(token))
+            for position, token in enumerate(entry.tokens, self._length(entry.request))
+        ]
+        text = "".join(piece for piece in known if piece is not None)
+        if len(entry.tokens) == 1:
+            return f" and samples {_quoted(text) if text else f'token {entry.tokens[0]}'}"
+        return f" and samples {_count(len(entry.tokens), 'token')}" + f": {_quoted(text)}" * bool(text)
 
     def _ends(self, reasons: Sequence[str]) -> list[str]:
         ended = [entry for entry in self.event.ended if entry.reason in reasons]

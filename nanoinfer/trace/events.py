@@ -14,8 +14,9 @@ from nanoinfer.cache.indices import consecutive_runs
 
 Runs = Sequence[int]
 
-START, EXTEND, DECODE, FAILED, BETWEEN = "START", "EXTEND", "DECODE", "FAILED", "BETWEEN"
-STEPS = (EXTEND, DECODE, FAILED)  # the modes of events that are steps
+START, EXTEND, DECODE, VERIFY = "START", "EXTEND", "DECODE", "VERIFY"
+FAILED, BETWEEN = "FAILED", "BETWEEN"
+STEPS = (EXTEND, DECODE, VERIFY, FAILED)  # the modes of events that are steps
 MODES = (START, *STEPS, BETWEEN)
 
 
@@ -39,8 +40,8 @@ class TraceRequest:
     """One request (with `n` > 1, one completion of it) as it arrived.
 
     `name`: its name in pictures. `time`: seconds since the trace began (negative if before). `extra_key`: its `repr`, or
-    None. `outputs`, `cached_tokens`, `admitted`: its output tokens, its number of cached tokens, and whether it had been
-    admitted when the trace began.
+    None. `outputs`, `cached_tokens`, `admitted`, `drafted_tokens`, `accepted_tokens`: its output tokens, its number of
+    cached tokens, whether it had been admitted, and its numbers of drafts when the trace began.
     """
 
     name: str
@@ -53,6 +54,8 @@ class TraceRequest:
     outputs: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     admitted: bool = False
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Admission(NamedTuple):
@@ -65,18 +68,48 @@ class Admission(NamedTuple):
 
 
 class BatchEntry(NamedTuple):
-    """One request in a pass: the K/V of positions `start..end-1` is written to `slots`, and `token` is sampled.
+    """One request in a pass: the K/V of positions `start..end-1` is written to `slots`, and `tokens` are sampled.
 
-    `token`: None if no token was sampled, because a later pass continues the prompt or the step failed. `allocated`: the
-    slots that were allocated for this pass, if they may differ from `slots`: in whole pages, or for later passes as well.
+    `tokens`: none if a later pass continues the prompt, or if the step failed; after a VERIFY, those that the request got,
+    at most one more than it had drafts. `allocated`: the slots that were allocated for this pass, if they may differ from
+    `slots`: in whole pages, for later passes, or for drafts. `drafts`: in VERIFY, the tokens that were tried at the
+    positions `start+1..end-1`; else None.
     """
 
     request: int
     start: int
     end: int
     slots: Runs
-    token: int | None
+    tokens: Sequence[int]
     allocated: Runs | None = None
+    drafts: Sequence[int] | None = None
+
+    @property
+    def accepted(self) -> int:
+        """How many drafts became tokens of the request."""
+        same = [token == draft for token, draft in zip(self.tokens, self.drafts or (), strict=False)]
+        return same.index(False) if False in same else len(same)
+
+    @property
+    def kv_len(self) -> int:
+        """How many of the request's tokens have K/V afterwards. That of wrong drafts does not count."""
+        return self.end if self.drafts is None else self.start + len(self.tokens)
+
+    @property
+    def first(self) -> int:
+        """The position of the first token that is sampled, if one is."""
+        return self.end if self.drafts is None else self.start + 1
+
+    def check(self) -> None:
+        """ValueError unless drafts and sampled tokens fit the positions and one another."""
+        drafts, tokens = self.drafts, self.tokens
+        most = 1 if drafts is None else len(drafts) + 1
+        if drafts is not None and len(drafts) != self.end - self.start - 1:
+            raise ValueError(f"{len(drafts)} drafts at positions {self.start + 1}..{self.end - 1}")
+        if len(tokens) > most or (drafts is not None and self.accepted < len(tokens) - 1):
+            raise ValueError(
+                f"tokens={list(tokens)}, drafts={drafts}: every token but the last must be an accepted draft"
+            )
 
 
 class Path(NamedTuple):
@@ -119,7 +152,8 @@ class TraceEvent:
     """Everything that changed in one step, or between two steps.
 
     - `step`: number of the step, from 1; for an event between steps, the number of the step before. `mode`: EXTEND, DECODE,
-      FAILED (no pass could be made) or BETWEEN. START is the first event, which says what was there when the trace began.
+      VERIFY, FAILED (no pass could be made) or BETWEEN. START is the first event, which says what was there when the trace
+      began.
     - `time`: when it began, in seconds since the trace began. `seconds`: how long it took. Both by the engine's clock.
     - Requests are given by their index in `trace.requests`, nodes of the tree by a number (0: the root).
     - `tree`: what was done to the tree, in order: `["add", node, parent, tokens, runs, extra_key, time]`,
@@ -145,6 +179,16 @@ class TraceEvent:
     held: list[Held] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     error: str | None = None
+
+    @property
+    def drafted(self) -> int:
+        """How many drafts the pass has checked."""
+        return sum(len(entry.drafts or ()) for entry in self.batch)
+
+    @property
+    def accepted(self) -> int:
+        """How many of them became tokens."""
+        return sum(entry.accepted for entry in self.batch)
 
     @property
     def is_step(self) -> bool:

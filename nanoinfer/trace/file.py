@@ -1,9 +1,11 @@
-"""Traces as JSON files: format "nanoinfer trace", version 1.
+"""Traces as JSON files: format "nanoinfer trace", version 2.
 
     {"format": ..., "version": 1, "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
      "requests": [TraceRequest, ...], "events": [TraceEvent, ...]}
 
 Empty fields are left out. The same run gives the same file, except for the times in it.
+
+Version 1, which is still read, knows no drafts: a request has one sampled token per pass, or null.
 """
 
 import json
@@ -15,7 +17,7 @@ from nanoinfer.trace.data import ENGINE_FIELDS, TraceData
 from nanoinfer.trace.events import START, TraceEvent, TraceRequest
 
 T = TypeVar("T", bound=TraceData)
-FORMAT, VERSION = "nanoinfer trace", 1
+FORMAT, VERSION = "nanoinfer trace", 2
 BAD = (
     TypeError,
     KeyError,
@@ -69,8 +71,8 @@ def load(path: str | Path, kind: type[T]) -> T:
         raise ValueError(f"{path}: this is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
-    if document.get("version") != VERSION:
-        raise ValueError(f"{path}: version={document.get('version')!r}: must be {VERSION}")
+    if isinstance(document.get("version"), bool) or document.get("version") not in (1, VERSION):
+        raise ValueError(f"{path}: version={document.get('version')!r}: must be 1 or {VERSION}")
     for name, container in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
         if not isinstance(document.get(name), container):
             raise ValueError(
@@ -80,6 +82,9 @@ def load(path: str | Path, kind: type[T]) -> T:
 
 
 def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
+    first_version = document["version"] == 1
+    if first_version:
+        document["engine"] |= {"drafter": [], "num_draft_tokens": 0}
     missing = [name for name in ENGINE_FIELDS if name not in document["engine"]]
     if missing:
         raise ValueError(f"{path}: engine: {', '.join(missing)} missing")
@@ -103,7 +108,13 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
             trace.requests.append(request)
         for i, fields in enumerate(document["events"]):
             where = f"events[{i}]"
+            if first_version:
+                _tokens_as_lists(fields)
             event = TraceEvent.from_json(fields)
+            for entry in event.batch:
+                for token in (*entry.tokens, *(entry.drafts or ())):
+                    _expected(token, int)
+                entry.check()
             _check_slots(event, trace.engine["max_total_tokens"])
             trace.add_event(event)
         where = "events"
@@ -117,6 +128,12 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
     except BAD as error:
         raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
     return trace
+
+
+def _tokens_as_lists(fields: dict[str, Any]) -> None:
+    """Change the entries of an event's batch from version 1, which has one token or null."""
+    for entry in fields.get("batch", ()):
+        entry[4:5] = [[] if token is None else [token] for token in entry[4:5]]
 
 
 def _check_slots(event: TraceEvent, size: int) -> None:

@@ -22,8 +22,8 @@ def write(trace: TraceData, path: str | Path) -> None:
 
 
 def trace_events(trace: TraceData) -> list[dict[str, Any]]:
-    """A track of steps, counters of slots and requests, and a track per request that shows when it waited, extended or
-    decoded."""
+    """A track of steps, counters of slots and requests, and a track per request that shows when it waited, extended,
+    decoded or verified."""
     entries = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
     entries.append(_name("process_name", REQUESTS, 0, "requests"))
     for index, request in enumerate(trace.requests):
@@ -41,6 +41,8 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
                 "paused": len(event.paused),
                 "ended": len(event.ended),
             }
+            if event.mode == ev.VERIFY:
+                args |= {"drafted": event.drafted, "accepted": event.accepted}
             if event.error is not None:
                 args["error"] = event.error
             entries.append(_slice(ENGINE, 1, event.mode, event.time, event.time + event.seconds, args))
@@ -62,7 +64,9 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
     for span in slices:
         args = {"steps": max(span.last - span.first + 1, 0)}
         if span.tokens:
-            args |= {"step": span.first, "tokens": span.tokens}
+            args |= {"step": span.first, "tokens": span.tokens, "sampled": span.sampled}
+        if span.phase == ev.VERIFY.lower():
+            args |= {"drafted": span.drafted, "accepted": span.accepted}
         if (span.first, span.request) in found and span.phase == ev.EXTEND.lower():
             args["found in the tree"] = found[span.first, span.request].prefix_len
         entries.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))

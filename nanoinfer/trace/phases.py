@@ -1,23 +1,26 @@
-"""What each request of a trace did, as spans for timelines: waiting, extend, decode, idle, retracted, paused."""
+"""What each request of a trace did, as spans for timelines: waiting, extend, decode, verify, idle, retracted, paused."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
 
-WAITING, EXTEND, DECODE, IDLE, RETRACTED, PAUSED = "waiting", "extend", "decode", "idle", "retracted", "paused"
-PHASES = (WAITING, EXTEND, DECODE, IDLE, RETRACTED, PAUSED)
+WAITING, EXTEND, DECODE, VERIFY = "waiting", "extend", "decode", "verify"
+IDLE, RETRACTED, PAUSED = "idle", "retracted", "paused"
+PHASES = (WAITING, EXTEND, DECODE, VERIFY, IDLE, RETRACTED, PAUSED)
+COMPUTING = (EXTEND, DECODE, VERIFY)
+SEPARATE = (EXTEND, VERIFY)  # every pass is a span of its own
 
 
 @dataclass
 class Span:
     """One request in one phase, over steps `first..last`, from `start` to `end` seconds.
 
-    `tokens`: how many tokens were computed in it, for extend and decode. In the phase `idle`, a request holds slots but is
-    not in the pass.
+    `tokens`: how many tokens were computed in it, for extend, decode and verify. `sampled`, `drafted`, `accepted`: how many
+    tokens it got, and how many drafts were checked and accepted. In the phase `idle`, a request holds slots but is not in
+    the pass.
     """
 
     request: int
@@ -27,6 +30,9 @@ class Span:
     start: float
     end: float
     tokens: int = 0
+    sampled: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Mark(NamedTuple):
@@ -39,8 +45,11 @@ class Mark(NamedTuple):
 
 
 def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
-    """The spans of all requests in the order in which they begin, and the marks of their ends. Each extend has a separate
-    span. The other spans last until something changes: between steps, a request waits or continues as before."""
+    """The spans of all requests in the order in which they begin, and the marks of their ends.
+
+    Each extend and each verify has a separate span. The other spans last until something changes: between steps, a request
+    waits or continues as before.
+    """
     done: list[Span] = []
     marks: list[Mark] = []
     latest: dict[int, Span] = {}  # of each unfinished request
@@ -60,19 +69,24 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
         for entry in event.admitted:
             away.pop(entry.request, None)
         if event.is_step:
-            for index, phase, tokens in _in_step(event, since, holding, away):
+            entries = {entry.request: entry for entry in event.batch}
+            for index, phase in _in_step(event, since, holding, away):
                 span = latest.get(index)
-                computing = phase in (EXTEND, DECODE)
+                computing = phase in COMPUTING
                 if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
                     done.append(Span(index, WAITING, event.step, event.step - 1, since[index], event.time))
-                if span is not None and computing and span.phase not in (EXTEND, DECODE):
+                if span is not None and computing and span.phase not in COMPUTING:
                     span.end = event.time
-                if span is None or span.phase != phase or phase == EXTEND:
+                if span is None or span.phase != phase or phase in SEPARATE:
                     start = event.time if computing else since[index]
                     span = latest[index] = Span(index, phase, event.step, event.step, start, start)
                     done.append(span)
                 span.last, span.end = event.step, event.time + event.seconds
-                span.tokens += tokens
+                if (computed := entries.get(index)) is not None:
+                    span.tokens += computed.end - computed.start
+                    span.sampled += len(computed.tokens)
+                    span.drafted += len(computed.drafts or ())
+                    span.accepted += computed.accepted
                 since[index] = span.end
         for index, reason in event.ended:
             marks.append(Mark(index, event.step, event.time + event.seconds, reason))
@@ -85,13 +99,13 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
 
 def _in_step(
     event: TraceEvent, alive: Iterable[int], holding: set[int], away: Mapping[int, str]
-) -> Iterator[tuple[int, str, int]]:
-    """For every unfinished request, its phase in this step and the number of tokens computed for it."""
-    batch = {entry.request: entry.end - entry.start for entry in event.batch}
+) -> Iterator[tuple[int, str]]:
+    """For every unfinished request, its phase in this step."""
+    batch = {entry.request for entry in event.batch}
     for index in alive:
         if index in batch:
-            yield index, EXTEND if event.mode == ev.EXTEND else DECODE, batch[index]
+            yield index, event.mode.lower()
         elif index in holding:
-            yield index, IDLE, 0
+            yield index, IDLE
         else:
-            yield index, away.get(index, WAITING), 0
+            yield index, away.get(index, WAITING)

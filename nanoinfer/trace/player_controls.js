@@ -163,7 +163,8 @@ document.addEventListener("focusin", (event) => event.target.matches("[data-node
 $("#run").textContent =
   `${plural(trace.requests.length, "request")}, ${plural(trace.steps, "step")} · ${plural(trace.engine.max_total_tokens, "slot")}` +
   ` · ${plural(trace.engine.max_running_requests, "row")} · page_size ${trace.engine.page_size} · ${trace.engine.schedule_policy}` +
-  (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "");
+  (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "") +
+  (trace.engine.drafter.length ? ` · drafter ${trace.engine.drafter.join(", ")} (up to ${plural(trace.engine.num_draft_tokens, "draft")})` : "");
 drawTimeline(page, lanes);
 page.layOutSlots();
 new ResizeObserver(() => {

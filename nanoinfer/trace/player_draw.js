@@ -92,6 +92,8 @@ class Page {
     const prompts = admitted.reduce((sum, req) => sum + req.promptLen, 0);
     const cached = admitted.reduce((sum, req) => sum + req.cached, 0);
     const tokens = state.batch.reduce((sum, entry) => sum + entry.end - entry.start, 0);
+    const drafted = admitted.reduce((sum, req) => sum + req.drafted, 0);
+    const accepted = admitted.reduce((sum, req) => sum + req.accepted, 0);
     const values = {
       step: [`${frame.step} of ${this.trace.steps}`, ""],
       "tokens in the pass": [tokens, ""],
@@ -102,6 +104,7 @@ class Page {
       waiting: [state.waiting.length, ""],
       "prompt tokens found": [`${cached} of ${prompts}`, ""],
     };
+    if (this.trace.engine.drafter.length || drafted) values["drafts accepted"] = [`${accepted} of ${drafted}`, ""];
     $("#counters").replaceChildren(
       ...Object.entries(values).map(([name, [value, look]]) =>
         el("div", {}, el("dt", {}, look ? el("i", { class: `swatch ${look}` }) : null, name), el("dd", { text: value })),
@@ -112,25 +115,37 @@ class Page {
   drawBatch(state, number) {
     const mode = this.replay.frames[number].mode;
     const tokens = state.batch.reduce((sum, entry) => sum + entry.end - entry.start, 0);
-    const title = mode === null || !state.batch.length ? "No pass" : `${mode}: B = ${state.batch.length}, T = ${tokens}`;
+    const drafted = state.batch.reduce((sum, entry) => sum + entry.drafts.length, 0);
+    const accepted = state.batch.reduce((sum, entry) => sum + entry.accepted, 0);
+    const drafts = mode === "VERIFY" ? `, ${accepted} of ${plural(drafted, "draft")} accepted` : "";
+    const title = mode === null || !state.batch.length ? "No pass" : `${mode}: B = ${state.batch.length}, T = ${tokens}${drafts}`;
     $("#batch h2").replaceChildren("Batch of this step ", el("small", { text: title }));
-    const rows = state.batch.slice(0, MOST_ROWS).map(({ req, start, end, slots, token, inputs }) => {
+    const rows = state.batch.slice(0, MOST_ROWS).map((entry) => {
+      const { req, start, end, slots, tokens, inputs, first } = entry;
       const texts = inputs.map((_, i) => this.tokenText(req, start + i)).join("");
-      const sampled = token === null ? "—" : visible(this.tokenText(req, end));
+      const sampled = tokens.length ? visible(tokens.map((_, i) => this.tokenText(req, first + i)).join("")) : "—";
       return el(
         "tr",
         { "data-request": req.index },
         el("td", {}, this.chip(req)),
-        el("td", {}, el("q", { text: shortened(visible(texts), 11, 7) }), el("small", { text: ` ${end - start}` })),
+        el("td", {}, el("q", { text: shortened(visible(texts), 11, 7) }), ...this.draftTexts(entry), el("small", { text: ` ${end - start}` })),
         el("td", { text: end - start === 1 ? `${start}` : `${start}–${end - 1}` }),
         el("td", { text: runsText(slots, runsOf(slots).length > 2 ? 1 : 2), title: runsText(slots, 99) }),
-        el("td", {}, el(token === null ? "span" : "mark", { text: sampled })),
+        el("td", {}, el(tokens.length ? "mark" : "span", { text: sampled, title: tokens.length > 1 ? plural(tokens.length, "token") : null })),
       );
     });
     const left = state.batch.length - rows.length;
     if (left > 0) rows.push(el("tr", {}, el("td", { colspan: 5, text: `… and ${left} more` })));
     if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5, class: "none", text: "Nothing is computed." })));
     $("#batch tbody").replaceChildren(...rows);
+  }
+
+  /** The drafts of a request in a VERIFY, one by one: those that became its tokens, and those that did not. */
+  draftTexts({ drafts, accepted, tokens }) {
+    const known = tokens.length > 0; // else the step has failed
+    const looks = drafts.map((_, i) => (!known ? "draft" : i < accepted ? "draft accepted" : "draft rejected"));
+    const titles = { draft: "draft", "draft accepted": "accepted draft", "draft rejected": "rejected draft" };
+    return drafts.map((token, i) => el("span", { class: looks[i], title: titles[looks[i]], text: visible(this.trace.texts[token] ?? ` ${token}`) }));
   }
 
   // --- texts ---
@@ -158,14 +173,15 @@ class Page {
     }
     const output = req.tokens.length - req.promptLen;
     const status = req.status === "ended" ? `ended: ${req.reason}` : req.status;
-    const numbers = `${status} · ${req.promptLen} prompt tokens, ${req.cached} found in the tree · ${output} of ${this.trace.requests[req.index].max_new_tokens} new`;
+    const drafts = req.drafted ? ` · ${req.accepted} of ${plural(req.drafted, "draft")} accepted` : "";
+    const numbers = `${status} · ${req.promptLen} prompt tokens, ${req.cached} found in the tree · ${output} of ${this.trace.requests[req.index].max_new_tokens} new${drafts}`;
     const fresh = state.ended.includes(req) ? " just-ended" : "";
     return el("article", { class: `card ${req.status}${fresh}`, "data-request": req.index }, el("h3", {}, this.chip(req), el("small", { text: numbers })), text);
   }
 
   /** The look of a token in a request's text: found in the tree, computed before, computed now, not computed yet, written, new. */
   lookOfToken(req, position, entry) {
-    if (entry && entry.token !== null && position === entry.end) return "new";
+    if (entry && position >= entry.first && position < entry.first + entry.tokens.length) return "new";
     if (position >= req.promptLen) return "written-text";
     if (req.status === "waiting" || req.status === "retracted" || req.status === "paused") return "pending";
     if (entry && req.status !== "ended" && position >= entry.start && position < entry.end) return "now";

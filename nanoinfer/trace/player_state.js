@@ -14,7 +14,7 @@ function fromRuns(runs) {
 
 /** The events of a trace as frames {events, step, mode}; `mode` is null for a frame without a step. */
 function framesOf(trace) {
-  const isStep = (event) => ["EXTEND", "DECODE", "FAILED"].includes(event.mode);
+  const isStep = (event) => ["EXTEND", "DECODE", "VERIFY", "FAILED"].includes(event.mode);
   const frames = [{ events: [trace.events[0]], step: 0, mode: null }];
   let between = [];
   for (const event of trace.events.slice(1)) {
@@ -54,7 +54,7 @@ class State {
       this.requests.set(index, {
         index, name: request.name, status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
         treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
-        admitted: request.admitted ?? false,
+        admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
       });
     }
     for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
@@ -82,16 +82,23 @@ class State {
       if (!req.admitted) req.cached = prefixLen;
       req.admitted = true;
     }
-    for (const [index, start, end, runs, token, allocated] of event.batch ?? []) {
+    for (const [index, start, end, runs, tokens, allocated, drafts] of event.batch ?? []) {
       const req = this.requests.get(index);
       const slots = fromRuns(runs);
       const inputs = req.tokens.slice(start, end);
+      const different = tokens.findIndex((token, i) => token !== drafts?.[i]);
+      const accepted = different < 0 ? tokens.length : different; // of the drafts
       req.slots.push(...(allocated == null ? slots : fromRuns(allocated)));
-      req.kvLen = end;
-      req.status = token === null ? "prefilling" : "running";
-      if (token !== null) req.tokens.push(token);
+      req.kvLen = drafts ? start + tokens.length : end; // K/V of wrong drafts does not count
+      req.status = tokens.length ? "running" : "prefilling";
+      req.tokens.push(...tokens);
+      if (drafts && (tokens.length || event.error == null)) {
+        req.drafted += drafts.length;
+        req.accepted += accepted;
+      }
       for (const slot of slots) this.fresh.written.add(slot);
-      this.batch.push({ req, start, end, slots, token, inputs });
+      // `first`: the position of the first sampled token
+      this.batch.push({ req, start, end, slots, tokens, inputs, drafts: drafts ?? [], accepted, first: drafts ? start + 1 : end });
     }
     for (const [index, node, treeLen] of event.paths ?? []) {
       const req = this.requests.get(index);

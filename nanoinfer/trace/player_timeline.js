@@ -19,7 +19,7 @@ function survey(replay) {
       const phase = inPass.has(req) ? frame.mode.toLowerCase() : req.row === null ? waits : "idle";
       const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
       const last = runs.at(-1);
-      if (last && last.phase === phase && last.to === number && phase !== "extend") last.to = number + 1;
+      if (last && last.phase === phase && last.to === number && phase !== "extend" && phase !== "verify") last.to = number + 1;
       else runs.push({ phase, from: number, to: number + 1 });
     }
     for (const req of state.ended) {
@@ -43,7 +43,7 @@ function drawTimeline(page, lanes) {
     const name = el("span", { "data-request": index }, el("i", { class: `swatch ${page.looks[index]}` }), request.name);
     return el("div", { class: "lane" }, name, el("div", { class: "track" }, ...parts));
   });
-  const key = ["waiting", "extend", "decode", "idle", "retracted", "paused", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
+  const key = ["waiting", "extend", "decode", "verify", "idle", "retracted", "paused", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
   const words = { idle: "running, not in this pass" };
   $("#timeline .legend").append(...key.map((phase) => el("span", { class: "entry" }, el("i", { class: `swatch p-${phase}` }), words[phase] ?? phase)));
   $("#timeline .top").append(pass);

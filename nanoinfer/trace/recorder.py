@@ -60,12 +60,14 @@ class _Seen:
 
 
 class _InPass(NamedTuple):
-    """A request in the current pass, and how many tokens it had before. `entry`: the beginning of its BatchEntry."""
+    """A request in the current pass, and how many tokens it had before. `entry`: the beginning of its BatchEntry;
+    `allocated`, `drafts`: the end of it."""
 
     req: Req
     num_tokens: int
     entry: tuple[int, int, int, list[int]]
     allocated: list[int] | None
+    drafts: list[int] | None
 
 
 class Recorder:
@@ -88,7 +90,7 @@ class Recorder:
         self._in_step = False
         tokenizer = engine.builder.tokenizer
         self.trace = Trace(
-            {name: getattr(engine.config, name) for name in ENGINE_FIELDS},
+            {name: getattr(engine.config, name) for name in ENGINE_FIELDS} | {"drafter": list(engine.config.drafters)},
             decode=None if tokenizer is None else partial(token_text, tokenizer),
             writer=self,
         )
@@ -199,10 +201,10 @@ class Recorder:
 
     def _finish_pass(self) -> None:
         event = self._event
-        for req, num_tokens, entry, allocated in self._pass:
+        for req, num_tokens, entry, allocated, drafts in self._pass:
             seen = self._seen.get(req)
-            sampled = int(req.token_ids[req.num_tokens - 1]) if req.num_tokens > num_tokens else None
-            event.batch.append(ev.BatchEntry(*entry, sampled, allocated))
+            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
+            event.batch.append(ev.BatchEntry(*entry, sampled, allocated, drafts))
             if seen is None:
                 continue  # the step has failed, and the request's end is already in the event
             if req.finish_reason is None:
@@ -242,7 +244,9 @@ class Recorder:
         """The requests in the pass, with the slots that were just allocated for them."""
         slots = batch.out_cache_loc.numpy()
         members, at, config = [], 0, self._engine.config
-        ahead = config.page_size > 1 or config.num_scheduler_steps > 1  # more may be allocated than this pass fills
+        # More may be allocated than this pass fills, and then less than the next one does.
+        ahead = config.page_size > 1 or config.num_scheduler_steps > 1 or config.drafter is not None
+        verify = batch.forward_mode.name == ev.VERIFY
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
@@ -254,7 +258,8 @@ class Recorder:
                 row = self._engine.cache.rows[req.req_pool_idx]
                 allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
             seen.allocated_len = req.allocated_len
-            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, new_slots), allocated))
+            drafts = req.token_ids[req.num_tokens : end].tolist() if verify else None
+            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, new_slots), allocated, drafts))
         return members
 
     # --- requests ------------------------------------------------------------------------------------------------

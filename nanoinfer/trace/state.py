@@ -48,6 +48,8 @@ class RequestState:
     kv_len: int = 0
     slots: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     admitted: bool = False
     retractions: int = 0
     finish_reason: str | None = None
@@ -152,9 +154,9 @@ class TraceState:
         self.step, self.mode, self.time, self.free = event.step, event.mode, event.time + event.seconds, event.free
         for index in event.arrived:
             request = self._all[index]
-            tokens, cached = request.prompt + request.outputs, request.cached_tokens
-            admitted = request.admitted
-            self.requests[index] = RequestState(request, tokens=tokens, cached_tokens=cached, admitted=admitted)
+            req = self.requests[index] = RequestState(request, tokens=request.prompt + request.outputs)
+            req.cached_tokens, req.admitted = request.cached_tokens, request.admitted
+            req.drafted_tokens, req.accepted_tokens = request.drafted_tokens, request.accepted_tokens
         for operation in event.tree:
             self._change_tree(*operation)
         for node, lock_ref, last_access_time, hit_count in event.nodes:
@@ -181,7 +183,7 @@ class TraceState:
                 req.cached_tokens = prefix_len
             req.admitted = True
         for entry in event.batch:
-            self._compute(self.requests[entry.request], entry)
+            self._compute(self.requests[entry.request], entry, failed=event.error is not None)
         for index, number, tree_len in event.paths:
             req = self.requests[index]
             req.slots = req.slots[tree_len - req.tree_len :]
@@ -190,14 +192,14 @@ class TraceState:
             self._release(self.requests[index], ENDED)
             self.requests[index].finish_reason = reason
 
-    def _compute(self, req: RequestState, entry: ev.BatchEntry) -> None:
+    def _compute(self, req: RequestState, entry: ev.BatchEntry, failed: bool) -> None:
         req.slots += from_runs(entry.slots if entry.allocated is None else entry.allocated)
-        req.kv_len = entry.end
-        if entry.token is None:
-            req.status = PREFILLING
-        else:
-            req.status = RUNNING
-            req.tokens.append(entry.token)
+        req.kv_len = entry.kv_len
+        req.status = RUNNING if entry.tokens else PREFILLING
+        req.tokens += entry.tokens
+        if entry.tokens or not failed:
+            req.drafted_tokens += len(entry.drafts or ())
+            req.accepted_tokens += entry.accepted
 
     def _release(self, req: RequestState, status: str) -> None:
         req.status, req.row, req.node, req.tree_len, req.kv_len, req.slots = status, None, 0, 0, 0, []

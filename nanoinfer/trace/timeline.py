@@ -8,7 +8,20 @@ from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
 from nanoinfer.trace.occupancy import draw_occupancy
-from nanoinfer.trace.phases import DECODE, EXTEND, IDLE, PAUSED, PHASES, RETRACTED, WAITING, Mark, Span, spans
+from nanoinfer.trace.phases import (
+    DECODE,
+    EXTEND,
+    IDLE,
+    PAUSED,
+    PHASES,
+    RETRACTED,
+    SEPARATE,
+    VERIFY,
+    WAITING,
+    Mark,
+    Span,
+    spans,
+)
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.picture import Picture
@@ -128,9 +141,8 @@ def draw_timeline(
     if any(event.mode == ev.FAILED for event in steps):
         present.append(FAILED)
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
-    sheet.caption(
-        "Numbers: tokens extended in a pass.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL
-    )
+    numbers = "tokens extended in a pass" + (", tokens that a verify gave" if VERIFY in present else "")
+    sheet.caption(f"Numbers: {numbers}.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL)
     return _alt(trace, steps, drawn, marks, lanes, names) + used
 
 
@@ -155,13 +167,13 @@ def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float
         top, tall = (y + height * 0.3, height * 0.4) if thin else (y, height)
         if right > left:
             name = f"{span.phase} {span.first}-{span.last}"
-            edge = "#ffffff" if span.phase == EXTEND else "#9a9a9a" if thin else None
+            edge = "#ffffff" if span.phase in SEPARATE else "#9a9a9a" if thin else None
             sheet.rect(left, top, right - left, tall, PHASE_STYLES[span.phase], edge=edge, line=0.5, name=name)
-    style = PHASE_STYLES[EXTEND]
     for span in lane:
-        (left, right), text = ends(span), str(span.tokens)
-        if span.phase != EXTEND:
+        if span.phase not in SEPARATE:
             continue
+        (left, right), style = ends(span), PHASE_STYLES[span.phase]
+        text = str(span.tokens if span.phase == EXTEND else span.sampled)
         middle = (left + right) / 2
         if right - left >= text_width(text, SMALL) + 3:
             sheet.text(middle, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
@@ -187,7 +199,9 @@ def _alt(
     names: Mapping[int, str],
 ) -> str:
     modes = [event.mode for event in steps]
-    kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in (ev.EXTEND, ev.DECODE, ev.FAILED) if mode in modes)
+    kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ev.STEPS if mode in modes)
+    drafted, accepted = (sum(getattr(event, name) for event in steps) for name in ("drafted", "accepted"))
+    kinds += f" ({accepted} of {count(drafted, 'draft')} accepted)" if drafted else ""
     say = _request_alt if len(lanes) <= IN_FULL else _request_in_short
     each = [f"{names.get(i, trace.requests[i].name)} {say(drawn, marks, i)}" for i in lanes[:IN_SHORT]]
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
@@ -202,6 +216,10 @@ def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> st
         parts.append(f"extends {' + '.join(extends)}")
     if steps[DECODE]:
         parts.append(f"decodes {steps[DECODE]}")
+    if steps[VERIFY]:
+        lane = [span for span in drawn if span.request == index and span.phase == VERIFY]
+        drafted, accepted = (sum(getattr(span, name) for span in lane) for name in ("drafted", "accepted"))
+        parts.append(f"verifies {steps[VERIFY]} ({accepted} of {count(drafted, 'draft')} accepted)")
     if steps[IDLE]:
         parts.append(f"is idle for {count(steps[IDLE], 'step')}")
     if steps[RETRACTED]:

@@ -25,10 +25,9 @@ class Trace(TraceData):
 
     def __repr__(self) -> str:
         modes = [event.mode for event in self.events]
-        return (
-            f"<Trace: {self.num_steps} steps ({modes.count(ev.EXTEND)} EXTEND, {modes.count(ev.DECODE)} DECODE), "
-            f"{len(self.requests)} requests>"
-        )
+        kinds = f"{modes.count(ev.EXTEND)} EXTEND, {modes.count(ev.DECODE)} DECODE"
+        kinds += f", {modes.count(ev.VERIFY)} VERIFY" if ev.VERIFY in modes else ""
+        return f"<Trace: {self.num_steps} steps ({kinds}), {len(self.requests)} requests>"
 
     def describe(self, step: int | None = None) -> str:
         """What happened in a step, in words; None: one line for every step. ValueError if there is no such step."""
@@ -48,7 +47,7 @@ class Trace(TraceData):
         return Player(self, title)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON: format "nanoinfer trace", version 1 (see file.py)."""
+        """Write it as JSON: format "nanoinfer trace", version 2 (see file.py)."""
         file.save(self, path)
 
     @classmethod

@@ -44,7 +44,11 @@ def last_tokens(engine: Engine) -> list[str]:
     Token ids where the model has no tokenizer files. ValueError when there was no pass.
     """
     batch, tokenizer = _last_batch(engine), engine.builder.tokenizer
-    token_ids = [req.token_ids[:n].tolist() for req, n in zip(batch.reqs, batch.seq_lens.tolist(), strict=True)]
+    token_ids, new = [], batch.input_ids.tolist()  # drafts are not in the requests any more
+    starts = batch.seq_lens - 1 if batch.prefix_lens is None else batch.prefix_lens
+    for req, start, end in zip(batch.reqs, starts.tolist(), batch.seq_lens.tolist(), strict=True):
+        token_ids.append(req.token_ids[:start].tolist() + new[: end - start])
+        new = new[end - start :]
     return [
         str(token_id) if tokenizer is None else token_text(tokenizer, [token_id])
         for ids in token_ids
@@ -94,7 +98,7 @@ class Facts:
         self, metadata: InputMetadata, tokens: Sequence[str] | None = None, labels: Sequence[str] | None = None
     ):
         expect_type("metadata", metadata, InputMetadata)
-        self.of, self.extend = metadata, metadata.forward_mode.name == "EXTEND"
+        self.of, self.extend = metadata, metadata.forward_mode.name != "DECODE"
         self.batch_size, self.shown = metadata.batch_size, min(metadata.batch_size, MOST_REQUESTS)
         self.rows: list[int] = metadata.req_pool_indices.tolist()
         self.seq_lens: list[int] = metadata.seq_lens.tolist()

@@ -45,8 +45,10 @@ def input_metadata(
     """
     m = Facts(metadata, tokens, labels)
     drawn = drawn_fields(m, fields)
-    what = "the new tokens of each sequence" if m.extend else "one new token of each sequence"
-    sheet = Sheet(title, f"InputMetadata of one {metadata.forward_mode.name} pass: {what}", caption=caption)
+    what = {"VERIFY": "the newest token of each sequence and its drafts", "DECODE": "one new token of each sequence"}
+    mode = metadata.forward_mode.name
+    whose = what.get(mode, "the new tokens of each sequence")
+    sheet = Sheet(title, f"InputMetadata of one {mode} pass: {whose}", caption=caption)
     sharers = sharers_of(m)
     entries: list[tuple[Look, str]] = [(m.style(i), m.labels[i]) for i in range(m.shown)]
     if sharers:

@@ -50,6 +50,7 @@ PHASE_STYLES: dict[str, Style] = {
     "waiting": ROLES["hidden"],
     "extend": ROLES["new"],
     "decode": Style("#fbcf95"),  # orange as well, since it is computed: less of it
+    "verify": Style("#f4a947", "#1a1a1a", "\\\\", "#fcd9a4"),  # between the two, as it is
     "idle": Style("#767676", "#ffffff"),
     "retracted": Style("#8c1d18", "#ffffff"),
     "paused": Style("#d8d8d8", "#4f4f4f", "//", "#8a8a8a"),
@@ -98,6 +99,7 @@ MEANINGS: dict[str, Meaning] = {
     "leaked": Meaning("a mistake: no owner, or not seen", ("no owner", "wrong")),
     "conflict": Meaning("a mistake: several owners, or seen too much", ("several owners", "wrong")),
     "decode": Meaning("DECODE: one token of each request is computed", ("decode", "DECODE")),
+    "verify": Meaning("VERIFY: the newest token of each request and its drafts are computed", ("verify", "VERIFY")),
     "idle": Meaning("running, not in this pass", ("running, not in this pass",)),
     "retracted": Meaning("retracted: its slots were taken back, it waits again", ("retracted",)),
     "paused": Meaning("paused", ("paused",)),

@@ -83,7 +83,7 @@ def make_metadata(
         pools.req_to_token_pool.req_to_token[row, :prefix] = torch.arange(prefix, dtype=torch.int32) + 1000 * row
         out += range(20_000 + 500 * row, 20_000 + 500 * row + new)
     seq_lens = [prefix + new for prefix, new in zip(prefix_lens, new_lens, strict=True)]
-    prefixes = prefix_lens if mode is ForwardMode.EXTEND else None
+    prefixes = None if mode is ForwardMode.DECODE else prefix_lens
     return InputMetadata.create(pools, 1, mode, list(range(len(seq_lens))), seq_lens, prefixes, out)
 
 

@@ -123,9 +123,51 @@ def looks(state: TraceState) -> dict[str, str]:
 
 @needs_chromium
 def test_every_step_is_drawn_as_the_trace_has_it(page: webdriver.Chrome, run: Trace) -> None:
+    assert_drawn(page, run)
+
+
+@needs_chromium
+def test_a_verify_shows_its_drafts_and_which_of_them_were_right(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    engine = make_engine(rows=3, slots=48, page_size=4, drafter="ngram", adaptive_drafts=False)
+    with record(engine) as trace:
+        engine.add_request("abcdeab", greedy(9))  # then c: drafts of d, e, a, of which two are right
+        engine.add_request("opq", greedy(9))  # never has any
+        while engine.has_unfinished():
+            engine.step()
+    trace.player().save(tmp_path / "drafts.html")
+    browser.get_log("browser")
+    browser.get((tmp_path / "drafts.html").as_uri())
+    assert_drawn(browser, trace)
+    (step,) = [event.step for event in trace.events if event.mode == "VERIFY" and event.accepted == 2]
+    browser.execute_script(f"player.show({step})")
+    first, second = browser.find_elements(By.CSS_SELECTOR, "#batch tbody tr")
+    drafts = {look: [d.text for d in first.find_elements(By.CSS_SELECTOR, f".draft.{look}")] for look in LOOKS}
+    assert drafts == {"accepted": ["d", "e"], "rejected": ["a"]}
+    assert first.find_element(By.TAG_NAME, "q").text == "c"
+    assert first.find_element(By.TAG_NAME, "mark").text == "def"
+    assert second.find_elements(By.CSS_SELECTOR, ".draft") == []
+    assert second.find_element(By.TAG_NAME, "mark").text == "s"
+    title = browser.find_element(By.CSS_SELECTOR, "#batch h2 small").text
+    assert title == "VERIFY: B = 2, T = 5, 2 of 3 drafts accepted"
+    card = browser.find_element(By.CSS_SELECTOR, "#texts .card[data-request='0']")
+    assert card.find_element(By.CSS_SELECTOR, "mark.new, mark").text == "def"
+    assert "2 of 3 drafts accepted" in card.text
+    assert "drafter ngram (up to 3 drafts)" in browser.find_element(By.ID, "run").text
+    assert "drafts accepted\n2 of 3" in browser.find_element(By.ID, "counters").text
+    legend = browser.find_element(By.CSS_SELECTOR, "#timeline .legend").text
+    assert "verify" in legend
+    lane = browser.find_elements(By.CSS_SELECTOR, "#timeline .course > .lane .track .p-verify")
+    assert len(lane) == sum(len(event.batch) for event in trace.events if event.mode == "VERIFY")
+    assert browser.get_log("browser") == []
+
+
+LOOKS = ("accepted", "rejected")
+
+
+def assert_drawn(page: webdriver.Chrome, run: Trace) -> None:
     frames = page.execute_script("return player.replay.frames.map((frame) => [frame.step, frame.mode])")
     assert [step for step, mode in frames if mode] == list(range(1, len(run) + 1))
-    order = [*range(len(frames)), 7, 3]  # and backward
+    order = [*range(len(frames)), 4, 3]  # and backward
     for number in order:
         page.execute_script(f"player.show({number})")
         step, mode = frames[number]

@@ -45,6 +45,7 @@ def of_engine(engine: Engine) -> dict[str, Any]:
         "tokens": {key(req): req.token_ids[: req.num_tokens].tolist() for req in unfinished},
         "kv_len": {key(req): req.kv_len for req in scheduler.running},
         "cached": {key(req): req.cached_tokens for req in unfinished},
+        "drafts": {key(req): (req.drafted_tokens, req.accepted_tokens) for req in unfinished},
         "waiting": sorted(map(key, scheduler.waiting)),
         "retracted": sorted(key(req) for req in scheduler.waiting if req.num_retractions),
         "paused": sorted(map(key, scheduler.paused)),
@@ -66,6 +67,7 @@ def of_trace(state: TraceState) -> dict[str, Any]:
         "tokens": {names[id(req)]: req.tokens for req in live},
         "kv_len": {names[id(req)]: req.kv_len for req in state.running},
         "cached": {names[id(req)]: req.cached_tokens for req in live},
+        "drafts": {names[id(req)]: (req.drafted_tokens, req.accepted_tokens) for req in live},
         "waiting": sorted(names[id(req)] for req in state.waiting),
         "retracted": sorted(names[id(req)] for req in state.waiting if req.status == "retracted"),
         "paused": sorted(names[id(req)] for req in live if req.status == "paused"),
@@ -117,6 +119,22 @@ RUNS: dict[str, dict[str, Any]] = {
     "groups": {"num_scheduler_steps": 2},
     "groups, little room": {"num_scheduler_steps": 8, "slots": 40, "schedule_conservativeness": 0.1},
     "groups, pages and chunks": {"num_scheduler_steps": 8, "page_size": 4, "slots": 48, "chunked_prefill_size": 8},
+    "drafts": {"drafter": "ngram", "adaptive_drafts": False},
+    "drafts when they pay": {"drafter": "ngram"},
+    "drafts, little room": {
+        "drafter": ("tree", "ngram"),
+        "adaptive_drafts": False,
+        "num_draft_tokens": 5,
+        "slots": 32,
+        "schedule_conservativeness": 0.1,
+    },
+    "drafts, pages and chunks": {
+        "drafter": ["ngram"],
+        "adaptive_drafts": False,
+        "page_size": 4,
+        "slots": 48,
+        "chunked_prefill_size": 8,
+    },
     "lfu": {"eviction_policy": "lfu", "slots": 48, "schedule_policy": "fcfs"},
 }
 
@@ -165,9 +183,12 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
         state.check_integrity()
         happened |= {event.mode} | {operation[0] for operation in event.tree} | {ended.reason for ended in event.ended}
         happened |= {name for name in ("retracted", "paused", "resumed") if getattr(event, name)}
+        happened |= {"accepted"} if event.accepted else set()
+        happened |= {"rejected"} if event.error is None and event.accepted < event.drafted else set()
     wanted = {"EXTEND", "DECODE", "START", "BETWEEN", "FAILED", "length", "abort", "error", "timeout"}
     wanted |= {"paused", "resumed"}
     wanted |= set() if fields.get("disable_radix_cache") else {"add", "split", "remove"}
+    wanted |= {"VERIFY", "accepted", "rejected"} if fields.get("adaptive_drafts") is False else set()
     wanted |= {"retracted"} if "schedule_conservativeness" in fields else set()
     assert wanted <= happened
 
@@ -221,12 +242,12 @@ def test_a_row_of_a_chunked_prompt_and_its_place_are_in_the_trace() -> None:
     engine = make_engine(chunked_prefill_size=4)
     with record(engine) as trace:
         serve(engine, range(1, 11), max_new_tokens=2)
-    entries = [(event.mode, entry.start, entry.end, entry.token) for event in trace.events for entry in event.batch]
+    entries = [(event.mode, entry.start, entry.end, entry.tokens) for event in trace.events for entry in event.batch]
     assert entries == [
-        ("EXTEND", 0, 4, None),
-        ("EXTEND", 4, 8, None),
-        ("EXTEND", 8, 10, 11),
-        ("DECODE", 10, 11, 12),
+        ("EXTEND", 0, 4, []),
+        ("EXTEND", 4, 8, []),
+        ("EXTEND", 8, 10, [11]),
+        ("DECODE", 10, 11, [12]),
     ]
     assert trace.step(2) is trace.step(-3)
 
@@ -291,7 +312,7 @@ def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
     failed = trace.step(2)
     assert (failed.mode, failed.error) == ("DECODE", "RuntimeError: the model broke")
     assert failed.ended == [(0, "error")]
-    assert failed.batch[0].token is None
+    assert failed.batch[0].tokens == []
 
 
 def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slots() -> None:
@@ -308,14 +329,14 @@ def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slo
         engine.step()
         assert_same(trace, engine)
     passes = [
-        (e.mode, [(entry.request, entry.start, entry.token) for entry in e.batch]) for e in trace.events if e.step
+        (e.mode, [(entry.request, entry.start, entry.tokens) for entry in e.batch]) for e in trace.events if e.step
     ]
     assert passes[1:6] == [
-        ("DECODE", [(0, 3, 5), (1, 3, 54)]),
-        ("DECODE", [(0, 4, 6), (1, 4, 55)]),
-        ("DECODE", [(0, 5, 7)]),
-        ("DECODE", [(0, 6, 8)]),
-        ("DECODE", [(0, 7, None)]),
+        ("DECODE", [(0, 3, [5]), (1, 3, [54])]),
+        ("DECODE", [(0, 4, [6]), (1, 4, [55])]),
+        ("DECODE", [(0, 5, [7])]),
+        ("DECODE", [(0, 6, [8])]),
+        ("DECODE", [(0, 7, [])]),
     ]
     ends = [(event.step, ended.reason) for event in trace.events for ended in event.ended]
     assert ends == [(3, "length"), (6, "error")]

@@ -118,7 +118,7 @@ def test_a_saved_trace_comes_back(busy: Trace, tmp_path: Path) -> None:
     loaded.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     document = json.loads((tmp_path / "a.json").read_text())
-    assert (document["format"], document["version"]) == ("nanoinfer trace", 1)
+    assert (document["format"], document["version"]) == ("nanoinfer trace", 2)
 
 
 def test_the_same_run_gives_the_same_file_but_for_times(tmp_path: Path) -> None:
@@ -156,7 +156,9 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("spoil", "message"),
     [
         (change("format", "profile"), '"format": "nanoinfer trace"'),
-        (change("version", 2), r"version=2: must be 1"),
+        (change("version", 3), r"version=3: must be 1 or 2"),
+        (change("version", 1), r"events\[2\]: TypeError: \[70\]: must be int"),
+        (change("engine.drafter", None), "engine: drafter missing"),
         (change("events", None), "events: must be present and be a JSON array"),
         (change("requests", {}), "requests: must be present and be a JSON array"),
         (change("engine.page_size", None), "engine: page_size missing"),

@@ -400,7 +400,7 @@ PUBLIC_FIELDS = [name for name in InputMetadata.__dataclass_fields__ if not name
 
 @pytest.mark.parametrize("mode", ForwardMode)
 def test_every_field_of_the_metadata_appears_by_its_name(mode: ForwardMode) -> None:
-    extend = mode is ForwardMode.EXTEND
+    extend = mode is not ForwardMode.DECODE
     metadata = make_metadata([4, 6, 2], [5, 2, 3] if extend else [1, 1, 1], mode)
     shown = " ".join(texts(viz.input_metadata(metadata, fields="all")))
     for field in PUBLIC_FIELDS:
