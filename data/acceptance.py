@@ -128,6 +128,12 @@ def count(guessed: list[torch.Tensor], drafts: int) -> Acceptance:
     return Acceptance(tokens, passes, offered, accepted)
 
 
+def names_again(text: Text, names: frozenset[int]) -> torch.Tensor:
+    """Which tokens of the continuation are in `names` (token ids) and stand further up in the text too: bool [tokens]."""
+    ids = text.ids.tolist()
+    return torch.tensor([ids[at] in names and ids[at] in ids[:at] for at in range(text.start, len(ids))])
+
+
 def draw_prompts(amount: int, seed: int) -> list[str]:
     """Beginnings of stories: those of `STARTS`, then drawn ones."""
     rng = random.Random(f"{seed}/acceptance")
@@ -154,12 +160,19 @@ def main() -> None:
         f"temperature {args.temperature:g}, same number": [hits(draft, text, args.temperature) for text in sampled],
     }
     places = "  ".join(f"draft {place + 1}" for place in range(args.drafts))
-    print(f"{'story, draft':32}  tokens  guessed  {places}  tokens per pass")
+    spelt = [tokenizer(f" {name}", add_special_tokens=False).input_ids for name in words.GIRLS + words.BOYS]
+    names = frozenset(ids[0] for ids in spelt if len(ids) == 1)
+    print(f"{'story, draft':32}  tokens  guessed  names again  {places}  tokens per pass")
     for name, guessed in rows.items():
+        texts = greedy if name.startswith("greedy") else sampled
+        again = torch.cat([hit[names_again(text, names)] for hit, text in zip(guessed, texts, strict=True)])
         found = count(guessed, args.drafts)
         right = torch.cat(guessed).double().mean().item()
-        shares = "  ".join(f"{a / max(1, o):7.1%}" for a, o in zip(found.accepted, found.offered, strict=True))
-        print(f"{name:32}  {found.tokens:6,}  {right:7.1%}  {shares}  {found.tokens_per_pass:15.2f}")
+        repeated, shares = (
+            again.double().mean().item(),
+            "  ".join(f"{a / max(1, o):7.1%}" for a, o in zip(found.accepted, found.offered, strict=True)),
+        )
+        print(f"{name:32}  {found.tokens:6,}  {right:7.1%}  {repeated:11.1%}  {shares}  {found.tokens_per_pass:15.2f}")
 
 
 if __name__ == "__main__":
