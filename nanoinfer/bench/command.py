@@ -103,6 +103,12 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     )
     adapters.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE")
 
+    masks = commands.add_parser("masks", help="time the masks of grammars, beside the output layer of a model")
+    masks.set_defaults(run=_masks)
+    masks.add_argument("--vocab-size", type=int, default=131072, help="tokens in the vocabulary (default: 131072)")
+    masks.add_argument("--rows", type=int, default=1, help="requests with a grammar in a pass (default: 1)")
+    masks.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
+
     table = commands.add_parser("table", help="print the tables of files that bench run --json wrote")
     table.set_defaults(run=_table)
     table.add_argument("file", nargs="+", type=os.path.expanduser, help="a file written by bench run --json")
@@ -215,6 +221,17 @@ def _adapters(args: argparse.Namespace) -> None:
     print(
         fitted(format_adapters(measure_adapters(path, args.dtype, settings, args.ranks, args.adapters, keep)), room())
     )
+
+
+def _masks(args: argparse.Namespace) -> None:
+    from nanoinfer.bench.markdown import fitted
+    from nanoinfer.bench.masks import format_masks, measure_masks
+
+    for name, least in (("vocab_size", 256), ("rows", 1), ("rounds", 1)):
+        if getattr(args, name) < least:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}")
+    results = measure_masks(args.vocab_size, args.rows, args.rounds)
+    print(fitted(format_masks(results, args.vocab_size, args.rows), room()))
 
 
 def _table(args: argparse.Namespace) -> None:

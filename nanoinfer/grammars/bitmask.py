@@ -43,6 +43,10 @@ def _forbidden(masks: np.ndarray, scores: torch.Tensor) -> torch.Tensor:
     if scores.device.type == "cpu":  # numpy unpacks bits faster than torch shifts them
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=scores.shape[-1])
         return torch.from_numpy(bits == 0)
-    words = torch.from_numpy(masks).to(scores.device)  # 32 times fewer bytes to move than unpacked
-    bits_of_words = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=scores.device) & 1
-    return bits_of_words.flatten(1)[:, : scores.shape[-1]] == 0
+    return forbidden_by_shifts(torch.from_numpy(masks).to(scores.device), scores.shape[-1])  # few bytes to move
+
+
+def forbidden_by_shifts(masks: torch.Tensor, size: int) -> torch.Tensor:
+    """The zero bits among the first `size` of each row of `masks` int32 [b, words], as bool [b, size], on any device."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    return bits.flatten(1)[:, :size] == 0

@@ -94,7 +94,7 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
         check_regex(grammar.text)
         text = LLMatcher.grammar_from_regex(grammar.text)
     elif grammar.kind == "json_schema":
-        schema = prepared_schema(grammar.text)
+        schema = json.dumps(prepared_schema(grammar.text))
         text = LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT_JSON)
     elif grammar.kind == "grammar":
         check_lark(grammar.text)

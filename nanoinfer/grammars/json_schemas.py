@@ -56,6 +56,8 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
     for keyword in ("x-guidance", *IGNORED_BY_COMPILER):
         if keyword in schema:
             raise ValueError(f"{keyword}: is not implemented")
+    if "$ref" in schema and "$id" in schema:
+        raise ValueError("$id beside $ref: is not implemented, as drafts of JSON Schema differ in what it means")
     _check_least_properties(schema)
     if isinstance(schema.get("pattern"), str):
         check_pattern(schema["pattern"])
@@ -88,18 +90,12 @@ def _prepared_any(value: Any) -> Any:
 
 
 def _check_least_properties(schema: dict[str, Any]) -> None:
-    """The compiler counts a key again that comes twice. Keys that the schema names come only once."""
+    """The compiler counts a key again that comes twice. Only keys that the schema names come only once."""
     least, required = schema.get("minProperties", 0), schema.get("required", [])
-    if (
-        not isinstance(least, int | float)
-        or not isinstance(required, list)
-        or least <= max(1, len(set(map(str, required))))
-    ):
-        return
-    if schema.get("additionalProperties") is not False or schema.get("patternProperties"):
+    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(1, named):
         raise ValueError(
-            f"minProperties={least}: is only implemented up to 1, up to the number of required properties, or with "
-            "additionalProperties=false and without patternProperties"
+            f"minProperties={least}: is only implemented up to 1 or up to the number of required properties, here {named}"
         )
 
 
