@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.bench.drafts_command import add_drafts
 from nanoinfer.bench.run_command import add_run
 from nanoinfer.commands.terminal import room
 
@@ -102,6 +103,10 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--timeout", type=float, default=600, help="seconds until an engine counts as failed (default: 600)"
     )
     adapters.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE")
+
+    add_drafts(
+        commands.add_parser("drafts", help="serve the same requests with and without drafts: what each drafter brings")
+    )
 
     table = commands.add_parser("table", help="print the tables of files that bench run --json wrote")
     table.set_defaults(run=_table)
