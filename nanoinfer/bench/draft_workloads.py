@@ -169,8 +169,8 @@ DRAFT_WORKLOADS = {
     for workload in (
         DraftWorkload(
             "copying",
-            f"a text is in the prompt and begun again: {STORY_TOKENS} tokens of a story, the same with another name for its "
-            f"hero, a list of numbers; greedy, {NEW_TOKENS} new tokens",
+            f"a text is in the prompt and begun again: {STORY_TOKENS} tokens of a story, the same with another name for "
+            f"its hero, a list of numbers; greedy, {NEW_TOKENS} new tokens",
             (("ngram",), ("ngram", "model"), ("tree",)),
             _copying,
         ),

@@ -1,21 +1,23 @@
 """What drafts bring: the same requests with and without drafts, by workload, drafter and number of requests at a time.
 
-All engines are made once, in this process, and warmed up. From then on, an engine with drafts and the one without serve the
-same requests by turns (without, with, with, without, ...), each with an empty cache, and a ratio is that of their times. Every
-output is compared with the one without drafts. One more engine without drafts takes a drafter's place ("once more"): its
-ratios are the noise that the others are to be read against.
+All engines are made once, in this process, and warmed up. From then on, an engine with drafts and the one without serve
+the same requests by turns (without, with, with, without, ...), each from an empty cache, and a ratio is that of their
+times. Every output is compared with the one without drafts. One more engine without drafts takes a drafter's place ("once
+more"): its ratios are the noise that the others are to be read against.
 """
 
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
+from nanoinfer.bench.draft_peers import PEER_WORKLOAD, DraftPeers
+from nanoinfer.bench.draft_settings import WITHOUT, DraftSettings, Variant, variants
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, Ask, DraftWorkload, copied_share, make_asks
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.settings import Settings, new_results
@@ -24,71 +26,7 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.outputs import RequestOutput
 
 FORMAT = "drafts"
-LEAST_REQUESTS = 8  # of a run: with fewer at a time, they are served in turns
-SECOND_VISIT = "tree"  # the drafter that knows a text once it was served
 Results = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DraftSettings:
-    """What to measure. `requests`: how many at a time. `always`: draft even where it is not expected to pay.
-
-    `draft_model` None: the model's own. `new_tokens`: per request at most; None: as the workloads say. `least_requests`: a
-    run has at least so many.
-    """
-
-    model: str = "story"
-    draft_model: str | None = None
-    workloads: Sequence[str] = tuple(DRAFT_WORKLOADS)
-    requests: Sequence[int] = (1, 4, 16, 32)
-    num_draft_tokens: Sequence[int] = (3, 7)
-    rounds: int = 5
-    threads: int = 1
-    seed: int = 0
-    always: bool = False
-    new_tokens: int | None = None
-    least_requests: int = LEAST_REQUESTS
-
-    def __post_init__(self) -> None:
-        for name in self.workloads:
-            if name not in DRAFT_WORKLOADS:
-                raise ValueError(f"--workloads {name}: must be one of {', '.join(DRAFT_WORKLOADS)}")
-        for option, numbers, most in (
-            ("--requests", self.requests, 256),
-            ("--num-draft-tokens", self.num_draft_tokens, 16),
-            ("--rounds", [self.rounds], 1000),
-            ("--threads", [self.threads], 1024),
-        ):
-            for number in numbers:
-                if not 1 <= number <= most:
-                    raise ValueError(f"{option} {number}: must be in 1..{most}")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """An engine: who drafts, and how many tokens. Nobody: `again` tells the engine for the noise from the other."""
-
-    drafters: tuple[str, ...] = ()
-    num_draft_tokens: int = 0
-    again: bool = False
-
-    @property
-    def second_visit(self) -> bool:
-        """Whether its requests, and those of the run without drafts beside it, are served once before they are timed."""
-        return self.drafters == (SECOND_VISIT,)
-
-    def __str__(self) -> str:
-        if not self.drafters:
-            return "once more" if self.again else "without"
-        return f"{'+'.join(self.drafters)}{', second visit' if self.second_visit else ''}, {self.num_draft_tokens}"
-
-
-WITHOUT, ONCE_MORE = Variant(), Variant(again=True)
-
-
-def variants(workload: DraftWorkload, num_draft_tokens: Sequence[int]) -> list[Variant]:
-    """The rows of a workload's table, the noise last."""
-    return [*(Variant(names, count) for names in workload.drafters for count in num_draft_tokens), ONCE_MORE]
 
 
 @dataclass
@@ -103,29 +41,51 @@ def measure_drafts(settings: DraftSettings, keep: Callable[[Results], None] = la
     """Measure all workloads. `keep` is called with the results after every block of a round. Errors as `LLM`."""
     workloads = [DRAFT_WORKLOADS[name] for name in dict.fromkeys(settings.workloads)]
     rows = {w.name: variants(w, settings.num_draft_tokens) for w in workloads}
-    results = start_results(settings)
-    results["rows"] = {name: [str(row) for row in each] for name, each in rows.items()}
+    results = start_results(settings, rows)
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
+    peers = DraftPeers(settings.peers, sorted(set(settings.num_draft_tokens)))
     try:
         needed = dict.fromkeys([WITHOUT, *(row for each in rows.values() for row in each)])
         llms = {each: _load(settings, each) for each in tqdm(needed, desc="load", unit="engine")}
+        peers.load(Checkpoint.read(resolve_model_path(settings.model)), settings.threads, settings.timeout)
         blocks = list(_blocks(settings, workloads))
-        total = sum(len(rows[workload.name]) for workload, _, _ in blocks)
-        with tqdm(total=total, desc="bench drafts", unit="pair") as bar:
-            for workload, together, number in blocks:
-                bar.set_postfix_str(f"{workload.name}, {together}")
-                block = _measure_block(settings, workload, together, number, rows[workload.name], llms, bar)
-                if number >= 0:  # the first is to warm up
-                    results["runs"] += block
+        with tqdm(
+            total=sum(len(rows[block.workload.name]) for block in blocks), desc="bench drafts", unit="pair"
+        ) as bar:
+            for block in blocks:
+                bar.set_postfix_str(f"{block.workload.name}, {block.together}")
+                asks = _asks(settings, block, llms[WITHOUT])
+                runs, tokens = _measure_block(block, asks, rows[block.workload.name], llms, bar)
+                of_peers = peers.measure(asks, block.together, block.number, tokens) if block.has_peers else []
+                results["differences"] += [line for run in runs for line in run.pop("differences")]
+                if block.number >= 0:  # the first round is to warm up
+                    results["runs"] += runs
+                    results["peers"] += of_peers
+                    results["peer_versions"] = peers.versions
                     keep(results)
-                results["differences"] += [line for run in block for line in run.pop("differences")]
     finally:
+        peers.close()
         torch.set_num_threads(before)
     return results
 
 
-def start_results(settings: DraftSettings) -> Results:
+@dataclass(frozen=True)
+class Block:
+    """A workload with so many requests at a time, in a round. Round -1 is to warm up, and teaches engines what a pass
+    costs."""
+
+    workload: DraftWorkload
+    together: int
+    number: int
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether it is the workload that other engines serve, too."""
+        return self.workload.name == PEER_WORKLOAD
+
+
+def start_results(settings: DraftSettings, rows: Mapping[str, Sequence[Variant]]) -> Results:
     """A results file without measurements."""
     checkpoint = Checkpoint.read(resolve_model_path(settings.model))
     results = new_results(Settings([], [], settings.rounds, threads=settings.threads, seed=settings.seed))
@@ -137,8 +97,12 @@ def start_results(settings: DraftSettings) -> Results:
         "always": settings.always,
         "requests": sorted(set(settings.requests)),
         "workloads": {name: DRAFT_WORKLOADS[name].question for name in dict.fromkeys(settings.workloads)},
+        "rows": {name: [str(row) for row in each] for name, each in rows.items()},
         "runs": [],
         "differences": [],
+        "num_draft_tokens": sorted(set(settings.num_draft_tokens)),
+        "peers": [],
+        "peer_versions": {},
     }
 
 
@@ -156,43 +120,45 @@ def _load(settings: DraftSettings, variant: Variant) -> LLM:
     )
 
 
-def _blocks(settings: DraftSettings, workloads: Sequence[DraftWorkload]) -> Iterator[tuple[DraftWorkload, int, int]]:
-    """Workload, requests at a time, round: first -1, which warms up and from which engines learn what a pass costs."""
+def _blocks(settings: DraftSettings, workloads: Sequence[DraftWorkload]) -> Iterator[Block]:
     for number in range(-1, settings.rounds):
         for workload in workloads:
             for together in sorted(set(settings.requests)):
-                yield workload, together, number
+                yield Block(workload, together, number)
+
+
+def _asks(settings: DraftSettings, block: Block, llm: LLM) -> list[Ask]:
+    count = block.together * -(-settings.least_requests // block.together)
+    return make_asks(block.workload, llm, count, f"{settings.seed}/{block.number}", settings.new_tokens)
 
 
 def _measure_block(
-    settings: DraftSettings,
-    workload: DraftWorkload,
-    together: int,
-    number: int,
-    rows: Sequence[Variant],
-    llms: dict[Variant, LLM],
-    bar: "tqdm[Any]",
-) -> list[dict[str, Any]]:
-    """Every row beside the engine without drafts, in shuffled order."""
-    count = together * -(-settings.least_requests // together)
-    asks = make_asks(workload, llms[WITHOUT], count, f"{settings.seed}/{number}", settings.new_tokens)
+    block: Block, asks: Sequence[Ask], rows: Sequence[Variant], llms: Mapping[Variant, LLM], bar: "tqdm[Any]"
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Every row beside the engine without drafts, in shuffled order. Returns a dictionary per row, and the tokens without
+    drafts."""
+    name, together = block.workload.name, block.together
     order = list(rows)
-    random.Random(f"{workload.name}/{together}/{number}").shuffle(order)
-    runs = []
+    random.Random(f"{name}/{together}/{block.number}").shuffle(order)
+    runs, tokens = [], []
     for row in order:
         without, drafted = serve_pair(llms[WITHOUT], llms[row], asks, together, row.second_visit)
         runs.append(
             {
-                **{"round": number, "workload": workload.name, "requests": together, "row": str(row)},
+                "round": block.number,
+                "workload": name,
+                "requests": together,
+                "row": str(row),
                 **_figures(asks, without, drafted),
                 "differences": [
-                    f"{workload.name}, {row}, {together} at a time, round {number + 1}, {difference}"
+                    f"{name}, {row}, {together} at a time, round {block.number + 1}, {difference}"
                     for difference in differences(without.outputs, drafted.outputs)
                 ],
             }
         )
+        tokens = [list(output.token_ids) for output in without.outputs]
         bar.update(1)
-    return runs
+    return runs, tokens
 
 
 def serve_pair(

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from nanoinfer.bench.drafts import ONCE_MORE
+from nanoinfer.bench.draft_peers import PEER_WORKLOAD
+from nanoinfer.bench.draft_settings import ONCE_MORE
 from nanoinfer.bench.markdown import table
 from nanoinfer.bench.report import ratio_cell
 
@@ -28,6 +29,8 @@ def format_drafts(results: Mapping[str, Any]) -> str:
     parts = [head, f"### {model['name']}: {model['parameters'] / 1e6:.1f} M parameters, {model['dtype']}{always}"]
     for name, question in results["workloads"].items():
         parts += [f"`{name}`: {question}", _facts(results, name), _ratios(results, name), _fates(results, name)]
+        if name == PEER_WORKLOAD:
+            parts += _peers(results)
     parts += ["\n".join([*lowest(results), *agreement(results)]), LEGEND]
     return "\n\n".join(part for part in parts if part)
 
@@ -83,6 +86,50 @@ def _fate(runs: Runs) -> str:
     drafted, accepted, passes = (sum(run[key] for run in runs) for key in ("drafted", "accepted", "passes"))
     share = f"{accepted / drafted:.0%} of {drafted:,}" if drafted else "no drafts"
     return f"{(passes + accepted) / max(passes, 1):.2f} ({share})"
+
+
+def _peers(results: Mapping[str, Any]) -> list[str]:
+    """Other engines' n-gram drafts: ratios to themselves, tokens per second, whose tokens they give, failures."""
+    if not results["peers"]:
+        return []
+    rows = []
+    for name, drafts in dict.fromkeys((run["engine"], run["drafts"]) for run in results["peers"]):
+        of_row = [run for run in results["peers"] if (run["engine"], run["drafts"]) == (name, drafts)]
+        cells = [_peer([run for run in of_row if run["requests"] == count]) for count in results["requests"]]
+        rows.append(
+            [
+                f"{name}, {drafts}" if drafts else f"{name}, without",
+                *cells,
+                _same(of_row, "as_without"),
+                _same(of_row, "as_ours"),
+            ]
+        )
+    head = ["engine", *_heads(results), "tokens as without", "as nanoinfer's"]
+    versions = [
+        f"- {name}: {' '.join(f'{package} {version}' for package, version in each.items())}"
+        for name, each in results["peer_versions"].items()
+    ]
+    errors = dict.fromkeys(
+        f"- FAILED: {run['engine']}, {run['drafts']} drafts: {' | '.join(run['error'].splitlines())}"
+        for run in results["peers"]
+        if "error" in run
+    )
+    title = "Other engines' n-gram drafts, tokens per second and multiples of their own speed without:"
+    return [f"{title}\n\n" + table(head, rows), "\n".join([*versions, *errors])]
+
+
+def _peer(runs: Runs) -> str:
+    found = [run for run in runs if "seconds" in run]
+    if not found:
+        return "failed"
+    speed = f"{median(run['new_tokens'] / run['seconds'] for run in found):.0f}"
+    compared = [run for run in found if run["drafts"] and "seconds_without" in run]
+    return f"{speed}, {ratio_cell(ratios(compared))}" if compared else speed
+
+
+def _same(runs: Runs, key: str) -> str:
+    counts = [run[key] for run in runs if key in run]
+    return f"{sum(same for same, _ in counts)}/{sum(total for _, total in counts)}" if counts else ""
 
 
 def lowest(results: Mapping[str, Any]) -> list[str]:
