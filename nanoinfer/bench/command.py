@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.bench.drafts_command import add_drafts
 from nanoinfer.bench.run_command import add_run
 from nanoinfer.commands.terminal import room
 
@@ -108,6 +109,10 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     masks.add_argument("--vocab-size", type=int, default=131072, help="tokens in the vocabulary (default: 131072)")
     masks.add_argument("--rows", type=int, default=1, help="requests with a grammar in a pass (default: 1)")
     masks.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
+
+    add_drafts(
+        commands.add_parser("drafts", help="serve the same requests with and without drafts: what each drafter brings")
+    )
 
     table = commands.add_parser("table", help="print the tables of files that bench run --json wrote")
     table.set_defaults(run=_table)
