@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanoinfer.drafting.acceptance import Acceptance
@@ -50,7 +51,7 @@ class DraftLengths:
         self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
         self._step_costs = [PassCosts() for _ in drafters]  # of one draft for each of so many requests
         self._rested = 0  # how many passes there were since the last drafts
-        self._key: tuple[list[int], list[float], list[int]] = [], [], []  # what the last plan was made for
+        self._key: Any = None  # what the last plan was made for
         self._plan: list[int] = []
         self._same = 0  # how many passes the last plan has been used again
 
@@ -105,7 +106,7 @@ class DraftLengths:
 
     def _most_again(self, limits: list[int], rates: list[float], drafters: list[int], costs: PassCosts) -> list[int]:
         """Optimisation: `_most`, or for some passes what it was the last time, if only costs can have changed since."""
-        key = limits, rates, drafters
+        key = limits, rates, drafters, costs
         self._same = self._same + 1 if key == self._key else 0
         if self._same % SAME_PLAN == 0:
             self._key, self._plan = key, self._most(limits, rates, drafters, costs)

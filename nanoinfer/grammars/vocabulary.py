@@ -73,13 +73,34 @@ class Vocabulary:
                     return ids[len(start) :]
         except ValueError:  # bytes that are no text
             pass
-        return self.compiled.greedy_tokenize(text.decode("utf-8", "surrogateescape")) if text.isascii() else []
+        return self._longest_tokens(text)
 
     def _encode(self, text: str) -> list[int]:
         hf_tokenizer = getattr(self.tokenizer, "hf_tokenizer", None)
         if hf_tokenizer is None:
             return list(self.tokenizer.encode(text))
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _longest_tokens(self, text: bytes) -> list[int]:
+        """`text` from left to right, as the longest token each time; as far as there is one."""
+        ids, at = [], 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest), at, -1)
+            end = next((end for end in ends if text[at:end] in self._by_bytes), None)
+            if end is None:
+                break
+            ids.append(self._by_bytes[text[at:end]])
+            at = end
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        ordinary = [i for i in range(self.size) if i not in self.special and self.tokens[i]]
+        return {self.tokens[i]: i for i in reversed(ordinary)}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_bytes))
 
     def _bytes_of(self, ids: Sequence[int]) -> bytes | None:
         if any(token >= self.size or token in self.special for token in ids):
@@ -97,7 +118,6 @@ class _ForLLGuidance:
         self.tokens = vocabulary.tokens
         self.special_token_ids = [*sorted(vocabulary.special), vocabulary.end]
         self._vocabulary = vocabulary
-        self._is_tried = False
 
     def __call__(self, text: bytes) -> list[int]:
         return self._vocabulary.encode(text)

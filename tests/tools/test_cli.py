@@ -377,3 +377,27 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     code, out, err = run([command, "--help"], capsys)
     assert (code, err) == (0, "")
     assert "--model" in out
+
+
+def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "maxProperties": 1}'
+    )
+    grammar.write_text('start: "(" start ")" | "!"')
+    for options, pattern in (
+        (["--json-schema", str(schema)], r'\{"a":(true|false)\}'),
+        (["--grammar", str(grammar)], r"\(*!\)*"),
+        (["--regex", "(x|y){3}"], "[xy]{3}"),
+        (["--choice", "red", "--choice", "blue"], "red|blue"),
+    ):
+        assert main(["generate", "A user:", "--seed", "1", *options]) == 0
+        assert re.fullmatch(f"A user:({pattern})\n", capsys.readouterr().out)
+    for options, message in (
+        (["--regex", "("], "regex: cannot be compiled"),
+        (["--regex", "a", "--choice", "b"], "at most one of"),
+        (["--json-schema", str(tmp_path / "none")], "No such file"),
+        (["--json-schema", str(grammar)], "json_schema: is not JSON"),
+    ):
+        assert main(["generate", "A user:", *options]) == 2
+        assert message in capsys.readouterr().err

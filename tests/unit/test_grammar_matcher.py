@@ -183,7 +183,7 @@ def test_the_masks_of_a_batch_change_only_the_rows_that_have_one() -> None:
     scores = torch.randn(4, size, generator=torch.Generator().manual_seed(0))
     before = scores.clone()
     first, last = matcher_of("choice", '["red", "blue"]'), matcher_of("regex", "[0-9]+")
-    forbid_other_tokens(scores, [(1, first), (3, last)])
+    forbid_other_tokens(scores, [(1, first, ()), (3, last, ())])
     for row, matcher in ((0, None), (1, first), (2, None), (3, last)):
         may = sorted(range(size) if matcher is None else allowed(matcher))
         assert torch.equal(scores[row, may], before[row, may])

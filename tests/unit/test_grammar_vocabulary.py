@@ -96,6 +96,12 @@ def test_grammars_work_with_every_kind_of_tokenizer(
         assert matcher.must_stop
 
 
+def test_a_text_that_the_tokenizer_cannot_write_is_written_with_the_longest_tokens() -> None:
+    vocabulary = Vocabulary(tokenizer_of(words()), 4, [])
+    assert vocabulary.encode(b" yes no w3") == [1, 2, 3]
+    assert vocabulary.encode(b" yes nothing") == [1, 2]  # nothing stands for the rest
+
+
 def test_a_vocabulary_that_is_smaller_than_the_tokenizers_leaves_the_others_out() -> None:
     assert len(Vocabulary(tokenizer_of(byte_level()), 257, []).tokens) == 258
 
