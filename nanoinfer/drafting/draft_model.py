@@ -13,7 +13,7 @@ from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 
@@ -38,12 +38,18 @@ class DraftModel:
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        counts = list(most)
         for step in range(max(most)):
-            self._step([req for req, count in zip(reqs, most, strict=True) if count > step], step)
-        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, most, strict=True)]
+            asked = [i for i, count in enumerate(counts) if count > step]
+            if not asked:
+                break
+            for i, draft in zip(asked, self._step([reqs[i] for i in asked], step), strict=True):
+                if draft == NO_TOKEN:  # the drafts before it complete the grammar
+                    counts[i] = step
+        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, counts, strict=True)]
 
-    def _step(self, reqs: list[Req], step: int) -> None:
-        """Write draft number `step` of each request behind the ones before it."""
+    def _step(self, reqs: list[Req], step: int) -> list[int]:
+        """Write draft number `step` of each request behind the ones before it, and return them."""
         ends = [req.num_tokens + step for req in reqs]
         starts = [end - 1 for end in ends] if step else [self._first_missing(req) for req in reqs]
         rows = sum(ends) - sum(starts)
@@ -54,11 +60,12 @@ class DraftModel:
             logits, _ = self._runner.forward(batch, mode)
             if mode is ForwardMode.VERIFY and rows > len(reqs):
                 logits = _of_rows(logits, np.cumsum(np.array(ends) - starts) - 1)
-            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs)  # type: ignore
-        for req, end, draft in zip(reqs, ends, drafts.tolist(), strict=True):
+            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs).tolist()  # type: ignore
+        for req, end, draft in zip(reqs, ends, drafts, strict=True):
             req.token_ids[end] = draft
         stamps = [self._prefixes[req].of(req, start, end) for req, start, end in zip(reqs, starts, ends, strict=True)]
         self._stamps[batch.out_cache_loc.numpy()] = np.concatenate(stamps)
+        return drafts
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""
