@@ -15,7 +15,7 @@ from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import DecodeRows
 from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 
@@ -40,32 +40,33 @@ class DraftModel:
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-        likeliest = only_likeliest(reqs)
-        starts = [self._first_missing(req) for req in reqs]
-        drafting = list(reqs)
+        counts, likeliest = list(most), only_likeliest(reqs)
         for step in range(max(most)):
-            if step and step in most:
-                drafting = [req for req, count in zip(reqs, most, strict=True) if count > step]
-            self._step(drafting, step, starts if step == 0 else None, likeliest)
-        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, most, strict=True)]
+            asked = [i for i, count in enumerate(counts) if count > step]
+            if not asked:
+                break
+            for i, draft in zip(asked, self._step([reqs[i] for i in asked], step, likeliest), strict=True):
+                if draft == NO_TOKEN:  # the drafts before it complete the grammar
+                    counts[i] = step
+        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, counts, strict=True)]
 
-    def _step(self, reqs: list[Req], step: int, starts: list[int] | None, likeliest: bool) -> None:
-        """Write draft number `step` of each request behind the ones before it. Computes its last token so far and, with
-        `starts`, the tokens from there on."""
+    def _step(self, reqs: list[Req], step: int, likeliest: bool) -> list[int]:
+        """Write draft number `step` of each request behind the ones before it, and return them."""
         ends = [req.num_tokens + step for req in reqs]
-        starts = starts or [end - 1 for end in ends]
+        starts = [end - 1 for end in ends] if step else [self._first_missing(req) for req in reqs]
         with interruptible():
             if sum(ends) - sum(starts) <= MOST_ROWS:
                 logits, slots = self._decode(reqs, starts, ends, likeliest)
             else:
                 logits, slots = self._extend(reqs, starts, ends)
             rows: Any = [Ahead(req, step) for req in reqs] if step else reqs
-            drafts = self._sampler.sample(logits, rows).tolist()
+            drafts: list[int] = self._sampler.sample(logits, rows).tolist()
         stamps = []
         for req, start, end, draft in zip(reqs, starts, ends, drafts, strict=True):
             req.token_ids[end] = draft
             stamps.append(self._prefixes[req].of(req, start, end))
         self._stamps[slots] = stamps[0] if len(stamps) == 1 else np.concatenate(stamps)
+        return drafts
 
     def _decode(
         self, reqs: list[Req], starts: list[int], ends: list[int], likeliest: bool
@@ -99,6 +100,17 @@ class DraftModel:
         batch.adapter_places = None
         logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
         return logits, batch.out_cache_loc.numpy()
+=======
+            logits, _ = self._runner.forward(batch, mode)
+            if mode is ForwardMode.VERIFY and rows > len(reqs):
+                logits = _of_rows(logits, np.cumsum(np.array(ends) - starts) - 1)
+            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs).tolist()  # type: ignore
+        for req, end, draft in zip(reqs, ends, drafts, strict=True):
+            req.token_ids[end] = draft
+        stamps = [self._prefixes[req].of(req, start, end) for req, start, end in zip(reqs, starts, ends, strict=True)]
+        self._stamps[batch.out_cache_loc.numpy()] = np.concatenate(stamps)
+        return drafts
+>>>>>>> dtests
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""
