@@ -100,17 +100,6 @@ class DraftModel:
         batch.adapter_places = None
         logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
         return logits, batch.out_cache_loc.numpy()
-=======
-            logits, _ = self._runner.forward(batch, mode)
-            if mode is ForwardMode.VERIFY and rows > len(reqs):
-                logits = _of_rows(logits, np.cumsum(np.array(ends) - starts) - 1)
-            drafts = self._sampler.sample(logits, [Ahead(req, step) for req in reqs] if step else reqs).tolist()  # type: ignore
-        for req, end, draft in zip(reqs, ends, drafts, strict=True):
-            req.token_ids[end] = draft
-        stamps = [self._prefixes[req].of(req, start, end) for req, start, end in zip(reqs, starts, ends, strict=True)]
-        self._stamps[batch.out_cache_loc.numpy()] = np.concatenate(stamps)
-        return drafts
->>>>>>> dtests
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN, BITS = np.uint64(0x9E3779B97F4A7C15), 0xFFFFFFFFFFFFFFFF
+FEW = 16
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -14,8 +15,19 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def _mix_one(x: int) -> int:
+    """Optimisation: `_mix` of one number. For a few, numpy takes ten times as long."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & BITS
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & BITS
+    return x ^ (x >> 31)
+
+
 def hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     """64 random bits (uint64) for each pair (seed, index)."""
+    if len(seeds) <= FEW:
+        golden, pairs = int(GOLDEN), zip(seeds, indices, strict=True)
+        found = [_mix_one(_mix_one(seed + golden & BITS) + (index + 1) * golden & BITS) for seed, index in pairs]
+        return np.array(found, dtype=np.uint64)
     seed, index = np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.uint64)
     with np.errstate(over="ignore"):
         return _mix(_mix(seed + GOLDEN) + (index + np.uint64(1)) * GOLDEN)
