@@ -46,6 +46,7 @@ class DraftLengths:
     def __init__(self, drafters: Sequence[Drafter], num_draft_tokens: int, adaptive: bool):
         self._drafters, self._num_draft_tokens, self._adaptive = drafters, num_draft_tokens, adaptive
         self._known: WeakKeyDictionary[Req, _Known] = WeakKeyDictionary()
+        self._rested = 0  # how many passes there were since the last drafts
         self._forget_costs()
 
     def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> Plan:
@@ -77,8 +78,8 @@ class DraftLengths:
         self._step_costs[drafter].add(num_reqs, seconds / steps)
 
     def _forget_costs(self) -> None:
-        self._rested = 0  # how many passes there were since the last drafts
-        self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
+        self._rested = 0
+        self._costs: dict[bool, PassCosts] = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
         self._step_costs = [PassCosts() for _ in self._drafters]  # of one draft for each of so many requests
 
     def _limit(self, req: Req) -> int:
