@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.draft_oracle import NAME, OracleDrafter, registered
+from nanoinfer.bench.frozen_heap import frozen_heap
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.markdown import table
 from nanoinfer.bench.report import ratio_cell
@@ -79,7 +80,7 @@ def measure_curve(settings: CurveSettings, keep: Callable[[Results], None] = lam
         oracle = OracleDrafter(checkpoint.vocab_size, settings.seed)
         engines = _engines(llm, oracle)
         total = len(results["requests"]) * (1 + settings.rounds * len(results["rates"]))
-        with tqdm(total=total, desc=f"drafts {checkpoint.name}", unit="rate") as bar:
+        with frozen_heap(), tqdm(total=total, desc=f"drafts {checkpoint.name}", unit="rate") as bar:
             for together in results["requests"]:
                 for number in range(-1, settings.rounds):  # the first is to warm up
                     prompts = _prompts(checkpoint.vocab_size, together, f"{settings.seed}/{number}")
