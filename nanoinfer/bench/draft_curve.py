@@ -12,6 +12,7 @@ import torch
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.draft_oracle import NAME, OracleDrafter, registered
+from nanoinfer.bench.frozen_heap import frozen_heap
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.markdown import table
 from nanoinfer.bench.report import ratio_cell
@@ -26,6 +27,7 @@ FORMAT = "draft curve"
 RATES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 PROMPT = 32  # tokens
 NEW_TOKENS = 64
+TURNS = 2  # of a run, so that it begins with drafts and without
 FIXED = (1, 3, 7)
 ADAPTIVE = "adaptive"
 LEGEND = """\
@@ -33,6 +35,7 @@ Decoding only, without prompts: tokens per second as a multiple of those without
 (lowest..highest). An oracle drafts: it knows the tokens, and spoils each with a probability of 1 less the acceptance rate.
 `k`: always so many drafts. `adaptive`: as many as seem worth while, at most 7."""
 Results = dict[str, Any]
+Turn = Sequence[Sequence[int]]  # prompts
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,14 @@ def measure_curve(settings: CurveSettings, keep: Callable[[Results], None] = lam
         oracle = OracleDrafter(checkpoint.vocab_size, settings.seed)
         engines = _engines(llm, oracle)
         total = len(results["requests"]) * (1 + settings.rounds * len(results["rates"]))
-        with tqdm(total=total, desc=f"drafts {checkpoint.name}", unit="rate") as bar:
+        with frozen_heap(), tqdm(total=total, desc=f"drafts {checkpoint.name}", unit="rate") as bar:
             for together in results["requests"]:
                 for number in range(-1, settings.rounds):  # the first is to warm up
-                    prompts = _prompts(checkpoint.vocab_size, together, f"{settings.seed}/{number}")
-                    tokens = _learn(llm.engine, prompts, settings.new_tokens, oracle)
+                    turns = _turns(checkpoint.vocab_size, together, f"{settings.seed}/{number}")
+                    outputs = _learn(llm.engine, turns, settings.new_tokens, oracle)
                     for rate in results["rates"] if number >= 0 else [1.0]:
                         oracle.rate = rate
-                        speeds = _speeds(llm.engine, engines, prompts, tokens, f"{number}/{rate}")
+                        speeds = _speeds(llm.engine, engines, turns, outputs, f"{number}/{rate}")
                         if number >= 0:
                             results["points"].append(
                                 {"round": number, "requests": together, "rate": rate, "tok_s": speeds}
@@ -109,39 +112,46 @@ def _engines(llm: LLM, oracle: OracleDrafter) -> dict[str, Engine]:
         }
 
 
-def _prompts(vocab_size: int, count: int, seed: str) -> list[list[int]]:
-    rng = random.Random(f"draft curve/{count}/{seed}")
-    return [[rng.randrange(3, vocab_size) for _ in range(PROMPT)] for _ in range(count)]
+def _turns(vocab_size: int, together: int, seed: str) -> list[Turn]:
+    """The prompts that are served together, for each turn of a run."""
+    rng = random.Random(f"draft curve/{together}/{seed}")
+    return [[[rng.randrange(3, vocab_size) for _ in range(PROMPT)] for _ in range(together)] for _ in range(TURNS)]
 
 
-def _learn(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, oracle: OracleDrafter) -> list[list[int]]:
+def _learn(engine: Engine, turns: Sequence[Turn], new_tokens: int, oracle: OracleDrafter) -> list[list[list[int]]]:
     """Tell the oracle what the prompts' outputs are, and return them."""
-    outputs, _ = decode(engine, prompts, new_tokens)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        oracle.learn(prompt, output)
+    outputs = [decode(engine, prompts, new_tokens)[0] for prompts in turns]
+    for prompts, found in zip(turns, outputs, strict=True):
+        for prompt, output in zip(prompts, found, strict=True):
+            oracle.learn(prompt, output)
     return outputs
 
 
 def _speeds(
-    without: Engine, engines: dict[str, Engine], prompts: list[list[int]], tokens: list[list[int]], seed: str
-) -> dict[str, float]:
-    """Tokens per second of each engine, and of `without`, in shuffled order. RuntimeError if tokens differ."""
-    order = [("without", without), *engines.items()]
+    without: Engine, engines: dict[str, Engine], turns: Sequence[Turn], expected: list[list[list[int]]], seed: str
+) -> dict[str, list[float]]:
+    """Of each engine the tokens per second, and those of `without` beside it: the two take turns. RuntimeError if tokens
+    differ."""
+    order = list(engines.items())
     random.Random(seed).shuffle(order)
     speeds = {}
     for name, engine in order:
-        found, speeds[name] = decode(engine, prompts, len(tokens[0]))
-        for i, (one, other) in enumerate(zip(tokens, found, strict=True)):
-            if one != other:
-                raise RuntimeError(
-                    f"draft curve, {name}, request {i} of {len(tokens)}: other tokens than without drafts"
-                )
+        tokens, seconds = [0, 0], [0.0, 0.0]
+        for number, (prompts, outputs) in enumerate(zip(turns, expected, strict=True)):
+            for which in (0, 1) if number % 2 else (1, 0):
+                found, count, took = decode((engine, without)[which], prompts, len(outputs[0]))
+                tokens[which] += count
+                seconds[which] += took
+                if found != outputs:
+                    request = next(i for i, output in enumerate(outputs) if found[i] != output)
+                    raise RuntimeError(f"draft curve, {name}, request {request}: other tokens than without drafts")
+        speeds[name] = [tokens[which] / seconds[which] for which in (0, 1)]
     return speeds
 
 
-def decode(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[list[list[int]], float]:
-    """Serve all prompts at once, greedily, from an empty cache. Returns the tokens, and how many there were per second from
-    when every request had its first."""
+def decode(engine: Engine, prompts: Turn, new_tokens: int) -> tuple[list[list[int]], int, float]:
+    """Serve all prompts at once, greedily, from an empty cache. Returns the tokens; and how many there were, in how many
+    seconds, from when every request had its first."""
     engine.flush_cache()
     gc.collect()
     params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
@@ -153,8 +163,7 @@ def decode(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) ->
             tokens[output.request_id] = list(output.token_ids)
         if not began and len(tokens) == len(ids):
             began, earlier = time.perf_counter(), sum(map(len, tokens.values()))
-    seconds = time.perf_counter() - began
-    return [tokens[each] for each in ids], (len(ids) * new_tokens - earlier) / seconds
+    return [tokens[each] for each in ids], len(ids) * new_tokens - earlier, time.perf_counter() - began
 
 
 def curve(results: Results, together: int, line: str) -> dict[float, list[float]]:
@@ -162,7 +171,8 @@ def curve(results: Results, together: int, line: str) -> dict[float, list[float]
     found: dict[float, list[float]] = {}
     for point in results["points"]:
         if point["requests"] == together:
-            found.setdefault(point["rate"], []).append(point["tok_s"][line] / point["tok_s"]["without"])
+            speed, without = point["tok_s"][line]
+            found.setdefault(point["rate"], []).append(speed / without)
     return found
 
 
@@ -189,7 +199,12 @@ def format_curve(results: Results) -> str:
         rows = [[f"{rate:.0%}", *(ratio_cell(each[rate]) for each in curves.values())] for rate in results["rates"]]
         starts = {line: pays_from(each) for line, each in curves.items()}
         pays = ", ".join(f"{line} {'never' if rate is None else f'{rate:.0%}'}" for line, rate in starts.items())
-        speeds = [point["tok_s"]["without"] for point in results["points"] if point["requests"] == together]
+        speeds = [
+            without
+            for point in results["points"]
+            if point["requests"] == together
+            for _, without in point["tok_s"].values()
+        ]
         parts += [
             f"{together} at a time, {median(speeds):.1f} tokens per second without drafts:",
             table(["acceptance", *curves], rows),

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from nanoinfer.bench.draft_peers import PEER_WORKLOAD, DraftPeers
 from nanoinfer.bench.draft_settings import WITHOUT, DraftSettings, Variant, variants
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, Ask, DraftWorkload, copied_share, make_asks
+from nanoinfer.bench.frozen_heap import frozen_heap
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.settings import Settings, new_results
 from nanoinfer.llm import LLM
@@ -50,9 +51,12 @@ def measure_drafts(settings: DraftSettings, keep: Callable[[Results], None] = la
         llms = {each: _load(settings, each) for each in tqdm(needed, desc="load", unit="engine")}
         peers.load(Checkpoint.read(resolve_model_path(settings.model)), settings.threads, settings.timeout)
         blocks = list(_blocks(settings, workloads))
-        with tqdm(
-            total=sum(len(rows[block.workload.name]) for block in blocks), desc="bench drafts", unit="pair"
-        ) as bar:
+        with (
+            frozen_heap(),
+            tqdm(
+                total=sum(len(rows[block.workload.name]) for block in blocks), desc="bench drafts", unit="pair"
+            ) as bar,
+        ):
             for block in blocks:
                 bar.set_postfix_str(f"{block.workload.name}, {block.together}")
                 asks = _asks(settings, block, llms[WITHOUT])

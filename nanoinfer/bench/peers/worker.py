@@ -13,6 +13,8 @@ To measure another engine, write a peer file that defines `class Peer`:
     busy() -> bool                           whether any request is unfinished
     step(emit)                               continue, and call emit(index, token_ids) as soon as there are new tokens
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
+    ngram                                    optional, among the options: for `bench drafts`, how many tokens it drafts
+                                             from n-grams at most, 0 without
     logits(tokens) -> array [T, V]           optional, for `bench quality`: what follows each token (the last row may lack)
 
 The clock is in this file, so it is the same for all engines. It needs only Python 3.10 or later and its standard library
