@@ -23,7 +23,7 @@ def _machine(rng: random.Random) -> tuple[Arrows, set[int], list[str], int]:
     tokens = ["".join(rng.choices("abcd", k=rng.randrange(1, 5))) for _ in range(12)]
     end = rng.randrange(12)
     tokens[end] = tokens[(end + 5) % 12] = ""
-    return arrows, {s for s in range(size) if rng.random() < 0.4}, tokens, end
+    return arrows or {(0, "a"): 1}, {s for s in range(size) if rng.random() < 0.4}, tokens, end
 
 
 def _walk(arrows: Arrows, state: int, text: str) -> int | None:
