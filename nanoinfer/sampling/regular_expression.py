@@ -8,7 +8,8 @@ its arrows. A state is accepting when its expression matches the empty text. The
 expressions are one state.
 
 `regex` in SamplingParams is served by llguidance, which knows far more syntax, and whole grammars. This one knows
-characters, `.`, classes such as `[a-z]` and `[^,]`, `\\d`, `\\w`, `\\s`, groups, `|`, `*`, `+`, `?`, `{m}` and `{m,n}`.
+characters, `.`, classes such as `[a-z]` and `[^,]`, `\\d`, `\\w` and `\\s` (of ASCII), groups, `|`, `*`, `+`, `?`, `{m}`
+and `{m,n}`.
 """
 
 from collections.abc import Sequence
