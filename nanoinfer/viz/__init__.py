@@ -65,6 +65,7 @@ from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.states import states
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 
@@ -95,5 +96,6 @@ __all__ = [
     "roofline",
     "session_steps",
     "slot_map",
+    "states",
     "timeline",
 ]

@@ -39,7 +39,7 @@ PARTS: dict[str, Part] = {
     "batch": Part(2, TOP, "several at once", (4, 10, 13)),
     "input metadata": Part(3, TOP, "what, and where", (6,)),
     "model": Part(4, TOP, "a score for each token", (2, 12, 13)),
-    "sampler": Part(5, TOP, "picks the next token", (2,)),
+    "sampler": Part(5, TOP, "picks the next token", (2, 15)),
     "radix tree": Part(1, LOW, "shared beginnings", (8, 13)),
     "rows": Part(2, LOW, "position → slot", (5,)),
     "slots": Part(3, LOW, "each token's K/V", (5,)),
@@ -53,7 +53,7 @@ ALIASES = {
     "kv cache": "slots",
     "cache manager": OWNERS,
 }
-NUMBERS = range(14)  # of the notebooks
+NUMBERS = range(16)  # of the notebooks
 
 
 def engine_map(

@@ -21,7 +21,7 @@ LOOKED_UP = """
     scheduler, finish reason, head, query, key, value, logits, sampling, temperature, latency, throughput,
     lock_ref, namespace, hash-chained blocks, cache hit, free list, double free, leak, fragmentation, prefix
     sum, CSR, backend, roofline, arithmetic intensity, captured pass, replay, share of the peak, quantized weights,
-    perplexity, adapter, LoRA, rank, place, tile
+    perplexity, adapter, LoRA, rank, place, tile, grammar, DFA, state, token mask, bit mask, forced token
 """
 
 

@@ -19,6 +19,7 @@ from nanoinfer.cache.slot_allocator import SlotAllocator
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.sampling.regular_expression import Machine
 from nanoinfer.trace import Trace
 from nanoinfer.trace.final import final_state
 from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROLES, Style, styles
@@ -41,6 +42,7 @@ WITHOUT_A_TREE = (
     "kernels",
     "padding",
     "marks",
+    "states",
 )
 WITHOUT_REQUEST_0 = (
     "decoder",
@@ -52,6 +54,7 @@ WITHOUT_REQUEST_0 = (
     "wrong mask",
     "tree",
     "other requests",
+    "states",
 )
 
 
@@ -113,6 +116,7 @@ def pictures() -> dict[str, viz.Picture]:
         "final state": final_state(trace),
         "map": viz.engine_map("scheduler"),
         "marks": viz.allocator_marks(allocator, 3),
+        "states": viz.states(Machine("(a|b)*abb"), ["ab", "ac"]),
         "kernels": viz.kernel_times({"a pass": ([("linear", "lm_head", 0.1, 0.8), ("attention", "", 0.8, 0.9)], 1.0)}),
         "attention": viz.attention_steps([1, 0], [[1, 0], [0, 1]], [[1, 0], [0, 1]], newest=True),
     }  # fmt: skip
