@@ -14,7 +14,7 @@ LEAST_GAIN = 1.1  # how many times as fast a pass with drafts must seem, for eac
 GROWTH = 2  # a pass has at most so many times the rows of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 256, 1024  # after so many passes without drafts, a request gets another chance
 SAME_PLAN = 8  # for so many passes a plan holds, if only costs change
-COST_DOUBT = 1024  # after so many passes without drafts, costs are measured again
+COST_DOUBT = 256  # a cost that was not measured for so many passes counts no longer
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class DraftLengths:
     long as the tokens per second of the pass grow. If the best such pass is not `LEAST_GAIN` times as fast as one without
     drafts, there are none: as a batch grows, rows cost as much as they bring, and drafting stops by itself.
 
-    A drafter is passed over for a request in favour of the next one if that is right more often.
+    Of several drafters, a request gets the one that seems to bring most tokens per second, the first of equal ones.
     """
 
     def __init__(self, drafters: Sequence[Drafter], num_draft_tokens: int, adaptive: bool):
@@ -50,7 +50,7 @@ class DraftLengths:
         self._known: WeakKeyDictionary[Req, _Known] = WeakKeyDictionary()
         self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
         self._step_costs = [PassCosts() for _ in drafters]  # of one draft for each of so many requests
-        self._rested = 0  # how many passes there were since the last drafts
+        self._passes = 0
         self._key: Any = None  # what the last plan was made for
         self._plan: list[int] = []
         self._same = 0  # how many passes the last plan has been used again
@@ -61,12 +61,12 @@ class DraftLengths:
         if not self._adaptive:
             return Plan([0 if limit else None for limit in limits], limits)
         known = [self._of(req) for req in reqs]
-        drafters = [self._best_drafter(each) for each in known]
+        costs = self._costs[only_likeliest]
+        drafters = [
+            self._best_drafter(each, limit, costs, len(reqs)) for each, limit in zip(known, limits, strict=True)
+        ]
         rates = [each.acceptances[drafter].rate for each, drafter in zip(known, drafters, strict=True)]
-        most = self._most_again(limits, rates, drafters, self._costs[only_likeliest])
-        self._rested = 0 if any(most) else self._rested + any(limits)
-        if self._rested >= COST_DOUBT:
-            self._forget_costs()
+        most = self._most_again(limits, rates, drafters, costs)
         for req, each, count, limit in zip(reqs, known, most, limits, strict=True):
             self._note_rest(req, each, bool(count) or not limit)
         return Plan([drafter if count else None for drafter, count in zip(drafters, most, strict=True)], most)
@@ -77,16 +77,15 @@ class DraftLengths:
 
     def count_pass(self, rows: int, only_likeliest: bool, seconds: float) -> None:
         """A DECODE or VERIFY pass of so many rows has taken so long, without the time of the drafters."""
-        self._costs[only_likeliest].add(rows, seconds)
+        self._passes += 1
+        self._costs[only_likeliest].add(rows, seconds, self._passes)
+        if self._passes % (COST_DOUBT // 4) == 0:
+            for costs in (*self._costs.values(), *self._step_costs):
+                costs.forget(self._passes - COST_DOUBT)
 
     def count_proposal(self, drafter: int, num_reqs: int, steps: int, seconds: float) -> None:
         """A drafter has proposed up to `steps` tokens for each of so many requests in so many seconds."""
-        self._step_costs[drafter].add(num_reqs, seconds / steps)
-
-    def _forget_costs(self) -> None:
-        self._rested = 0
-        self._costs = {True: PassCosts(), False: PassCosts()}
-        self._step_costs = [PassCosts() for _ in self._drafters]
+        self._step_costs[drafter].add(num_reqs, seconds / steps, self._passes)
 
     def _limit(self, req: Req) -> int:
         """The most drafts that a request may get: not so many that a token would be left over."""
@@ -100,9 +99,15 @@ class DraftLengths:
             known = self._known[req] = _Known([Acceptance() for _ in self._drafters])
         return known
 
-    def _best_drafter(self, known: _Known) -> int:
-        rates = [each.rate for each in known.acceptances]
-        return rates.index(max(rates))  # the first of those that are as good
+    def _best_drafter(self, known: _Known, limit: int, costs: PassCosts, batch: int) -> int:
+        if len(self._drafters) == 1:
+            return 0
+        pass_seconds = costs.seconds(batch) or 1.0
+        speeds = []
+        for acceptance, step_costs in zip(known.acceptances, self._step_costs, strict=True):
+            tokens = sum(acceptance.rate**j for j in range(limit + 1))
+            speeds.append(tokens / (pass_seconds + limit * step_costs.seconds(batch)))
+        return speeds.index(max(speeds))
 
     def _most_again(self, limits: list[int], rates: list[float], drafters: list[int], costs: PassCosts) -> list[int]:
         """Optimisation: `_most`, or for some passes what it was the last time, if only costs can have changed since."""
@@ -117,6 +122,8 @@ class DraftLengths:
     ) -> list[int]:
         """How many drafts each request gets: those that bring most, as many as make the pass fastest."""
         batch, most = len(limits), [0] * len(limits)
+        if not costs.knows(batch):
+            return most  # first, what a pass takes without drafts
         largest = GROWTH * max(costs.largest, batch)
         drafts = [
             (rate**j, i, j)

@@ -21,24 +21,38 @@ class PassCosts:
         self._seconds: dict[int, float] = {}
         self._measured: dict[int, deque[float]] = {}
         self._skipped: dict[int, int] = {}
+        self._newest: dict[int, int] = {}  # when each size was measured last
 
     @property
     def largest(self) -> int:
         """The most rows that are known; 0 at first."""
         return self._sizes[-1] if self._sizes else 0
 
-    def add(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows has taken so long."""
+    def knows(self, rows: int) -> bool:
+        """Whether so many rows are within what was measured."""
+        return bool(self._sizes) and self._sizes[0] <= rows <= self._sizes[-1]
+
+    def add(self, rows: int, seconds: float, now: int = 0) -> None:
+        """A pass of so many rows has taken so long. `now`: its number."""
         skipped = self._skipped.get(rows, 0)
         if skipped < SKIPPED:
             self._skipped[rows] = skipped + 1
             return
         measured = self._measured.setdefault(rows, deque(maxlen=RECENT))
         measured.append(seconds)
+        self._newest[rows] = now
         if len(measured) >= ENOUGH:
             if rows not in self._seconds:
                 insort(self._sizes, rows)
             self._seconds[rows] = sorted(measured)[len(measured) // 4]
+
+    def forget(self, before: int) -> None:
+        """Forget the sizes that were last measured before pass number `before`: if something had disturbed them then, they
+        might never be tried again."""
+        for rows in [rows for rows, newest in self._newest.items() if newest < before]:
+            del self._measured[rows], self._newest[rows]
+            if self._seconds.pop(rows, None) is not None:
+                self._sizes.remove(rows)
 
     def seconds(self, rows: int) -> float:
         """How long a pass of so many rows takes: between two sizes that are known, on the line between them; beyond them,

@@ -24,6 +24,7 @@ from nanoinfer.paged import GeneratorTorch
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES, save_checkpoint
 from tests.helpers.fetches import Fetches
+from tests.helpers.kernels import need_cpp
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -128,6 +129,7 @@ def test_a_mixed_batch_has_pefts_tokens_and_logits(
 def test_every_request_of_a_mixed_batch_equals_itself_alone(
     options: dict[str, Any], checkpoint: Checkpoint, adapters: Any
 ) -> None:
+    need_cpp(options.get("dtype", "float32"))
     settings = {"max_total_tokens": 512, "max_context_len": 60, **CPP, **options}
     llm = LLM(checkpoint("llama"), adapters=adapters("llama"), **settings)
     together, again = outputs(llm), outputs(llm)

@@ -20,6 +20,7 @@ from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.kernels import need_cpp
 
 Checkpoint = Callable[..., Path]
 
@@ -306,6 +307,7 @@ def test_greedy_tokens_are_found_without_storing_the_logits(
     dtype: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ):
     """Unless a request needs the logits for something else: then they are all there, and the tokens are the same."""
+    need_cpp(dtype)
     llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
     passes = llm.engine.model_runner.captured
     assert passes is not None

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
 from nanoinfer.drafting.acceptance import EXPECTED, MEMORY, Acceptance
-from nanoinfer.drafting.draft_lengths import COST_DOUBT, FIRST_DOUBT, LAST_DOUBT, LEAST_GAIN, DraftLengths, Plan
+from nanoinfer.drafting.draft_lengths import (
+    COST_DOUBT,
+    FIRST_DOUBT,
+    LAST_DOUBT,
+    LEAST_GAIN,
+    SAME_PLAN,
+    DraftLengths,
+    Plan,
+)
 from nanoinfer.drafting.pass_costs import ENOUGH, SKIPPED, UNKNOWN_SLOPE, PassCosts
 from nanoinfer.requests.req import Req
 
@@ -167,10 +175,21 @@ def plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
     return lengths.choose(reqs, True).most
 
 
+def settled_plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
+    """The plan after those passes in which an old one may still hold."""
+    for _ in range(SAME_PLAN):
+        plan = plan_of(lengths, *reqs)
+    return plan
+
+
 def test_with_nothing_known_drafts_are_tried_within_twice_the_rows() -> None:
     lengths = DraftLengths([Silent()], 7, True)
-    assert lengths.choose([make_req()], True) == Plan([0], [1])
-    assert sum(plan_of(lengths, *(make_req() for _ in range(4)))) == 4
+    assert lengths.choose([make_req()], True) == Plan([None], [0]), "first, a pass without drafts is measured"
+    measured(lengths, flat, [1])
+    assert settled_plan_of(lengths, make_req()) == [1]
+    assert plan_of(lengths, *(make_req() for _ in range(4))) == [0] * 4
+    measured(lengths, flat, [4])
+    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(4)))) == 4
 
 
 def test_drafts_grow_with_acceptance() -> None:
@@ -308,20 +327,37 @@ def test_another_requests_chance_is_its_own() -> None:
     assert (first > 0, second) == (True, 7)
 
 
-def test_costs_that_made_drafting_stop_are_measured_again_after_a_while() -> None:
+def test_costs_that_made_drafting_stop_are_forgotten_and_measured_again() -> None:
     lengths, req = make_lengths(steep), make_req()
+    accept(lengths, req, 1.0)
     for _ in range(COST_DOUBT):
         assert plan_of(lengths, req) == [0]
-    measured(lengths, flat)
-    assert plan_of(lengths, accept(lengths, req, 1.0)) == [7]
+        lengths.count_pass(1, True, steep(1))
+    for _ in range(COST_DOUBT // 4):
+        lengths.count_pass(1, True, steep(1))
+    assert settled_plan_of(lengths, req) == [1]
+    measured(lengths, flat, [2, 4, 8])
+    assert settled_plan_of(lengths, req) == [7]
 
 
-def test_a_request_that_may_have_no_drafts_is_no_reason_to_doubt_the_costs() -> None:
-    lengths, own = make_lengths(flat), make_req(logits_processors=(lambda ids, scores: scores,))
-    costs = lengths._costs
-    for _ in range(COST_DOUBT + 1):
-        assert plan_of(lengths, own) == [0]
-    assert lengths._costs is costs
+def test_what_a_pass_takes_without_drafts_is_measured_again_while_drafts_pay() -> None:
+    lengths, req = make_lengths(flat), make_req()
+    accept(lengths, req, 1.0)
+    without = 0
+    for _ in range(4 * COST_DOUBT):
+        (drafts,) = plan_of(lengths, req)
+        lengths.count_pass(1 + drafts, True, flat(1 + drafts))
+        without += not drafts
+    assert 3 * ENOUGH <= without <= 16 * ENOUGH
+
+
+def test_of_drafters_that_are_right_as_often_the_faster_one_is_asked() -> None:
+    lengths, req = make_lengths(flat, num_drafters=2), make_req()
+    for drafter, seconds in ((0, 0.2), (1, 0.1)):
+        accept(lengths, req, 0.8, drafter)
+        for _ in range(10):
+            lengths.count_proposal(drafter, 1, 1, seconds)
+    assert lengths.choose([req], True).drafters == [1]
 
 
 # --- against every assignment ----------------------------------------------------------------------------------------
