@@ -48,6 +48,7 @@ from nanoinfer.viz.adapter_rows import adapter_rows
 from nanoinfer.viz.attention_steps import attention_steps
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
+from nanoinfer.viz.drafted_text import drafted_text
 from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
 from nanoinfer.viz.given_mask import attention_mask
@@ -68,6 +69,7 @@ from nanoinfer.viz.slots import owners, slot_map
 from nanoinfer.viz.states import states
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
+from nanoinfer.viz.verify_rows import verify_rows
 
 __all__ = [
     "Picture",
@@ -78,6 +80,7 @@ __all__ = [
     "attention_steps",
     "bars",
     "decoder",
+    "drafted_text",
     "engine",
     "engine_map",
     "extend_mask",
@@ -98,4 +101,5 @@ __all__ = [
     "slot_map",
     "states",
     "timeline",
+    "verify_rows",
 ]

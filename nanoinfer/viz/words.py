@@ -32,8 +32,9 @@ def span(first: int, last: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 slot`, `2 slots`."""
+    """`1 slot`, `2 slots`, `2 passes`."""
     plural = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
+    plural = noun + "es" if noun.endswith("s") else plural
     return f"{number:,} {noun if number == 1 else plural}"
 
 

@@ -21,7 +21,8 @@ LOOKED_UP = """
     scheduler, finish reason, head, query, key, value, logits, sampling, temperature, latency, throughput,
     lock_ref, namespace, hash-chained blocks, cache hit, free list, double free, leak, fragmentation, prefix
     sum, CSR, backend, roofline, arithmetic intensity, captured pass, replay, share of the peak, quantized weights,
-    perplexity, adapter, LoRA, rank, place, tile, grammar, DFA, state, token mask, bit mask, forced token
+    perplexity, adapter, LoRA, rank, place, tile, grammar, DFA, state, token mask, bit mask, forced token,
+    draft, drafter, acceptance, verify
 """
 
 

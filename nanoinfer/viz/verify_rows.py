@@ -1,0 +1,163 @@
+"""verify_rows: a VERIFY pass, row by row: each request's newest token, its drafts, and what becomes of their K/V."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nanoinfer.engine import Engine
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.token_text import token_text
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.viz.facts import last_labels
+from nanoinfer.viz.lettering import SMALL, TINY, drawable, shortened
+from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.words import count, expect_type, visible
+
+MOST_DRAFTS, MOST_ROWS = 6, 24
+CONTEXT = 3  # tokens before the newest one that are drawn
+X_LABELS, X_CELLS, WIDTH, HEIGHT = 14.0, 138.0, 54.0, 20.0
+WRONG = ROLES["leftover"]
+READ, COMPUTED, NOT_READ = ROLES["in_use"], ROLES["new"], ROLES["hidden"]
+
+
+class _Request(NamedTuple):
+    """A request's part of the pass: `start` is the position of its newest token before the pass; `slots` are those of the
+    positions `first .. end - 1`; `got` are the tokens that the pass gave it."""
+
+    label: str
+    style: Style
+    first: int
+    start: int
+    tokens: list[int]
+    slots: list[int]
+    drafts: list[int]
+    got: list[int]
+    tree_len: int
+
+    @property
+    def accepted(self) -> int:
+        right = 0
+        while right < min(len(self.drafts), len(self.got)) and self.drafts[right] == self.got[right]:
+            right += 1
+        return right
+
+
+def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
+    """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each row of the
+    pass what it reads, what was sampled from it, and whether that is the next draft.
+
+    Raises ValueError when the last pass was no VERIFY, has more than 24 rows, or more than 6 drafts of a request.
+    """
+    requests, tokenizer = _requests(engine), engine.builder.tokenizer
+    rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
+    sheet = Sheet(title, f"A VERIFY pass: {count(rows, 'row')}, {count(gained, 'token')}", caption=caption)
+    row = 0
+    for each in requests:
+        _slots(sheet, each, tokenizer)
+        row = _rows(sheet, each, tokenizer, row)
+        sheet.y += 14
+    entries: list[tuple[Look, str]] = [(each.style, f"{each.label}: its tokens") for each in requests]
+    if any(each.first < each.tree_len for each in requests):
+        entries.append((ROLES["tree_locked"], "slots of the tree, locked"))
+    entries += [(COMPUTED, "computed in this pass"), (READ, "earlier tokens that the row reads")]
+    if any(each.accepted < len(each.drafts) for each in requests):
+        entries.append((WRONG, "of a wrong draft: not in use, overwritten by the next pass"))
+    sheet.legend(entries)
+    return sheet.picture(_alt(requests, rows))
+
+
+def _requests(engine: Engine) -> list[_Request]:
+    expect_type("engine", engine, Engine)
+    batch = engine.last_batch
+    if batch is None or batch.forward_mode is not ForwardMode.VERIFY or batch.prefix_lens is None:
+        raise ValueError("engine: its last pass is no VERIFY; only that has drafts")
+    if (total := len(batch.input_ids)) > MOST_ROWS:
+        raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ROWS} can be drawn")
+    found, at = list[_Request](), 0
+    spans = zip(batch.prefix_lens.tolist(), batch.seq_lens.tolist(), batch.req_pool_indices.tolist(), strict=True)
+    for i, (label, req, (start, end, row)) in enumerate(zip(last_labels(engine), batch.reqs, spans, strict=True)):
+        inputs = batch.input_ids[at : at + end - start].tolist()
+        if len(inputs) - 1 > MOST_DRAFTS:
+            raise ValueError(f"engine: {label} has {len(inputs) - 1} drafts; at most {MOST_DRAFTS} can be drawn")
+        first = max(0, start - CONTEXT)
+        found.append(
+            _Request(
+                label,
+                owner_style(label, i),
+                first,
+                start,
+                [*req.token_ids[first:start].tolist(), *inputs],
+                [*engine.cache.rows[row, first:start].tolist(), *batch.out_cache_loc[at : at + end - start].tolist()],
+                inputs[1:],
+                req.token_ids[start + 1 : req.num_tokens].tolist(),
+                req.tree_len,
+            )
+        )
+        at += end - start
+    return found
+
+
+def _text(tokenizer: Tokenizer | None, token: int) -> str:
+    return str(token) if tokenizer is None else visible(token_text(tokenizer, [token]))
+
+
+def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None:
+    """Positions, tokens and slots of the newest token, of the drafts, and of some tokens before."""
+    y, kept = sheet.y, request.start + 1 + request.accepted
+    said = f"{request.accepted} of {count(len(request.drafts), 'draft')} accepted" if request.drafts else "no draft"
+    sheet.text(X_LABELS, y + 6, f"{request.label}: {said}", weight="bold")
+    y += 18
+    for text, middle in (("position", 6.0), ("token", 24.0), ("slot", 44.0)):
+        sheet.text(X_LABELS, y + middle, text, size=SMALL, colour=MUTED)
+    for i, (token, slot) in enumerate(zip(request.tokens, request.slots, strict=True)):
+        position, x = request.first + i, X_CELLS + WIDTH * i
+        sheet.text(x + WIDTH / 2, y + 6, str(position), size=TINY, ha="center", colour=MUTED)
+        wrong, of_tree = position >= kept, position < request.tree_len
+        text = shortened(drawable(_text(tokenizer, token)), WIDTH - 4, SMALL)
+        style = WRONG if wrong else request.style
+        sheet.cell(x, y + 14, WIDTH, HEIGHT, style, text, edge=GRID, name=f"token {position}")
+        style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start and not wrong else style
+        sheet.cell(x, y + 34, WIDTH, HEIGHT, style, str(slot), edge=GRID, name=f"slot {position}")
+    if request.first:
+        sheet.text(X_CELLS - 6, y + 34, "…", ha="right", colour=MUTED)
+    end = X_CELLS + WIDTH * len(request.tokens)
+    sheet.text(end + 8, y + 44, f"kv_len = {kept}", size=SMALL, colour=MUTED)
+    sheet.y = y + 62
+
+
+def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int) -> int:
+    """The rows of the pass that are the request's; returns the number of the next one."""
+    for j in range(len(request.drafts) + 1):
+        y, own = sheet.y, request.start + j
+        which = f"draft {j}" if j else "the newest"
+        sheet.text(X_LABELS, y + 8, f"row {row}: {which}", size=SMALL)
+        for i in range(len(request.tokens)):
+            position = request.first + i
+            style = READ if position < own else COMPUTED if position == own else NOT_READ
+            name = f"row {row} {position}"
+            sheet.rect(X_CELLS + WIDTH * i, y, WIDTH, HEIGHT - 4, style, edge=GRID, name=name)
+        x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if j < len(request.got) else MUTED
+        sheet.text(x, y + 8, _outcome(request, tokenizer, j), size=SMALL, colour=colour, width=sheet.right - x)
+        sheet.y += HEIGHT
+        row += 1
+    return row
+
+
+def _outcome(request: _Request, tokenizer: Tokenizer | None, j: int) -> str:
+    """What was sampled from a request's row `j`, and what follows from it."""
+    if j >= len(request.got):
+        return "does not count"
+    text = f"gives {_text(tokenizer, request.got[j])}"
+    if j == len(request.drafts):
+        return text
+    return f"{text} = draft {j + 1}" if j < request.accepted else f"{text}: draft {j + 1} is wrong"
+
+
+def _alt(requests: Sequence[_Request], rows: int) -> str:
+    parts = [
+        f"{each.label} has {count(len(each.drafts), 'draft')}, {each.accepted} accepted, gets "
+        f"{count(len(each.got), 'token')}, kv_len {each.start + 1 + each.accepted}"
+        for each in requests
+    ]
+    return f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(parts)}."
