@@ -11,7 +11,8 @@ from nanoinfer.drafting.pass_costs import PassCosts
 from nanoinfer.requests.req import Req
 
 LEAST_GAIN = 1.1  # how many times as fast a pass with drafts must seem, for each token it gives
-GROWTH = 2  # a pass has at most so many times the rows of the largest one that was measured
+FEW_ROWS = 16  # a pass of so many rows is tried at once; a larger one has
+GROWTH = 2  # at most so many times the rows of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 256, 1024  # after so many passes without drafts, a request gets another chance
 SAME_PLAN = 8  # for so many passes a plan holds, if only costs change
 COST_DOUBT = 256  # a cost that was not measured for so many passes counts no longer
@@ -124,7 +125,7 @@ class DraftLengths:
         batch, most = len(limits), [0] * len(limits)
         if not costs.knows(batch):
             return most  # first, what a pass takes without drafts
-        largest = GROWTH * max(costs.largest, batch)
+        largest = max(GROWTH * max(costs.largest, batch), FEW_ROWS)
         drafts = [
             (rate**j, i, j)
             for i, (rate, limit) in enumerate(zip(rates, limits, strict=True))

@@ -1,7 +1,6 @@
 """DraftModel: a smaller model with the same vocabulary drafts token by token; its K/V is under the same slot numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,66 +39,73 @@ class DraftModel:
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-        counts, likeliest = list(most), only_likeliest(reqs)
-        for step in range(max(most)):
-            asked = [i for i, count in enumerate(counts) if count > step]
-            if not asked:
-                break
-            for i, draft in zip(asked, self._step([reqs[i] for i in asked], step, likeliest), strict=True):
-                if draft == NO_TOKEN:  # the drafts before it complete the grammar
-                    counts[i] = step
+        counts, starts = list(most), [self._first_missing(req) for req in reqs]
+        with interruptible():
+            self._draft(list(reqs), counts, starts)
+        for req, start, count in zip(reqs, starts, counts, strict=True):
+            end = req.num_tokens + max(count - 1, 0)  # the last draft has no K/V yet
+            self._stamps[self._cache.rows[req.req_pool_idx, start:end]] = self._prefixes[req].of(req, start, end)
         return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, counts, strict=True)]
 
-    def _step(self, reqs: list[Req], step: int, likeliest: bool) -> list[int]:
-        """Write draft number `step` of each request behind the ones before it, and return them."""
-        ends = [req.num_tokens + step for req in reqs]
-        starts = [end - 1 for end in ends] if step else [self._first_missing(req) for req in reqs]
-        with interruptible():
-            if sum(ends) - sum(starts) <= MOST_ROWS:
-                logits, slots = self._decode(reqs, starts, ends, likeliest)
+    def _draft(self, reqs: list[Req], counts: list[int], starts: list[int]) -> None:
+        """Write drafts behind the tokens of each request, `counts[i]` of them. Lowers the count of a request whose grammar
+        is complete before. The first step computes the tokens from `starts[i]` on, each other one the draft before it."""
+        likeliest = only_likeliest(reqs)
+        rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
+        ends = np.array([req.num_tokens for req in reqs])
+        asked = list(range(len(reqs)))
+        logits = self._first_step(reqs, starts, ends, rows, likeliest)
+        for step in range(1, max(counts) + 1):
+            if isinstance(logits, Likeliest):
+                drafts = logits.token_ids.numpy()
             else:
-                logits, slots = self._extend(reqs, starts, ends)
-            rows: Any = [Ahead(req, step) for req in reqs] if step else reqs
-            drafts: list[int] = self._sampler.sample(logits, rows).tolist()
-        stamps = []
-        for req, start, end, draft in zip(reqs, starts, ends, drafts, strict=True):
-            req.token_ids[end] = draft
-            stamps.append(self._prefixes[req].of(req, start, end))
-        self._stamps[slots] = stamps[0] if len(stamps) == 1 else np.concatenate(stamps)
-        return drafts
+                drafts = self._sampler.sample(logits, [Ahead(reqs[i], step - 1) for i in asked]).numpy()  # type: ignore
+            for i, draft in zip(asked, drafts.tolist(), strict=True):
+                reqs[i].token_ids[reqs[i].num_tokens + step - 1] = draft
+                if draft == NO_TOKEN:
+                    counts[i] = step - 1
+            staying = [at for at, i in enumerate(asked) if counts[i] > step]
+            if not staying:
+                return
+            if len(staying) < len(asked):
+                asked, rows, ends, drafts = [asked[at] for at in staying], rows[staying], ends[staying], drafts[staying]
+            logits = self._decode(drafts, rows, ends + (step - 1), likeliest)
+
+    def _first_step(
+        self, reqs: list[Req], starts: list[int], ends: np.ndarray, rows: np.ndarray, likeliest: bool
+    ) -> torch.Tensor | Likeliest:
+        """The logits of each request's newest token. Computes its missing tokens: as rows of a DECODE, like a VERIFY, or
+        in an EXTEND if there are many, such as a prompt."""
+        of_each = ends - np.array(starts)
+        if of_each.sum() > MOST_ROWS:
+            batch = Batch.of_spans(reqs, ForwardMode.EXTEND, starts, ends.tolist(), self._cache)
+            batch.adapter_places = None
+            return self._runner.forward(batch, ForwardMode.EXTEND)[0]
+        tokens = np.concatenate(
+            [req.token_ids[start : req.num_tokens] for req, start in zip(reqs, starts, strict=True)]
+        )
+        if len(tokens) == len(reqs):
+            return self._decode(tokens, rows, ends - 1, likeliest)
+        positions = np.concatenate([*map(np.arange, starts, ends)])
+        logits = self._decode(tokens, rows.repeat(of_each), positions, likeliest)
+        last = torch.from_numpy(of_each.cumsum() - 1)
+        if isinstance(logits, Likeliest):
+            return Likeliest(logits.token_ids[last], logits.logits[last])
+        return logits[last]
 
     def _decode(
-        self, reqs: list[Req], starts: list[int], ends: list[int], likeliest: bool
-    ) -> tuple[torch.Tensor | Likeliest, np.ndarray]:
-        """One row for each missing token, as in a VERIFY. Returns the logits of each request's last, and the slots."""
-        counts = np.array(ends) - np.array(starts)
-        rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
-        last = None
-        if len(reqs) == counts.sum():
-            positions = np.array(starts)
-            tokens = np.array([req.token_ids.item(start) for req, start in zip(reqs, starts, strict=True)])
-        else:
-            positions = np.concatenate([*map(np.arange, starts, ends)])
-            tokens = np.concatenate([r.token_ids[start:end] for r, start, end in zip(reqs, starts, ends, strict=True)])
-            rows, last = rows.repeat(counts), torch.from_numpy(counts.cumsum() - 1)
-        slots = self._cache.rows[rows, positions]
-        lens = torch.from_numpy((positions + 1).astype(np.int32))
-        of_rows = (torch.from_numpy(tokens), torch.from_numpy(rows), lens, torch.from_numpy(slots))
-        logits, _ = self._runner.forward(DecodeRows(*of_rows, only_likeliest=likeliest), ForwardMode.DECODE)
-        if last is None:
-            return logits, slots
-        if isinstance(logits, Likeliest):
-            return Likeliest(logits.token_ids[last], logits.logits[last]), slots
-        return logits[last], slots
-
-    def _extend(
-        self, reqs: list[Req], starts: list[int], ends: list[int]
-    ) -> tuple[torch.Tensor | Likeliest, np.ndarray]:
-        """As `_decode`, in an EXTEND pass: faster where much is missing, such as a prompt."""
-        batch = Batch.of_spans(reqs, ForwardMode.EXTEND, starts, ends, self._cache)
-        batch.adapter_places = None
-        logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
-        return logits, batch.out_cache_loc.numpy()
+        self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool
+    ) -> torch.Tensor | Likeliest:
+        """Logits of one token for each of `rows`, at these positions, all [T]."""
+        lens, slots = (positions + 1).astype(np.int32), self._cache.rows[rows, positions]
+        batch = DecodeRows(
+            torch.from_numpy(tokens),
+            torch.from_numpy(rows),
+            torch.from_numpy(lens),
+            torch.from_numpy(slots),
+            only_likeliest=likeliest,
+        )
+        return self._runner.forward(batch, ForwardMode.DECODE)[0]
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""

@@ -80,13 +80,17 @@ class DraftingScheduler(Scheduler):
 
     def _make_room_for_drafts(self, reqs: Sequence[Req], plan: Plan) -> None:
         """Allocate slots for drafts, in whole pages. If there are too few, later requests get fewer drafts, or none."""
-        self.cache.alloc_up_to(reqs, [req.num_tokens for req in reqs])  # for which there is room
-        size, ends = self.cache.page_size, []
-        pages_left = self.cache.obtainable_size() // size
-        for i, req in enumerate(reqs):
-            plan.most[i] = min(plan.most[i], req.allocated_len + pages_left * size - req.num_tokens)
-            ends.append(req.num_tokens + plan.most[i])
-            pages_left -= max(self.cache.whole_pages(ends[-1]) - req.allocated_len, 0) // size
+        size, ends = self.cache.page_size, [req.num_tokens + most for req, most in zip(reqs, plan.most, strict=True)]
+        needed = sum(
+            max(self.cache.whole_pages(end) - req.allocated_len, 0) for req, end in zip(reqs, ends, strict=True)
+        )
+        if needed > self.cache.obtainable_size():
+            self.cache.alloc_up_to(reqs, [req.num_tokens for req in reqs])  # for which there is room
+            pages_left = self.cache.obtainable_size() // size
+            for i, req in enumerate(reqs):
+                plan.most[i] = min(plan.most[i], req.allocated_len + pages_left * size - req.num_tokens)
+                ends[i] = req.num_tokens + plan.most[i]
+                pages_left -= max(self.cache.whole_pages(ends[i]) - req.allocated_len, 0) // size
         self.cache.alloc_up_to(reqs, ends)
 
     def _propose(self, reqs: Sequence[Req], plan: Plan) -> list[int]:
