@@ -1,5 +1,6 @@
 """Drafts with a model: whatever is asked for, whoever drafts, in any pool, what is returned is the same as without."""
 
+import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from nanoinfer import LLM, RequestOutput, SamplingParams
+from nanoinfer import LLM, AsyncEngine, RequestOutput, SamplingParams
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import LoadedModel, load_model
@@ -23,7 +24,7 @@ from tests.helpers.checkpoints import FAMILIES, greedy
 from tests.helpers.engines import assert_all_free, step
 from tests.helpers.foreknowing import Foreknowing
 from tests.helpers.pressure import VOCAB, make_draft_model
-from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
 
 Checkpoint = Callable[..., Path]
 Asked = list[tuple[Any, dict[str, Any]]]  # prompts, and SamplingParams of each; "adapter" among them goes to the engine
@@ -173,6 +174,23 @@ def test_what_is_returned_is_the_same_with_any_drafter_in_any_pool(
         assert stats.drafted_tokens == sum(output.drafted_tokens for output in outputs)
         assert_all_free(llm.engine)
     assert {end[2] for end in told(plain)} == {"stop", "length"}
+
+
+def test_streams_say_the_same_in_larger_pieces(model: LoadedModel) -> None:
+    asked = SamplingParams(max_new_tokens=17, seed=4, ignore_eos=True, stop=["w1 w1 w1"])
+    prompt = words(STEM[:5])
+    (wanted,) = tiny_llm(model).generate(prompt, asked)
+    llm = tiny_llm(model, model, drafter="model", num_draft_tokens=3, adaptive_drafts=False)  # it is always right
+    pieces = list(llm.stream(prompt, asked))
+    assert [len(piece.token_ids) for piece in pieces if piece.token_ids] == [1, 4, 4, 4, 4]
+    assert "".join(piece.text for piece in pieces) == wanted.text
+    assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
+
+    async def streamed() -> list[str]:
+        async with AsyncEngine(llm) as engine:
+            return [piece.text async for piece in engine.stream(prompt, asked)]
+
+    assert "".join(asyncio.run(streamed())) == wanted.text
 
 
 # --- families and storage --------------------------------------------------------------------------------------------
@@ -463,7 +481,8 @@ def test_a_draft_model_is_right_as_often_as_transformers_says(
     path = checkpoint()
     draft = noisy(path, tmp_path / "draft")
     drafts_by = oracle(draft)
-    common: dict[str, Any] = {"max_total_tokens": 256, "num_draft_tokens": num_draft_tokens}
+    # In so few slots, each request gets some that hold the draft model's K/V of another.
+    common: dict[str, Any] = {"max_total_tokens": 48, "num_draft_tokens": num_draft_tokens}
     llm = LLM(path, drafter="model", draft_model=draft, adaptive_drafts=False, **common)
     drafted_in_all = accepted_in_all = 0
     for prompt in ([5, 9, 200, 31, 7], list(range(100, 123)), [5, 9, 200, 31, 8]):

@@ -16,7 +16,7 @@ from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.outputs import PieceReader
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.sampler import Sampler
-from tests.helpers.engines import V, assert_all_free, finish, greedy, make_engine, serve, step
+from tests.helpers.engines import Clock, V, assert_all_free, finish, greedy, make_engine, serve, step
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
 Checkpoint = Callable[..., Path]
@@ -344,6 +344,28 @@ def test_adaptive_drafting_stops_where_drafts_are_always_wrong(drafter: Foreseei
     assert all(0 < output.drafted_tokens < 60 for output in outputs)
     asked = len(drafter.asked)
     assert asked < 60, "the drafter is not even asked"
+
+
+def test_passes_and_drafters_are_timed_apart(drafter: Foreseeing) -> None:
+    clock = Clock()
+    engine = engine_of(clock=clock, num_draft_tokens=4, slots=512)
+    run, propose = engine.model_runner.run, drafter.propose
+
+    def slow_run(*args: Any) -> Any:
+        clock.now += 1.0
+        return run(*args)
+
+    def slow_propose(*args: Any) -> Any:
+        clock.now += 8.0
+        return propose(*args)
+
+    engine.model_runner.run = slow_run  # type: ignore[method-assign]
+    drafter.propose = slow_propose  # type: ignore[method-assign]
+    serve(engine, [1], [40], max_new_tokens=31)  # six passes of 2 * 5 rows
+    lengths = engine.scheduler.lengths  # type: ignore[attr-defined]
+    assert (lengths._costs[True].largest, lengths._costs[True].seconds(10)) == (10, 1.0)
+    assert lengths._costs[False].largest == 0
+    assert lengths._step_costs[0].seconds(2) == 8.0 / 4
 
 
 # --- streams, aborts, pauses -----------------------------------------------------------------------------------------
