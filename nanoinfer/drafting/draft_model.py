@@ -15,7 +15,7 @@ from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import DecodeRows
 from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 
@@ -42,16 +42,20 @@ class DraftModel:
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
         likeliest = only_likeliest(reqs)
         starts = [self._first_missing(req) for req in reqs]
-        drafting = list(reqs)
+        counts = list(most)
         for step in range(max(most)):
-            if step and step in most:
-                drafting = [req for req, count in zip(reqs, most, strict=True) if count > step]
-            self._step(drafting, step, starts if step == 0 else None, likeliest)
-        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, most, strict=True)]
+            drafting = [i for i, count in enumerate(counts) if count > step]
+            if not drafting:
+                break
+            drafts = self._step([reqs[i] for i in drafting], step, starts if step == 0 else None, likeliest)
+            for i, draft in zip(drafting, drafts, strict=True):
+                if draft == NO_TOKEN:  # the drafts before may end the output, and nothing can follow them
+                    counts[i] = step
+        return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, counts, strict=True)]
 
-    def _step(self, reqs: list[Req], step: int, starts: list[int] | None, likeliest: bool) -> None:
-        """Write draft number `step` of each request behind the ones before it. Computes its last token so far and, with
-        `starts`, the tokens from there on."""
+    def _step(self, reqs: list[Req], step: int, starts: list[int] | None, likeliest: bool) -> list[int]:
+        """Write draft number `step` of each request behind the ones before it, and return them; NO_TOKEN for none. Computes
+        its last token so far and, with `starts`, the tokens from there on."""
         ends = [req.num_tokens + step for req in reqs]
         starts = starts or [end - 1 for end in ends]
         with interruptible():
@@ -60,12 +64,13 @@ class DraftModel:
             else:
                 logits, slots = self._extend(reqs, starts, ends)
             rows: Any = [Ahead(req, step) for req in reqs] if step else reqs
-            drafts = self._sampler.sample(logits, rows).tolist()
+            drafts: list[int] = self._sampler.sample(logits, rows).tolist()
         stamps = []
         for req, start, end, draft in zip(reqs, starts, ends, drafts, strict=True):
             req.token_ids[end] = draft
             stamps.append(self._prefixes[req].of(req, start, end))
         self._stamps[slots] = stamps[0] if len(stamps) == 1 else np.concatenate(stamps)
+        return drafts
 
     def _decode(
         self, reqs: list[Req], starts: list[int], ends: list[int], likeliest: bool
