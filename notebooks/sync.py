@@ -41,6 +41,7 @@ CORE = [
 # ("nanoinfer/cache/radix_cache.py:RadixCache") or a definition ("nanoinfer/cache/radix_cache.py:RadixCache.reset").
 NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/batch.py:Batch.only_likeliest": "lets a captured pass leave out logits that no request looks at",
+    "nanoinfer/batch.py:only_likeliest": "the same for requests that are in no batch yet",
     "nanoinfer/cache/int8_kv_storage.py": "another KVStorage: 12 shows what 8 bits cost, with weights",
     "nanoinfer/cache/memory_pool.py:TokenToKVPool.hand_to_tree": "passes on to SlotAllocator.hand_to_tree, which 09 shows",
     "nanoinfer/cache/slot_checks.py": "finds the words of an error message",

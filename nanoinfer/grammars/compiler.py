@@ -5,6 +5,8 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
+
 from nanoinfer.grammars.grammar import Grammar
 from nanoinfer.grammars.json_schemas import prepared_schema
 from nanoinfer.grammars.limits import MAX_LENGTH, check_lark, check_regex
@@ -110,7 +112,19 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
         raise ValueError(f"the compiler fails on it: {_reason(str(error))}") from error
     if start.is_error():
         raise ValueError(f"cannot be compiled: {_reason(start.get_error())}")
+    _check_first_choice(Matcher(start.deep_copy(), vocabulary, ()))
     return start
+
+
+def _check_first_choice(matcher: Matcher) -> None:
+    """ValueError when the grammar cannot be followed up to its first choice. For some that no output matches, and for some
+    that are too large, the compiler says so only here."""
+    row = np.empty(matcher.words, dtype=np.int32)
+    matcher.fill_mask(row)
+    if not matcher.error and all(matcher.accept(token) for token in matcher.forced_tokens()):
+        matcher.fill_mask(row)
+    if matcher.error:
+        raise ValueError(f"it is too large, or no output of this model matches it: {_reason(matcher.error)}")
 
 
 def _reason(error: str) -> str:

@@ -1,7 +1,7 @@
 """The draft model of the story model: its files, that both libraries read them, and how often it guesses right."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.requests.req import Req
 
 DATA = Path(__file__).parents[2] / "data"
 STORY, DRAFT = DATA / "story", DATA / "story-draft"
@@ -144,3 +145,27 @@ def test_drafts_are_accepted_far_more_often_than_those_of_an_untrained_model(
         )
         assert trained.tokens_per_pass > 2.5, temperature
         assert other.tokens_per_pass < 1.1, temperature
+
+
+def test_the_draft_model_proposes_nothing_behind_the_end_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("story", max_total_tokens=512, drafter="model", num_draft_tokens=16, adaptive_drafts=False)
+    drafter = llm.engine.scheduler.drafters[0]  # type: ignore[attr-defined]
+    propose, seen = drafter.propose, []
+
+    def kept(reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        found = propose(reqs, most)
+        seen.extend(zip([req.matcher is not None for req in reqs], found, most, strict=True))
+        return found
+
+    monkeypatch.setattr(drafter, "propose", kept)
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=0, regex="(yes|no)[.!]"),
+        SamplingParams(max_new_tokens=24, temperature=0),
+    ]
+    short, plain = llm.generate(["A user:", "Once upon a time"], params)
+    assert any(len(drafts) < most for constrained, drafts, most in seen if constrained)
+    assert all(len(drafts) == most for constrained, drafts, most in seen if not constrained)
+    assert all(token >= 0 for _, drafts, _ in seen for token in drafts)
+    assert [out.outputs[0].finish_reason for out in (short, plain)] == ["stop", "length"]
+    alone = LLM("story", max_total_tokens=512).generate(["Once upon a time"], params[1:])[0]
+    assert plain.outputs[0].token_ids == alone.outputs[0].token_ids

@@ -76,6 +76,36 @@ def test_an_empty_output_ends_at_once() -> None:
     assert (output.token_ids, output.finish_reason, output.error) == ([], FinishReason.STOP, None)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "[^\\s\\S]"},
+        {"json_schema": {"$ref": "#"}},
+        {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+        {"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(800)}}},
+        {"choice": [f"word {i}" for i in range(9000)]},
+    ],
+    ids=["nothing", "itself", "endless", "properties", "choices"],
+)
+def test_what_could_not_be_followed_to_its_first_choice_is_refused_before_anything_changes(
+    fields: dict[str, Any],
+) -> None:
+    engine = engine_with()
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(fields))}: it is too large, or no output"):
+        engine.add_request("a", greedy(**fields))
+    assert_all_free(engine)
+
+
+def test_multiples_whose_compilation_would_take_minutes_and_gigabytes_are_refused() -> None:
+    one = {"multipleOf": 12345678}
+    two = {"allOf": [{"type": "integer", "multipleOf": 997}, {"properties": {"a": {"multipleOf": 991}}}]}
+    for schema, common in ((one, 12345678), (two, 997 * 991)):
+        with pytest.raises(InvalidRequestError, match=rf"multipleOf=.* is {common}: must not exceed 20000"):
+            engine_with().add_request("a", greedy(json_schema=schema))
+    for multiple in (0.01, 1_000_000, 9973, 2.5):
+        engine_with().add_request("a", greedy(json_schema={"type": "number", "multipleOf": multiple}))
+
+
 # --- other parameters ------------------------------------------------------------------------------------------------
 
 
