@@ -59,7 +59,8 @@ def _check_depth(schema: Any) -> None:
 
 def _check_multiples(schema: dict[str, Any]) -> None:
     """The compiler takes seconds and hundreds of megabytes for large ones, and multiplies those that may meet."""
-    multiples, level = set(), [schema]
+    level: list[Any] = [schema]
+    multiples = set()
     while level:
         inside: list[Any] = []
         for value in level:
