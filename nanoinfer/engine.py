@@ -70,7 +70,9 @@ class Engine:
         self.adapters = Adapters(model_runner.model, config.max_adapters_on_device)
         model_runner.adapters = self.adapters.pool
         self.sampler = Sampler()
-        self.scheduler = scheduler_for(config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner)
+        self.scheduler = scheduler_for(
+            config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner, vocab_size
+        )
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)

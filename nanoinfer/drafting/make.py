@@ -39,10 +39,11 @@ def scheduler_for(
     clock: Callable[[], float] = time.perf_counter,
     adapters: AdapterPool | None = None,
     draft_runner: ModelRunner | None = None,
+    vocab_size: int | None = None,
 ) -> Scheduler:
     """The Scheduler that `config` asks for: with drafts, in groups of decode passes, or neither."""
     if not config.drafters:
         return make_scheduler(config, cache, clock, adapters)
     surroundings = Surroundings(cache, sampler, draft_runner)
     drafters = [DRAFTERS[name](surroundings) for name in config.drafters]
-    return DraftingScheduler(config, cache, drafters, clock, adapters)
+    return DraftingScheduler(config, cache, drafters, clock, adapters, vocab_size)

@@ -12,6 +12,7 @@ A wrong draft leaves nothing behind. Its K/V is in a slot beyond the request's `
 the tree never gets; its place in `token_ids` is behind the request's tokens.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -41,9 +42,11 @@ class DraftingScheduler(Scheduler):
         drafters: Sequence[Drafter],
         clock: Callable[[], float] = time.perf_counter,
         adapters: AdapterPool | None = None,
+        vocab_size: int | None = None,
     ):
         super().__init__(config, cache, clock, adapters)
         self.drafters = drafters
+        self._vocab_size = sys.maxsize if vocab_size is None else vocab_size
         self.lengths = DraftLengths(drafters, config.num_draft_tokens, config.adaptive_drafts)
         self._drafted_by: list[int | None] = []  # of the requests of the current pass: whose drafts they have
         self._began = self._drafting = 0.0  # when the current visit began, and how long drafters took in it
@@ -95,25 +98,42 @@ class DraftingScheduler(Scheduler):
 
     def _propose(self, reqs: Sequence[Req], plan: Plan) -> list[int]:
         """Let drafters write drafts behind the requests' tokens; returns how many. A request for which the drafter of the
-        plan has no idea gets those of the next one that has."""
+        plan has no idea gets those of the next one that has, or else of the first one that has."""
         began, counts = self._clock(), [0] * len(reqs)
         self._drafted_by = [None] * len(reqs)
-        for index, drafter in enumerate(self.drafters):
+        everyone = list(enumerate(self.drafters))
+        for turn, (index, drafter) in enumerate(everyone * 2):  # in the second turn, those before the one of the plan
             asked = [
-                i for i, most in enumerate(plan.most) if most and not counts[i] and (plan.drafters[i] or 0) <= index
+                i
+                for i, most in enumerate(plan.most)
+                if most and not counts[i] and ((plan.drafters[i] or 0) <= index) is (turn < len(everyone))
             ]
             if not asked:
                 continue
             most, start = [plan.most[i] for i in asked], self._clock()
-            for i, drafts in zip(asked, drafter.propose([reqs[i] for i in asked], most), strict=True):
+            proposed = drafter.propose([reqs[i] for i in asked], most)
+            self._check_drafts(index, proposed, most)
+            for i, drafts in zip(asked, proposed, strict=True):
                 req = reqs[i]
-                assert len(drafts) <= plan.most[i]
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
-                if drafts:
+                if len(drafts):
                     counts[i], self._drafted_by[i] = len(drafts), index
             self.lengths.count_proposal(index, len(asked), max(most), self._clock() - start)
         self._drafting = self._clock() - began
         return counts
+
+    def _check_drafts(self, index: int, proposed: Sequence[Sequence[int]], most: Sequence[int]) -> None:
+        """RuntimeError naming the drafter, before any of these drafts is used. A token that the model does not have would
+        make it read memory that is not its own."""
+        name = f"drafter={self.config.drafters[index]!r}"
+        if len(proposed) != len(most):
+            raise RuntimeError(f"{name}: proposed {len(proposed)} lists of drafts for {len(most)} requests")
+        for drafts, count in zip(proposed, most, strict=True):
+            if len(drafts) > count:
+                raise RuntimeError(f"{name}: proposed {len(drafts)} drafts for a request: must not exceed {count}")
+            for token in drafts:
+                if not 0 <= token < self._vocab_size or token != int(token):
+                    raise RuntimeError(f"{name}: proposed token {token}: must be in 0..{self._vocab_size - 1}")
 
     def _accepted(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]

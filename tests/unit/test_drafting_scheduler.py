@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from nanoinfer import LLM, Engine, SamplingParams
 from nanoinfer.config import EngineConfig
+from nanoinfer.drafting.draft_lengths import Plan
 from nanoinfer.drafting.load import BUNDLED_DRAFT_MODELS, draft_model_of
+from nanoinfer.drafting.scheduler import DraftingScheduler
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.outputs import PieceReader
@@ -434,20 +437,64 @@ def test_a_drafter_that_raises_ends_the_requests_of_the_pass_and_no_others(
     assert_all_free(engine)
 
 
-def test_a_drafter_that_proposes_too_much_is_an_error_and_not_a_wrong_slot(drafter: Foreseeing) -> None:
-    class TooMuch:
-        def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-            return [[7] * (count + 1) for count in most]
+@pytest.mark.parametrize(
+    ("drafts", "message"),
+    [
+        ([[7] * 4], r"proposed 4 drafts for a request: must not exceed 3"),
+        ([[7, V]], rf"proposed token {V}: must be in 0..{V - 1}"),
+        ([[7, -1]], rf"proposed token -1: must be in 0..{V - 1}"),
+        ([[7, 7.5]], r"proposed token 7.5: must be in"),
+        ([np.array([7, V])], rf"proposed token {V}: must be in"),
+        ([[7], [7]], r"proposed 2 lists of drafts for 1 requests"),
+        ([], r"proposed 0 lists of drafts for 1 requests"),
+    ],
+)
+def test_a_drafter_that_proposes_what_it_must_not_is_named(
+    monkeypatch: pytest.MonkeyPatch, drafts: Any, message: str
+) -> None:
+    class Wrong:
+        def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> Any:
+            return drafts
 
-    DRAFTERS["foreseeing"] = lambda _: TooMuch()
-    engine = engine_of()
+    monkeypatch.setitem(DRAFTERS, "wrong", lambda _: Wrong())
+    engine = engine_of(drafter="wrong")
     engine.add_request([1], greedy(6))
     step(engine)
-    with pytest.raises((AssertionError, ValueError)):
+    with pytest.raises(RuntimeError, match=f"drafter='wrong': {message}"):
         engine.step()
     (output,) = engine.step()
-    assert output.finish_reason == "abort"
+    assert (output.finish_reason, output.token_ids) == ("abort", [2])
     assert_all_free(engine)
+
+
+def test_drafts_may_be_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Arrays:
+        def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> Any:
+            return [
+                req.token_ids[req.num_tokens - 1] + 1 + np.arange(count) for req, count in zip(reqs, most, strict=True)
+            ]
+
+    monkeypatch.setitem(DRAFTERS, "arrays", lambda _: Arrays())
+    engine = engine_of(drafter="arrays")
+    (output,) = serve(engine, [1], max_new_tokens=6)
+    assert (output.token_ids, output.accepted_tokens) == ([2, 3, 4, 5, 6, 7], 3)
+
+
+def test_a_drafter_without_an_idea_leaves_the_request_to_one_that_was_right_less_often(
+    drafter: Foreseeing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+            return [[] for _ in reqs]
+
+    monkeypatch.setitem(DRAFTERS, "silent", lambda _: Silent())
+    engine = engine_of(drafter=("foreseeing", "silent"))
+    scheduler = engine.scheduler
+    assert isinstance(scheduler, DraftingScheduler)
+    monkeypatch.setattr(scheduler.lengths, "choose", lambda reqs, _: Plan([1 for _ in reqs], [2 for _ in reqs]))
+    engine.add_request([1], greedy(20))
+    step(engine)
+    assert step(engine)[0].token_ids == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("place", ["model", "sampler", "processing"])
