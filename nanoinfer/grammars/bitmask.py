@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.grammars.matcher import Matcher, fill_masks
+from nanoinfer.signals import uninterrupted
 
 
 def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher, Sequence[int]]]) -> None:
@@ -22,7 +23,10 @@ def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher,
     filled = {}
     for key, (matcher, drafts) in longest.items():
         masks = np.empty((1 + len(drafts), matcher.words), dtype=np.int32)
-        filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
+        with (
+            uninterrupted()
+        ):  # the matcher calls the tokenizer, and would take what a handler raises there for its failure
+            filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
     masked = [(row, filled[id(m)][len(drafts)]) for row, m, drafts in rows if len(drafts) < len(filled[id(m)])]
     if masked:
         apply_masks(scores, [row for row, _ in masked], np.stack([mask for _, mask in masked]))

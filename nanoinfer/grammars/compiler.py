@@ -13,6 +13,7 @@ from nanoinfer.grammars.limits import MAX_LENGTH, check_lark, check_regex
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.number_limit import NumberLimit
 from nanoinfer.grammars.vocabulary import Vocabulary
+from nanoinfer.signals import uninterrupted
 
 MAX_CACHED = 64  # compiled grammars
 LIMITS: dict[
@@ -68,7 +69,10 @@ class _Compiled:
         with self._lock:
             if self._start is None and self._refusal is None:
                 try:
-                    self._start = _compile(self._grammar, self._vocabulary)
+                    with (
+                        uninterrupted()
+                    ):  # what a handler raises in the tokenizer would pass for the compiler's failure
+                        self._start = _compile(self._grammar, self._vocabulary)
                 except ValueError as error:
                     self._refusal = str(error)
             if self._refusal is not None:

@@ -6,12 +6,14 @@ ASCII character.
 
 import json
 import re
+import signal
 from typing import Any
 
 import pytest
 
 from nanoinfer import Engine, FinishReason, RequestOutput, SamplingParams
 from nanoinfer.errors import InvalidRequestError, NoTokenAllowedError
+from nanoinfer.grammars.vocabulary import Vocabulary
 from tests.helpers.engines import LetterTokenizer, assert_all_free, finish, greedy, make_engine, step
 
 EOS = 3
@@ -104,6 +106,43 @@ def test_multiples_whose_compilation_would_take_minutes_and_gigabytes_are_refuse
             engine_with().add_request("a", greedy(json_schema=schema))
     for multiple in (0.01, 1_000_000, 9973, 2.5):
         engine_with().add_request("a", greedy(json_schema={"type": "number", "multipleOf": multiple}))
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode, signals = Vocabulary.encode, []
+
+    def interrupted(vocabulary: Vocabulary, text: bytes) -> list[int]:
+        if signals:
+            signal.raise_signal(signals.pop())
+        return encode(vocabulary, text)
+
+    def stop(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(Vocabulary, "encode", interrupted)
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        engine = engine_with()
+        signals.append(signal.SIGALRM)
+        with pytest.raises(Interrupted):
+            engine.add_request("a", greedy(regex="bcd[xyz]bcd"))
+        assert not signals
+        request_id = engine.add_request("a", greedy(20, regex="bcd[xyz]bcd"))
+        signals.append(signal.SIGALRM)
+        with pytest.raises(Interrupted):
+            finish(engine)
+        assert not signals
+        output = finish(engine)[request_id]
+        assert (output.finish_reason, type(output.error)) == (FinishReason.ABORT, Interrupted)
+        assert one(engine, regex="bcd[xyz]bcd").text == "bcdxbcd"
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 # --- other parameters ------------------------------------------------------------------------------------------------
