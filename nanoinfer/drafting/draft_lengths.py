@@ -1,11 +1,11 @@
 """DraftLengths: how many drafts each request gets in the next pass, so that drafting pays or stops."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nanoinfer.drafting.acceptance import Acceptance
+from nanoinfer.drafting.acceptance import EXPECTED, MEMORY, Acceptance
 from nanoinfer.drafting.drafter import Drafter
 from nanoinfer.drafting.pass_costs import PassCosts
 from nanoinfer.requests.req import Req
@@ -28,11 +28,13 @@ class _Known:
 
 
 @dataclass
-class Plan:
-    """Which drafter each request gets, None for none, and at most how many drafts."""
+class Turn:
+    """A drafter (its number), at most how many drafts of it each request gets, and the tokens per second that are expected
+    of it."""
 
-    drafters: list[int | None] = field(default_factory=list)
-    most: list[int] = field(default_factory=list)
+    drafter: int
+    most: list[int]
+    speed: float = 0.0
 
 
 class DraftLengths:
@@ -43,38 +45,41 @@ class DraftLengths:
     long as the tokens per second of the pass grow. If the best such pass is not `LEAST_GAIN` times as fast as one without
     drafts, there are none: as a batch grows, rows cost as much as they bring, and drafting stops by itself.
 
-    Of several drafters, a request gets the one that seems to bring most tokens per second, the first of equal ones.
+    Each drafter is weighed by itself. The one that promises the fastest pass is asked first (of equal ones, the first), and
+    where it has no idea, the next one, for as many drafts as pay with that one.
     """
 
     def __init__(self, drafters: Sequence[Drafter], num_draft_tokens: int, adaptive: bool):
         self._drafters, self._num_draft_tokens, self._adaptive = drafters, num_draft_tokens, adaptive
         self._known: WeakKeyDictionary[Req, _Known] = WeakKeyDictionary()
+        self._acceptances = [Acceptance(memory=8 * MEMORY) for _ in drafters]  # of all requests
         self._costs = {True: PassCosts(), False: PassCosts()}  # by `only_likeliest`
         self._step_costs = [PassCosts() for _ in drafters]  # of one draft for each of so many requests
         self._passes = 0
-        self._key: Any = None  # what the last plan was made for
-        self._plan: list[int] = []
-        self._same = 0  # how many passes the last plan has been used again
+        self._keys: list[Any] = [None for _ in drafters]  # what the last turns were made for
+        self._turns = [Turn(i, []) for i in range(len(drafters))]
+        self._same = [0 for _ in drafters]  # how many passes the last turns have been used again
 
-    def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> Plan:
-        """The plan for the next pass of `reqs`. `only_likeliest`: as in Batch, because sampling takes time, too."""
+    def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> list[Turn]:
+        """Who is asked for drafts for the next pass of `reqs`, in this order; nobody if drafts do not pay.
+        `only_likeliest`: as in Batch, because sampling takes time, too."""
         limits = [self._limit(req) for req in reqs]
         if not self._adaptive:
-            return Plan([0 if limit else None for limit in limits], limits)
-        known = [self._of(req) for req in reqs]
-        costs = self._costs[only_likeliest]
-        drafters = [
-            self._best_drafter(each, limit, costs, len(reqs)) for each, limit in zip(known, limits, strict=True)
+            return [Turn(i, limits) for i in range(len(self._drafters)) if any(limits)]
+        known, costs = [self._of(req) for req in reqs], self._costs[only_likeliest]
+        turns = [
+            self._turn_again(i, limits, [each.acceptances[i].rate for each in known], costs)
+            for i in range(len(self._drafters))
         ]
-        rates = [each.acceptances[drafter].rate for each, drafter in zip(known, drafters, strict=True)]
-        most = self._most_again(limits, rates, drafters, costs)
-        for req, each, count, limit in zip(reqs, known, most, limits, strict=True):
-            self._note_rest(req, each, bool(count) or not limit)
-        return Plan([drafter if count else None for drafter, count in zip(drafters, most, strict=True)], most)
+        turns = sorted((turn for turn in turns if any(turn.most)), key=lambda turn: -turn.speed)
+        for i, (req, each, limit) in enumerate(zip(reqs, known, limits, strict=True)):
+            self._note_rest(req, each, not limit or any(turn.most[i] for turn in turns))
+        return turns
 
     def count_drafts(self, req: Req, drafter: int, drafted: int, accepted: int) -> None:
         """A pass has checked drafts of a request."""
         self._of(req).acceptances[drafter].add(drafted, accepted)
+        self._acceptances[drafter].add(drafted, accepted)
 
     def count_pass(self, rows: int, only_likeliest: bool, seconds: float) -> None:
         """A DECODE or VERIFY pass of so many rows has taken so long, without the time of the drafters."""
@@ -97,34 +102,27 @@ class DraftLengths:
     def _of(self, req: Req) -> _Known:
         known = self._known.get(req)
         if known is None:
-            known = self._known[req] = _Known([Acceptance() for _ in self._drafters])
+            known = self._known[req] = self._newly_known()
         return known
 
-    def _best_drafter(self, known: _Known, limit: int, costs: PassCosts, batch: int) -> int:
-        if len(self._drafters) == 1:
-            return 0
-        pass_seconds = costs.seconds(batch) or 1.0
-        speeds = []
-        for acceptance, step_costs in zip(known.acceptances, self._step_costs, strict=True):
-            tokens = sum(acceptance.rate**j for j in range(limit + 1))
-            speeds.append(tokens / (pass_seconds + limit * step_costs.seconds(batch)))
-        return speeds.index(max(speeds))
+    def _newly_known(self) -> _Known:
+        """Of a new request, something between what was hoped for at first and what others had is expected."""
+        return _Known([Acceptance((EXPECTED + of_all.rate) / 2) for of_all in self._acceptances])
 
-    def _most_again(self, limits: list[int], rates: list[float], drafters: list[int], costs: PassCosts) -> list[int]:
-        """Optimisation: `_most`, or for some passes what it was the last time, if only costs can have changed since."""
-        key = limits, rates, drafters, costs
-        self._same = self._same + 1 if key == self._key else 0
-        if self._same % SAME_PLAN == 0:
-            self._key, self._plan = key, self._most(limits, rates, drafters, costs)
-        return list(self._plan)
+    def _turn_again(self, drafter: int, limits: list[int], rates: list[float], costs: PassCosts) -> Turn:
+        """Optimisation: `_turn`, or for some passes what it was the last time, if only costs can have changed since."""
+        key = limits, rates, costs
+        self._same[drafter] = self._same[drafter] + 1 if key == self._keys[drafter] else 0
+        if self._same[drafter] % SAME_PLAN == 0:
+            self._keys[drafter], self._turns[drafter] = key, self._turn(drafter, limits, rates, costs)
+        turn = self._turns[drafter]
+        return Turn(drafter, list(turn.most), turn.speed)
 
-    def _most(
-        self, limits: Sequence[int], rates: Sequence[float], drafters: Sequence[int], costs: PassCosts
-    ) -> list[int]:
+    def _turn(self, drafter: int, limits: Sequence[int], rates: Sequence[float], costs: PassCosts) -> Turn:
         """How many drafts each request gets: those that bring most, as many as make the pass fastest."""
         batch, most = len(limits), [0] * len(limits)
         if not costs.knows(batch):
-            return most  # first, what a pass takes without drafts
+            return Turn(drafter, most)  # first, what a pass takes without drafts
         largest = max(GROWTH * max(costs.largest, batch), FEW_ROWS)
         drafts = [
             (rate**j, i, j)
@@ -133,18 +131,15 @@ class DraftLengths:
         ]
         drafts.sort(key=lambda draft: (-draft[0], draft[2]))
         tokens, best, chosen = float(batch), LEAST_GAIN * batch / (costs.seconds(batch) or 1.0), 0
-        steps = [0] * len(self._drafters)
-        step_seconds = [each.seconds(batch) for each in self._step_costs]
-        for count, (value, i, j) in enumerate(drafts[: largest - batch], start=1):
-            tokens += value
-            steps[drafters[i]] = max(steps[drafters[i]], j)
-            drafting = sum(each * seconds for each, seconds in zip(steps, step_seconds, strict=True))
-            speed = tokens / ((costs.seconds(batch + count) or 1.0) + drafting)
+        steps, step_seconds = 0, self._step_costs[drafter].seconds(batch)
+        for count, (value, _, j) in enumerate(drafts[: largest - batch], start=1):
+            tokens, steps = tokens + value, max(steps, j)
+            speed = tokens / ((costs.seconds(batch + count) or 1.0) + steps * step_seconds)
             if speed > best:
                 best, chosen = speed, count
         for _, i, _ in drafts[:chosen]:
             most[i] += 1
-        return most
+        return Turn(drafter, most, best)
 
     def _note_rest(self, req: Req, known: _Known, drafted: bool) -> None:
         """Forget what is known about a request that has had no drafts for long: its text may have changed."""
@@ -153,4 +148,5 @@ class DraftLengths:
             return
         known.rested += 1
         if known.rested >= known.patience:
-            self._known[req] = _Known([Acceptance() for _ in self._drafters], 0, min(2 * known.patience, LAST_DOUBT))
+            fresh = self._known[req] = self._newly_known()
+            fresh.patience = min(2 * known.patience, LAST_DOUBT)

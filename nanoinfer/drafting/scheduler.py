@@ -20,7 +20,7 @@ from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.batch import Batch, only_likeliest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.draft_lengths import DraftLengths, Plan
+from nanoinfer.drafting.draft_lengths import DraftLengths, Turn
 from nanoinfer.drafting.drafter import Drafter
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
@@ -73,17 +73,20 @@ class DraftingScheduler(Scheduler):
 
     def _decode(self, reqs: list[Req]) -> Batch:
         self._only_likeliest = only_likeliest(reqs)
-        plan = self.lengths.choose(reqs, self._only_likeliest)
-        if any(plan.most):
-            self._make_room_for_drafts(reqs, plan)
-            counts = self._propose(reqs, plan)
+        turns = self.lengths.choose(reqs, self._only_likeliest)
+        if turns:
+            room = self._make_room_for_drafts(reqs, turns)
+            counts = self._propose(reqs, turns, room)
             if any(counts):
                 return Batch.verify(reqs, counts, self.cache)
         return super()._decode(reqs)
 
-    def _make_room_for_drafts(self, reqs: Sequence[Req], plan: Plan) -> None:
-        """Allocate slots for drafts, in whole pages. If there are too few, later requests get fewer drafts, or none."""
-        size, ends = self.cache.page_size, [req.num_tokens + most for req, most in zip(reqs, plan.most, strict=True)]
+    def _make_room_for_drafts(self, reqs: Sequence[Req], turns: Sequence[Turn]) -> list[int]:
+        """Allocate slots for drafts, in whole pages; if there are too few, fewer for later requests, or none. Returns for how
+        many drafts of each request there are slots."""
+        size = self.cache.page_size
+        room = [max(counts) for counts in zip(*(turn.most for turn in turns), strict=True)]
+        ends = [req.num_tokens + count for req, count in zip(reqs, room, strict=True)]
         needed = sum(
             max(self.cache.whole_pages(end) - req.allocated_len, 0) for req, end in zip(reqs, ends, strict=True)
         )
@@ -91,34 +94,31 @@ class DraftingScheduler(Scheduler):
             self.cache.alloc_up_to(reqs, [req.num_tokens for req in reqs])  # for which there is room
             pages_left = self.cache.obtainable_size() // size
             for i, req in enumerate(reqs):
-                plan.most[i] = min(plan.most[i], req.allocated_len + pages_left * size - req.num_tokens)
-                ends[i] = req.num_tokens + plan.most[i]
+                room[i] = min(room[i], req.allocated_len + pages_left * size - req.num_tokens)
+                ends[i] = req.num_tokens + room[i]
                 pages_left -= max(self.cache.whole_pages(ends[i]) - req.allocated_len, 0) // size
         self.cache.alloc_up_to(reqs, ends)
+        return room
 
-    def _propose(self, reqs: Sequence[Req], plan: Plan) -> list[int]:
-        """Let drafters write drafts behind the requests' tokens; returns how many. A request for which the drafter of the
-        plan has no idea gets those of the next one that has, or else of the first one that has."""
+    def _propose(self, reqs: Sequence[Req], turns: Sequence[Turn], room: Sequence[int]) -> list[int]:
+        """Let drafters write drafts behind the requests' tokens; returns how many. A request for which the first one has no
+        idea gets those of the next one that has."""
         began, counts = self._clock(), [0] * len(reqs)
         self._drafted_by = [None] * len(reqs)
-        everyone = list(enumerate(self.drafters))
-        for turn, (index, drafter) in enumerate(everyone * 2):  # in the second turn, those before the one of the plan
-            asked = [
-                i
-                for i, most in enumerate(plan.most)
-                if most and not counts[i] and ((plan.drafters[i] or 0) <= index) is (turn < len(everyone))
-            ]
+        for turn in turns:
+            most = [min(each, limit) for each, limit in zip(turn.most, room, strict=True)]
+            asked = [i for i, count in enumerate(most) if count and not counts[i]]
             if not asked:
                 continue
-            most, start = [plan.most[i] for i in asked], self._clock()
-            proposed = drafter.propose([reqs[i] for i in asked], most)
-            self._check_drafts(index, proposed, most)
+            most, start = [most[i] for i in asked], self._clock()
+            proposed = self.drafters[turn.drafter].propose([reqs[i] for i in asked], most)
+            self._check_drafts(turn.drafter, proposed, most)
             for i, drafts in zip(asked, proposed, strict=True):
                 req = reqs[i]
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
                 if len(drafts):
-                    counts[i], self._drafted_by[i] = len(drafts), index
-            self.lengths.count_proposal(index, len(asked), max(most), self._clock() - start)
+                    counts[i], self._drafted_by[i] = len(drafts), turn.drafter
+            self.lengths.count_proposal(turn.drafter, len(asked), max(most), self._clock() - start)
         self._drafting = self._clock() - began
         return counts
 

@@ -13,12 +13,13 @@ from nanoinfer import SamplingParams
 from nanoinfer.drafting.acceptance import EXPECTED, MEMORY, Acceptance
 from nanoinfer.drafting.draft_lengths import (
     COST_DOUBT,
+    FEW_ROWS,
     FIRST_DOUBT,
     LAST_DOUBT,
     LEAST_GAIN,
     SAME_PLAN,
     DraftLengths,
-    Plan,
+    Turn,
 )
 from nanoinfer.drafting.pass_costs import ENOUGH, SKIPPED, UNKNOWN_SLOPE, PassCosts
 from nanoinfer.requests.req import Req
@@ -172,7 +173,16 @@ def test_disturbed_measurements_do_not_count_and_old_ones_are_forgotten() -> Non
 
 
 def plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
-    return lengths.choose(reqs, True).most
+    return most_of(lengths.choose(reqs, True), len(reqs))
+
+
+def most_of(turns: Sequence[Turn], num_reqs: int = 1) -> list[int]:
+    """How many drafts each request may get of the one that is asked first."""
+    return turns[0].most if turns else [0] * num_reqs
+
+
+def asked(turns: Sequence[Turn]) -> list[int]:
+    return [turn.drafter for turn in turns]
 
 
 def settled_plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
@@ -184,12 +194,16 @@ def settled_plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
 
 def test_with_nothing_known_drafts_are_tried_within_twice_the_rows() -> None:
     lengths = DraftLengths([Silent()], 7, True)
-    assert lengths.choose([make_req()], True) == Plan([None], [0]), "first, a pass without drafts is measured"
+    assert lengths.choose([make_req()], True) == [], "first, a pass without drafts is measured"
     measured(lengths, flat, [1])
-    assert settled_plan_of(lengths, make_req()) == [1]
+    assert settled_plan_of(lengths, make_req()) == [7], "few rows are tried at once"
     assert plan_of(lengths, *(make_req() for _ in range(4))) == [0] * 4
     measured(lengths, flat, [4])
-    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(4)))) == 4
+    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(4)))) == FEW_ROWS - 4
+    measured(lengths, flat, [30])
+    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(28)))) == 2 * 30 - 28, (
+        "twice the largest known size"
+    )
 
 
 def test_drafts_grow_with_acceptance() -> None:
@@ -253,18 +267,30 @@ def test_greedy_passes_and_others_have_costs_of_their_own() -> None:
         for _ in range(ENOUGH_PASSES):
             lengths.count_pass(rows, False, steep(rows))
     req = accept(lengths, make_req(), 0.9)
-    assert lengths.choose([req], True).most == [7]
-    assert lengths.choose([req], False).most == [0]
+    assert most_of(lengths.choose([req], True)) == [7]
+    assert lengths.choose([req], False) == []
 
 
-def test_the_drafter_that_is_right_more_often_is_asked_and_the_first_of_equal_ones() -> None:
+def test_the_drafter_that_is_right_more_often_is_asked_first_and_the_first_of_equal_ones() -> None:
     lengths = make_lengths(flat, num_drafters=3)
-    req, other = make_req(), make_req()
-    assert lengths.choose([other], True).drafters == [0]
+    req = make_req()
+    assert asked(lengths.choose([make_req()], True)) == [0, 1, 2]
     accept(lengths, req, 0.5, drafter=0)
     accept(lengths, req, 0.9, drafter=1)
-    accept(lengths, req, 0.2, drafter=2)
-    assert lengths.choose([req, other], True).drafters == [1, 0]
+    accept(lengths, req, 0.02, drafter=2)
+    turns = lengths.choose([req], True)
+    assert asked(turns) == [1, 0], "the last one is not worth a row"
+    assert [turn.most for turn in turns] == [[7], [7]]
+
+
+def test_a_new_request_is_expected_to_fare_between_hope_and_what_others_had() -> None:
+    lengths = make_lengths(lambda rows: 1 + 0.4 * rows)
+    assert any(plan_of(lengths, make_req()))
+    accept(lengths, make_req(), 0.0, passes=2000)
+    assert not any(plan_of(lengths, make_req()))
+    for _ in range(20):
+        accept(lengths, make_req(), 1.0, passes=100)
+    assert any(plan_of(lengths, make_req()))
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -279,7 +305,7 @@ def test_no_request_gets_more_drafts_than_it_can_still_use(adaptive: bool) -> No
     for missing, most in ((1, 0), (2, 1), (4, 3), (6, 5), (30, 5)):
         req = make_req(missing + 1)
         req.append(7)
-        assert lengths.choose([accept(lengths, req, 1.0)], True) == Plan([0 if most else None], [most])
+        assert plan_of(lengths, accept(lengths, req, 1.0)) == [most]
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -288,13 +314,13 @@ def test_requests_with_logits_processors_get_no_drafts(adaptive: bool) -> None:
     if adaptive:
         measured(lengths, flat)
     own, plain = make_req(logits_processors=(lambda ids, scores: scores,)), make_req()
-    assert lengths.choose([own, plain], True) == Plan([None, 0], [0, 3])
+    assert plan_of(lengths, own, plain) == [0, 3]
 
 
 def test_without_adaptation_every_request_gets_all_drafts_whatever_they_bring() -> None:
     lengths = measured(DraftLengths([Silent()] * 2, 4, False), steep)
     reqs = [accept(lengths, make_req(), 0.0) for _ in range(3)]
-    assert lengths.choose(reqs, True) == Plan([0, 0, 0], [4, 4, 4])
+    assert lengths.choose(reqs, True) == [Turn(0, [4, 4, 4]), Turn(1, [4, 4, 4])]
 
 
 # --- another chance --------------------------------------------------------------------------------------------------
@@ -335,9 +361,9 @@ def test_costs_that_made_drafting_stop_are_forgotten_and_measured_again() -> Non
         lengths.count_pass(1, True, steep(1))
     for _ in range(COST_DOUBT // 4):
         lengths.count_pass(1, True, steep(1))
-    assert settled_plan_of(lengths, req) == [1]
-    measured(lengths, flat, [2, 4, 8])
-    assert settled_plan_of(lengths, req) == [7]
+    assert settled_plan_of(lengths, req) == [7], "hopeful again"
+    measured(lengths, steep, [8])
+    assert settled_plan_of(lengths, req) == [0]
 
 
 def test_what_a_pass_takes_without_drafts_is_measured_again_while_drafts_pay() -> None:
@@ -357,7 +383,7 @@ def test_of_drafters_that_are_right_as_often_the_faster_one_is_asked() -> None:
         accept(lengths, req, 0.8, drafter)
         for _ in range(10):
             lengths.count_proposal(drafter, 1, 1, seconds)
-    assert lengths.choose([req], True).drafters == [1]
+    assert asked(lengths.choose([req], True)) == [1, 0]
 
 
 # --- against every assignment ----------------------------------------------------------------------------------------
@@ -388,7 +414,7 @@ def test_no_other_assignment_makes_a_pass_faster(
     measured(lengths, costs, range(1, 13))
     limits = limits[: len(rates)]
     batch = len(rates)
-    found = lengths._most(limits, rates, [0] * batch, lengths._costs[True])
+    found = lengths._turn(0, limits, rates, lengths._costs[True]).most
     assert all(0 <= count <= limit for count, limit in zip(found, limits, strict=True))
     best = max(speed(assignment, rates, costs, 0.0) for assignment in product(*(range(limit + 1) for limit in limits)))
     without = speed([0] * batch, rates, costs, 0.0)
@@ -412,7 +438,7 @@ def test_the_length_for_one_request_is_the_best_with_the_drafters_time(
         return 1 + slope * rows
 
     lengths = make_lengths(costs, step_seconds=step_seconds)
-    (found,) = lengths._most([7], [rate], [0], lengths._costs[True])
+    (found,) = lengths._turn(0, [7], [rate], lengths._costs[True]).most
     without, best = (
         speed([0], [rate], costs, step_seconds),
         max(speed([k], [rate], costs, step_seconds) for k in range(8)),

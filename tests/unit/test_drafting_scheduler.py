@@ -11,7 +11,7 @@ import torch
 
 from nanoinfer import LLM, Engine, SamplingParams
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.draft_lengths import Plan
+from nanoinfer.drafting.draft_lengths import Turn
 from nanoinfer.drafting.load import BUNDLED_DRAFT_MODELS, draft_model_of
 from nanoinfer.drafting.scheduler import DraftingScheduler
 from nanoinfer.model.input_metadata import ForwardMode
@@ -491,7 +491,7 @@ def test_a_drafter_without_an_idea_leaves_the_request_to_one_that_was_right_less
     engine = engine_of(drafter=("foreseeing", "silent"))
     scheduler = engine.scheduler
     assert isinstance(scheduler, DraftingScheduler)
-    monkeypatch.setattr(scheduler.lengths, "choose", lambda reqs, _: Plan([1 for _ in reqs], [2 for _ in reqs]))
+    monkeypatch.setattr(scheduler.lengths, "choose", lambda reqs, _: [Turn(i, [2 for _ in reqs]) for i in (1, 0)])
     engine.add_request([1], greedy(20))
     step(engine)
     assert step(engine)[0].token_ids == [2, 3, 4, 5]
