@@ -192,18 +192,17 @@ def settled_plan_of(lengths: DraftLengths, *reqs: Req) -> list[int]:
     return plan
 
 
-def test_with_nothing_known_drafts_are_tried_within_twice_the_rows() -> None:
+def test_with_nothing_known_few_rows_are_tried_at_once_and_then_twice_the_rows() -> None:
     lengths = DraftLengths([Silent()], 7, True)
-    assert lengths.choose([make_req()], True) == [], "first, a pass without drafts is measured"
+    reqs = [accept(lengths, make_req(), 1.0) for _ in range(28)]
+    assert plan_of(lengths, reqs[0]) == [0], "first, a pass without drafts is measured"
     measured(lengths, flat, [1])
-    assert settled_plan_of(lengths, make_req()) == [7], "few rows are tried at once"
-    assert plan_of(lengths, *(make_req() for _ in range(4))) == [0] * 4
+    assert settled_plan_of(lengths, reqs[0]) == [7]
+    assert plan_of(lengths, *reqs[:4]) == [0] * 4
     measured(lengths, flat, [4])
-    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(4)))) == FEW_ROWS - 4
+    assert sum(settled_plan_of(lengths, *reqs[:4])) == FEW_ROWS - 4
     measured(lengths, flat, [30])
-    assert sum(settled_plan_of(lengths, *(make_req() for _ in range(28)))) == 2 * 30 - 28, (
-        "twice the largest known size"
-    )
+    assert sum(settled_plan_of(lengths, *reqs)) == 2 * 30 - 28
 
 
 def test_drafts_grow_with_acceptance() -> None:
