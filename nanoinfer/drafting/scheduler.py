@@ -82,7 +82,7 @@ class DraftingScheduler(Scheduler):
         return super()._decode(reqs)
 
     def _make_room_for_drafts(self, reqs: Sequence[Req], turns: Sequence[Turn]) -> list[int]:
-        """Allocate slots for drafts, in whole pages; if there are too few, fewer for later requests, or none. Returns for how
+        """Allocate slots for drafts, in whole pages; if there are few, later requests get fewer, or none. Returns for how
         many drafts of each request there are slots."""
         size = self.cache.page_size
         room = [max(counts) for counts in zip(*(turn.most for turn in turns), strict=True)]

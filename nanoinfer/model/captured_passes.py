@@ -30,6 +30,13 @@ def padded_size(num_requests: int) -> int:
     return -(-num_requests // step) * step
 
 
+def coarse_size(num_rows: int) -> int:
+    """The size of the pass that serves so many rows where their number keeps changing, as it does with drafts: a power of
+    two, or one and a half. Recording a pass takes as long as ten passes."""
+    size = 1 << (num_rows - 1).bit_length()
+    return 3 * size // 4 if num_rows <= 3 * size // 4 else size
+
+
 class CapturedPass:
     """One pass of `size` requests with `num_new` new tokens each, T = size · num_new: its buffers and its program.
 
@@ -180,13 +187,14 @@ class CapturedPasses:
         num_new: int = 1,
         only_likeliest: bool = False,
         adapter_places: np.ndarray | None = None,
+        coarse: bool = False,
     ) -> torch.Tensor | Likeliest | None:
         """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
         None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
-        Arguments as in ModelRunner."""
+        Arguments as in ModelRunner; `coarse`: as in `coarse_size`."""
         if self._source.exchanged():
             self._start_over()
-        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest)
+        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest, coarse)
         adapted = adapter_places is not None
         if shape is None or (adapted and not self.takes_adapters):
             return None
@@ -227,9 +235,12 @@ class CapturedPasses:
             self._tables_version = self._runner.adapters.version
         return self.adapted_passes
 
-    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+    def _shape(
+        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, coarse: bool
+    ) -> tuple[int, ...] | None:
         """Which of `passes` serves these sequences; None if none can."""
-        return max(1, padded_size(seq_lens.shape[0])), num_new, only_likeliest
+        size = (coarse_size if coarse else padded_size)(seq_lens.shape[0])
+        return max(1, size), num_new, only_likeliest
 
     def _new_pass(self, *shape: int, adapted: bool = False) -> Any:
         size, num_new, only_likeliest = shape

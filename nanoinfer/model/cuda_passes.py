@@ -137,7 +137,9 @@ class CudaPasses(CapturedPasses):
             return f"its attention_backend is {backend.name}, and only torch_native is captured as CUDA graphs"
         return ""
 
-    def _shape(self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool) -> tuple[int, ...] | None:
+    def _shape(
+        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, coarse: bool
+    ) -> tuple[int, ...] | None:
         """Widths are powers of two, so that a growing sequence needs few graphs, and at most half of each line is idle."""
         # No wider than the rotary tables: else the network would look at the positions, on the host.
         rotary, most = getattr(self._runner.model, "rotary", None), self._runner.req_to_token_pool.max_context_len

@@ -13,7 +13,7 @@ from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
 from nanoinfer.model.metadata_checks import check_input_ids
-from nanoinfer.model.verify import as_decode
+from nanoinfer.model.verify import DecodeRows, as_decode
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
@@ -112,7 +112,10 @@ class ModelRunner:
         if forward_mode is ForwardMode.DECODE and self.captured is not None:
             inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
             found = self.captured.forward(
-                *inputs, only_likeliest=batch.only_likeliest, adapter_places=batch.adapter_places
+                *inputs,
+                only_likeliest=batch.only_likeliest,
+                adapter_places=batch.adapter_places,
+                coarse=isinstance(batch, DecodeRows),
             )
             if found is not None:
                 return found, None
