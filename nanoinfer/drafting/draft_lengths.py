@@ -10,7 +10,7 @@ from nanoinfer.drafting.drafter import Drafter
 from nanoinfer.drafting.pass_costs import PassCosts
 from nanoinfer.requests.req import Req
 
-LEAST_GAIN = 1.2  # how many times as fast a pass with drafts must seem, for each token it gives
+LEAST_GAIN = 1.2  # a pass with drafts must promise so many times the tokens per second of one without
 FEW_ROWS = 16  # a pass of so many rows is tried at once; a larger one has
 GROWTH = 2  # at most so many times the rows of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 256, 1024  # after so many passes without drafts, a request gets another chance
