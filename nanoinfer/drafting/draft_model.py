@@ -55,6 +55,8 @@ class DraftModel:
         ends = np.array([req.num_tokens for req in reqs])
         asked = list(range(len(reqs)))
         logits = self._first_step(reqs, starts, ends, rows, likeliest)
+        # How many rows the last step had, if it was a DECODE of one row per request, which can be moved on.
+        last = len(reqs) if sum(starts) + len(reqs) == ends.sum() and len(reqs) <= MOST_ROWS else 0
         for step in range(1, max(counts) + 1):
             if isinstance(logits, Likeliest):
                 drafts = logits.token_ids.numpy()
@@ -69,7 +71,8 @@ class DraftModel:
                 return
             if len(staying) < len(asked):
                 asked, rows, ends, drafts = [asked[at] for at in staying], rows[staying], ends[staying], drafts[staying]
-            logits = self._decode(drafts, rows, ends + (step - 1), likeliest)
+            logits = self._decode(drafts, rows, ends + (step - 1), likeliest, again=len(rows) == last)
+            last = len(rows)
 
     def _first_step(
         self, reqs: list[Req], starts: list[int], ends: np.ndarray, rows: np.ndarray, likeliest: bool
@@ -94,10 +97,14 @@ class DraftModel:
         return logits[last]
 
     def _decode(
-        self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool
+        self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool, again: bool = False
     ) -> torch.Tensor | Likeliest:
-        """Logits of one token for each of `rows`, at these positions, all [T]."""
-        lens, slots = (positions + 1).astype(np.int32), self._cache.rows[rows, positions]
+        """Logits of one token for each of `rows`, at these positions, all [T]. `again`: the last pass was that of the same
+        rows, one position before."""
+        slots, captured = self._cache.rows[rows, positions], self._runner.captured
+        if again and captured is not None and captured.can_advance(len(rows)):
+            return captured.advance(tokens, slots)
+        lens = (positions + 1).astype(np.int32)
         batch = DecodeRows(
             torch.from_numpy(tokens),
             torch.from_numpy(rows),

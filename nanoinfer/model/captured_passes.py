@@ -105,6 +105,14 @@ class CapturedPass:
             of_rows[:tokens] = adapter_places.repeat(self.num_new)
             self.metadata.adapters.fill(of_rows)
 
+    def advance(self, token_ids: np.ndarray, out_cache_loc: np.ndarray) -> None:
+        """Move the batch that `fill` took on by one token each, in place, as `advance_step` does: the next inputs and their
+        slots, both [B]. Only for one new token per request."""
+        count = len(token_ids)
+        self._ids[:count], self._slots[:count] = token_ids, out_cache_loc
+        self._positions[:count] += 1
+        self._seq_lens[:count] += 1
+
     def run(self) -> Sequence[torch.Tensor]:
         """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
         and the head can find them by itself. The next run overwrites them.
@@ -120,6 +128,12 @@ class CapturedPass:
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
         return output.likeliest or (output.logits,)
+
+
+def _of_rows(outputs: Sequence[torch.Tensor], num_rows: int) -> torch.Tensor | Likeliest:
+    if num_rows < len(outputs[0]):  # even a slice of everything takes torch as long as a small kernel
+        outputs = [each[:num_rows] for each in outputs]
+    return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
 
 
 class _Source:
@@ -159,6 +173,7 @@ class CapturedPasses:
         self.reason = self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
         self.adapted_passes: dict[tuple[int, ...], Any] = {}  # of batches in which a request has an adapter
+        self._newest: tuple[Any, int] = (None, 0)  # the pass that was made last, and how many rows it had
         self._tables_version = 0  # of the adapters' tables that these were captured with
 
     @classmethod
@@ -192,6 +207,7 @@ class CapturedPasses:
         """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
         None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
         Arguments as in ModelRunner; `coarse`: as in `coarse_size`."""
+        self._newest = None, 0
         if self._source.exchanged():
             self._start_over()
         shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest, coarse)
@@ -210,10 +226,19 @@ class CapturedPasses:
             self.adapted_passes.clear()
             self.reason = str(error)
             return None
-        tokens = input_ids.shape[0]
-        if tokens < shape[0] * num_new:  # even a slice of everything takes torch as long as a small kernel
-            outputs = [each[:tokens] for each in outputs]
-        return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
+        self._newest = captured, input_ids.shape[0]
+        return _of_rows(outputs, input_ids.shape[0])
+
+    def can_advance(self, num_rows: int) -> bool:
+        """Whether the last pass had so many rows, one per request, and can be moved on."""
+        captured, rows = self._newest
+        return rows == num_rows and isinstance(captured, CapturedPass) and captured.num_new == 1
+
+    def advance(self, token_ids: np.ndarray, out_cache_loc: np.ndarray) -> torch.Tensor | Likeliest:
+        """The pass that follows the last one, of the same requests: `forward` with one more token each, without checks."""
+        captured, rows = self._newest
+        captured.advance(token_ids, out_cache_loc)
+        return _of_rows(captured.run(), rows)
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""
