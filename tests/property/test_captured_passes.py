@@ -14,7 +14,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.model.attention import select_attention_backend
-from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, padded_size
+from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.loader import load_model
@@ -107,6 +107,31 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
     assert metadata.out_cache_loc[17:].tolist() == [-1] * 3
     assert metadata.positions[17:].tolist() == metadata.seq_lens[17:].tolist() == [0] * 3
     assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("count", [1, 3, 17])
+def test_a_batch_that_is_moved_on_has_the_bits_of_its_next_pass(count: int, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes, table = CapturedPasses(runner), runner.req_to_token_pool.req_to_token
+    some = Sequences(runner, count)
+    assert not passes.can_advance(count)
+    some.captured(passes)
+    assert [passes.can_advance(rows) for rows in (count, count + 1)] == [True, False]
+    free = np.setdiff1d(np.arange(SLOTS), table.numpy())[: 2 * count].astype(np.int32).reshape(2, count)
+    for slots in free:
+        for row, length, slot in zip(some.rows.tolist(), some.lens.tolist(), slots.tolist(), strict=True):
+            table[row, length] = slot
+        tokens = (some.ids.numpy() + 7) % 300
+        found = passes.advance(tokens, slots)
+        assert isinstance(found, torch.Tensor)
+        some.ids, some.slots, some.lens = torch.from_numpy(tokens), torch.from_numpy(slots), some.lens + 1
+        assert torch.equal(found.clone(), some.captured(passes))
+
+
+def test_passes_of_drafts_have_few_sizes() -> None:
+    sizes = [coarse_size(n) for n in range(1, 257)]
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert all(n <= size <= 1.5 * n for n, size in enumerate(sizes, start=1))
 
 
 def test_sizes_are_exact_for_small_batches_and_rounded_for_large_ones():
