@@ -200,6 +200,8 @@ class World:
     def __init__(self, model: LoadedModel, oracle: Oracle, draft_model: LoadedModel | None = None, **fields: Any):
         self.oracle, self.clock = oracle, Clock()
         self.config = EngineConfig(**fields)
+        if draft_model is None and "model" in self.config.drafters:
+            draft_model = model  # which is always right
         self.engine: Engine = make_engine(model, self.config, self.clock, draft_model)
         self.fetches = self.engine.adapters.pool._executor = Fetches()
         self.adapters: dict[str, Oracle] = {}  # those that are loaded, by name

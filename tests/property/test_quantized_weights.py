@@ -306,7 +306,7 @@ def test_an_engine_under_pressure_gives_the_tokens_of_each_request_alone(kind: s
     """One short episode of tests/soak.py, which runs as many as one likes."""
     tiny = load_model(save_checkpoint(tmp_path, "llama", seed=3, **TINY_MODEL), torch.float32, quantization=kind)
     oracle, rng = NetworkOracle(tiny, by_hand.MAX_NEW_TOKENS), np.random.default_rng(5)
-    world = World(tiny, oracle, **by_hand.random_config(rng))
+    world = World(tiny, oracle, **{**by_hand.random_config(rng), "disable_radix_cache": False})
     stems = rng.integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
     by_hand.run_episode(world, rng, stems, steps=150)
     assert world.counts["finished"] > 5
