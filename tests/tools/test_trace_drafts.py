@@ -78,8 +78,8 @@ def test_what_a_verify_computed_and_brought_is_in_its_entries(drafted: Trace) ->
 def test_the_sentences_count_drafts(drafted: Trace) -> None:
     (step,) = [event.step for event in drafted.events if event.drafted]
     assert drafted.describe(step).split(": ", 1)[1] == (
-        "request 0 computes position 7 and 3 drafts at 8-10 in slots 10, 12-14, accepts 2 of them and samples 3 tokens: "
-        "“def”; request 1 computes position 3 in slot 11 and samples “s”."
+        "request 0 computes position 7 and 3 drafts at 8-10 in slots 10-13, accepts 2 of them and samples 3 tokens: "
+        "“def”; request 1 computes position 3 in slot 14 and samples “s”."
     )
     assert repr(drafted) == f"<Trace: {len(drafted)} steps (1 EXTEND, {len(drafted) - 2} DECODE, 1 VERIFY), 2 requests>"
 

@@ -78,7 +78,6 @@ def test_the_bundled_vocabulary_decodes_as_its_tokenizer_says() -> None:
     [
         (byte_level, 260, "choice", '["ab", "aé"]', ["ab", "aé"]),
         (byte_fallback, 267, "regex", '\\{"ab":[ab]é', ['{"ab":bé']),
-        (words, 4, "regex", " (yes|no) w3", [" yes w3"]),
         (None, 128, "json_schema", '{"const": {"a": 1}}', ['{"a":1}']),
     ],
 )
@@ -94,6 +93,13 @@ def test_grammars_work_with_every_kind_of_tokenizer(
         for token in ids:
             assert matcher.accept(token)
         assert matcher.must_stop
+
+
+def test_a_grammar_that_words_cannot_be_masked_for_is_refused() -> None:
+    """It forces a space, for which alone there is no token, and the compiler then knows no mask."""
+    compiler = Compiler(Vocabulary(tokenizer_of(words()), 4, []))
+    with pytest.raises(ValueError, match="no output of this model matches it"):
+        compiler.compile(Grammar("regex", " (yes|no) w3"))
 
 
 def test_a_text_that_the_tokenizer_cannot_write_is_written_with_the_longest_tokens() -> None:
