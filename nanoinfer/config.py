@@ -37,9 +37,10 @@ class EngineConfig:
       `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
       steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
     - `drafter`: who proposes tokens that one pass then checks together: `ngram`, `tree`, `model`, `grammar`, or a tuple of
-      these, tried in order (see `drafting/`); None: nobody. The tokens are the same. `num_draft_tokens`: maximum number of
-      drafts of a request in one pass. `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts
-      have cost and brought so far; False: always draft as much as possible.
+      these (see `drafting/`); None: nobody. The tokens are the same. Of several, the one that promises most is asked first;
+      among equals, and without `adaptive_drafts`, the first. `num_draft_tokens`: maximum number of drafts of a request in
+      one pass. `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts have cost and brought
+      so far; False: always draft as much as possible.
     - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
       memory (see `adapters/pool.py`).
     - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.

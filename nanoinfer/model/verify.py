@@ -2,7 +2,8 @@
 
 In a DECODE, each layer first stores the K/V of all rows and then attends. So rows of the same request that differ in their
 length see each other: row `j` is the request with `j` drafts, and attends to the drafts before. Nothing else is needed, no
-kernel, no attention and no captured pass of its own, and a draft's logits have the bits that its own DECODE would give.
+kernel and no attention of its own. Where a row's bits do not depend on the other rows, as with the kernels in C++, a
+draft's logits have the bits that its own DECODE would give.
 """
 
 from dataclasses import dataclass

@@ -103,9 +103,7 @@ def _invert(scores: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
         cumulative = scores.double().exp().cumsum(dim=-1)
         total = cumulative[:, -1:]
         target = torch.from_numpy(numbers).to(scores.device)[:, None] * total
-        target = target.minimum(
-            total.nextafter(torch.zeros_like(total))
-        )  # rounding must not take it past the last token
+        target = target.minimum(total.nextafter(torch.zeros_like(total)))  # not past the last token, by rounding
         return torch.searchsorted(cumulative, target, right=True)[:, 0]
     rows = np.exp(scores.numpy()).cumsum(axis=-1, dtype=np.float64)  # on a CPU, numpy is faster for a few rows
     targets = np.minimum(numbers * rows[:, -1], np.nextafter(rows[:, -1], 0.0))

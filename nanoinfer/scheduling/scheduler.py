@@ -113,13 +113,14 @@ class Scheduler:
         for req, token_id, entry in sampled:
             if req.finished:
                 continue
-            batch.num_sampled += 1
+            before = req.num_tokens
             if not req.num_output_tokens:
                 req.first_token_time = now
             if entry is not None:
                 req.output_logprobs.append(entry)
             req.kv_len = req.num_tokens
             req.append(token_id)
+            batch.num_sampled += req.num_tokens - before  # none if there was no token to choose
             if req.finished:
                 req.finish_time = now
                 self._ended += 1
