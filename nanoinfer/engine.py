@@ -11,6 +11,7 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.batch import Batch
+from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
@@ -20,9 +21,10 @@ from nanoinfer.exit_gate import exit_gate
 from nanoinfer.grammars.grammars import Grammars
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.continuation import replay
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.req import AdapterKey, FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
@@ -69,10 +71,11 @@ class Engine:
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
         self.adapters = Adapters(model_runner.model, config.max_adapters_on_device)
         model_runner.adapters = self.adapters.pool
-        self.sampler = Sampler()
+        self.sampler = Sampler(getattr(model_runner.model, "kernels", None))
         self.scheduler = scheduler_for(
             config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner, vocab_size
         )
+        self._block_feed: BlockFeed | None = None  # made when somebody asks for it
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
@@ -120,6 +123,8 @@ class Engine:
             new_matcher = self.grammars.prepare(request.params, request.name)
             request_id = next(self._ids)
             reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter, new_matcher)
+            if len(request.output_ids):
+                replay(reqs[0], request.output_ids, request.name)
             return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
 
     def submit(self, group: RequestGroup) -> int:
@@ -212,7 +217,7 @@ class Engine:
         return self.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Its cached tokens stay until they are evicted, but no request will ever find them.
+        """Forget an adapter, and free its cached tokens, which no request would ever find.
 
         AdapterError if there is no such adapter, or while requests use it: they would have to end first.
         """
@@ -225,6 +230,8 @@ class Engine:
                     f"adapter={name!r}: requests use it: {len(users)} (the first: request_id={min(users)}); abort them, or "
                     "wait until they have ended"
                 )
+            if adapter is not None:
+                self.radix_cache.evict_keys(lambda key: isinstance(key, AdapterKey) and key.id == adapter.id)
             self.adapters.unload(name)
 
     def shutdown(self) -> list[RequestOutput]:
@@ -237,6 +244,7 @@ class Engine:
             self._closed = True
             outputs = self.abort_all()
             self.flush_cache()
+            self.model_runner.close()
             return outputs
 
         return self._guard.hand_out(close)
@@ -324,6 +332,22 @@ class Engine:
         with self.turns.visit():
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
+    def block_feed(self, event_block_size: int = 16) -> BlockFeed:
+        """What the tree holds, in numbered batches: one for each step, and each visit between steps, that changes it. A
+        router learns from it what is cached where (`nanoinfer.cluster`).
+
+        The first call starts the feed; until then, it costs nothing. Later ones return the same feed; ValueError if they
+        want other blocks.
+        """
+        with self.turns.visit():
+            if self._block_feed is None:
+                turns = self.turns
+                self._block_feed = BlockFeed(self.radix_cache, event_block_size, turns.soon, turns.visit)
+            elif self._block_feed.event_block_size != event_block_size:
+                size = self._block_feed.event_block_size
+                raise ValueError(f"event_block_size={event_block_size}: must be {size}, as when the feed was started")
+            return self._block_feed
+
     # --- how it works --------------------------------------------------------------------------------------------
 
     def _open_group(self, request_id: int) -> RequestGroup:
@@ -335,6 +359,8 @@ class Engine:
     def _check_queue(self, more: int) -> None:
         if self._closed:
             raise EngineClosedError("this engine has been shut down; it takes no more requests")
+        if (broken := self.model_runner.broken) is not None:
+            raise EngineClosedError(f"this engine takes no more requests: {broken}") from broken
         waiting, limit = len(self.scheduler.waiting), self.config.max_queue
         if limit is not None and waiting + more > limit:
             raise QueueFullError(f"{waiting} requests wait and {more} more arrive: must not exceed max_queue={limit}")

@@ -49,6 +49,8 @@ class LLM:
     - `max_total_tokens`: slots for K/V; None: as many as all running requests can fill, if there is enough memory.
     - `kernels`, `attention_backend`: which code does the arithmetic; auto takes the fastest that runs here (see
       `select_kernels` and `select_attention_backend`).
+    - `tensor_parallel_size`: over how many processes the model is split (see nanoinfer/parallel/). It must divide the
+      number of query heads. The tokens are the same. If one of the processes ends, so does the engine, with a RankError.
     - `quantization`: int8 or int4 keeps the weights of linear layers in so many bits (see `int8_weights.py`,
       `int4_weights.py`); None keeps the checkpoint's numbers.
     - `adapters`: LoRA adapters to load, the folder of each by its name, in PEFT's format (see `load_adapter`).
@@ -79,6 +81,7 @@ class LLM:
         quantization: str | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         draft_model: str | Path | None = None,
+        tensor_parallel_size: int = 1,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -97,7 +100,16 @@ class LLM:
             **engine_options,
         )  # checked before anything is loaded; values that depend on the model come later
         draft_path = draft_model_of(model, draft_model, config.drafters)
-        self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
+        size = tensor_parallel_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"tensor_parallel_size={size!r}: must be an integer of at least 1")
+        if size == 1:
+            self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
+        else:
+            from nanoinfer.parallel.load import check_options, load_split_model
+
+            check_options(size, config, quantization)
+            self.model = load_split_model(size, model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         self.draft_model = None if draft_path is None else load_draft_model(draft_path, self.model, kernels)
         if max_total_tokens is None:
@@ -305,7 +317,12 @@ def _make_runner(
     token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size, kv_cache_dtype)
     wanted = wanted_features(model.model, token_to_kv_pool.kv_storage)
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device, wanted)
-    runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    if model.split is None:
+        runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    else:
+        from nanoinfer.parallel.runner import SplitRunner
+
+        runner = SplitRunner(model, config, req_to_token_pool, token_to_kv_pool, backend)
     runner.captured = select_captured_passes(config.capture, runner)
     return runner
 
@@ -315,5 +332,7 @@ def _affordable_tokens(wanted: int, model: LoadedModel, draft_model: LoadedModel
     bytes_per_token = model.kv_bytes_per_token(config.kv_cache_dtype)
     if draft_model is not None:
         bytes_per_token += draft_model.kv_bytes_per_token()
+    if model.split is not None and model.device.type == "cpu":
+        bytes_per_token *= model.split.size  # every process needs as much, and they share the memory
     wanted = min(wanted, memory_for_kv(model.device) // bytes_per_token)
     return max(wanted // config.page_size, 1) * config.page_size

@@ -22,6 +22,7 @@ class StepGuard:
     - When a pass raises, its requests end and their slots are freed. The others are untouched, and the next step
       continues with them. If even that is cut short, the requests of the pass end at the start of the next step. No
       request ever continues after a pass that did not finish, because its K/V may be missing.
+    - When the runner is broken, so that no pass can be made any more, all requests end, with its reason.
     - Outputs that callers have not seen yet are kept until a step delivers them.
     - One thread at a time is in the engine (turns.py). During a pass, nothing may change the requests of that pass.
     - Each pass is timed, counted and logged.
@@ -78,6 +79,8 @@ class StepGuard:
             self.turns.is_computing, self._error = False, error
             with uninterrupted():  # even if it was raised while handlers were let in
                 self._end_unfinished_pass()
+                if self._runner.broken is not None:
+                    self.end(list(self._open.groups), FinishReason.ABORT, "failed", self._runner.broken)
             raise
         self._in_pass = self.turns.is_computing = False
         if batch is not None:

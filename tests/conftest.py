@@ -1,5 +1,7 @@
 """Fixtures shared by the tests: tiny random checkpoints of every supported family, and the oracle that loads them."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts, here and in the programs that tests start, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_terminal() -> None:
+    """What the program prints is not cut to the width of a terminal that somebody else has."""
+    os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,28 @@
 """The engine under pressure, at random, for as long as one likes: `python -m tests.soak --minutes 20`.
 
-Episode after episode, of one of these kinds (tests/episodes has them), each over a tiny model whose every token is known:
+Episode after episode, of one of these kinds (tests/episodes has them), most over a tiny model whose every token is known:
 
 - `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
   retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right or mostly
   wrong); random requests that share beginnings on purpose, greedy and seeded, some of several completions, some with a
   logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the sampler and the allocators. After
   every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded
-  and unloaded all the time, and fetched late or not at all.
+  and unloaded all the time, and fetched late or not at all. From some moment on, the tree's events are followed, with and
+  without gaps: after every step they must come to the blocks of the tree's paths.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
+- `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
+  right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
 
 At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
-`transformers` gives for it alone (for quantized weights, the same network, token by token), and every slot is free; every
-process has ended with the return code that Python gives.
+`transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free;
+every process has ended with the return code that Python gives.
 
-What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand` and `panics` to the last
-token; what threads, timers and exits meet, the operating system decides, so that these may need several attempts).
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics` and
+`grammars` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
+several attempts).
 `--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
 naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
 the first tenth of the run.
@@ -41,13 +45,13 @@ import numpy as np
 import torch
 
 from nanoinfer.model.loader import load_model
-from tests.episodes import alarms, by_hand, exits, threads
+from tests.episodes import alarms, by_hand, exits, grammars, threads
 from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 
 # Of so many episodes each kind has its share. One by hand takes the longest, so that these are half of the time.
-KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "exits": 1}
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "grammars": 8, "exits": 1}
 EXITS = 4  # processes per episode
 SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
 
@@ -72,6 +76,7 @@ class Soak:
                 save_adapter(directory / "some", model.model, seed=3, ends=["v_proj", "up_proj"]),
             )
         ]
+        self.stories = grammars.Models()
         self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
         self.prompts = [
             [*stem[:length].tolist(), *tail]
@@ -90,7 +95,10 @@ class Soak:
         try:
             if kind == "exits":
                 return exits.run_episode(self.directory, seed * EXITS, EXITS)
-            if kind in ("threads", "alarms"):
+            if kind == "grammars":
+                quantization, config = None, grammars.random_config(rng)
+                engine, counts = grammars.run_episode(self.stories, rng, config)
+            elif kind in ("threads", "alarms"):
                 llm = tiny_llm(model, draft_model=draft_model, **config)
                 run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
                 counts = run_episode(llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)

@@ -117,9 +117,7 @@ class AdapterPool:
         by_linear: dict[Linear, list[LowRankPart]] = {}
         for name, part in adapter.parts.items():
             projection = self._projections[name]
-            by_linear.setdefault(projection.linear, []).append(
-                LowRankPart(part.a, part.b, part.scale, projection.first)
-            )
+            by_linear.setdefault(projection.linear, []).append(projection.share(part))
         for linear in by_linear.keys() - self.tables.keys():
             self.tables[linear] = self._new_table(linear)
             self.version += 1

@@ -11,6 +11,7 @@ from nanoinfer.commands.options import (
     N_OPTION,
     SAMPLING_OPTIONS,
     add_options,
+    check_grammar,
     check_tokenizer,
     load,
     sampling_params,
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
     params = sampling_params(args)
     llm = load(args)
     check_tokenizer(llm)
+    check_grammar(llm, args, params)
     adapters: list[str | None] = list(llm.adapters) or [None]
     prompts, each = [prompt for prompt in prompts for _ in adapters], adapters * len(prompts)
     if len(prompts) == 1 and params.n == 1:

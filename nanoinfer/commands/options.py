@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.commands.ranks import world_size
+
 if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams
 
@@ -78,6 +80,10 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "default": 16,
         "help": "adapters that can be computed with at the same time (default: 16)",
     },
+    "tensor_parallel_size": {
+        "type": int,
+        "help": "split the model over so many processes (default: as many as torchrun has started, or 1)",
+    },
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
@@ -117,13 +123,15 @@ N_OPTION: dict[str, dict[str, Any]] = {
     "n": {"type": int, "default": 1, "help": "completions per prompt (default: 1)"},
 }
 
+FROM_FILES = ("json_schema", "grammar")  # those of GRAMMAR_OPTIONS that are read from a file
+
 
 def add_options(
     parser: argparse.ArgumentParser, title: str, options: dict[str, dict[str, Any]], but: Sequence[str] = ()
 ) -> None:
-    """Add a group of options under `title`. The engine's group begins with `--model`."""
+    """Add a group of options under `title`, without those in `but`. The engine's group begins with `--model`."""
     group = parser.add_argument_group(title)
-    if title == "engine":
+    if title == "engine" and "model" not in but:
         group.add_argument(
             "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
         )
@@ -133,16 +141,24 @@ def add_options(
             group.add_argument(flag, dest=name, **{key: value for key, value in settings.items() if key != "flag"})
 
 
-def load(args: argparse.Namespace) -> "LLM":
-    """The model that the options name."""
+def load(args: argparse.Namespace, **more: Any) -> "LLM":
+    """The model that the options name; `more` arguments of LLM that are no options of all commands."""
     from nanoinfer import LLM
 
+    return LLM(args.model, **llm_options(args), **more)
+
+
+def llm_options(args: argparse.Namespace) -> dict[str, Any]:
+    """LLM's arguments, all but the model, that the options stand for."""
     options = _pick(args, ENGINE_OPTIONS)
     named = options.pop("adapters", None) or []
     if len(dict(named)) < len(named):
         raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in named)}")
     options["drafter"] = tuple(options.pop("drafter", None) or ()) or None
-    return LLM(args.model, adapters=dict(named), **options)
+    if options.get("tensor_parallel_size") is None:
+        options["tensor_parallel_size"] = world_size() or 1
+    options["adapters"] = dict(named)
+    return options
 
 
 def check_tokenizer(llm: "LLM") -> None:
@@ -159,14 +175,27 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     from nanoinfer import SamplingParams
 
     grammar = _pick(args, GRAMMAR_OPTIONS)
-    for name in ("json_schema", "grammar"):
+    for name in FROM_FILES:
         if grammar.get(name) is not None:
-            path = Path(grammar[name]).expanduser()
             try:
-                grammar[name] = path.read_text(encoding="utf-8")
+                grammar[name] = Path(grammar[name]).expanduser().read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(f"--{name.replace('_', '-')} {path}: is not UTF-8 text: {error}") from error
+                raise ValueError(f"{_grammar_option(args, name)}: is not UTF-8 text: {error}") from error
     return SamplingParams(**_pick(args, {**SAMPLING_OPTIONS, **N_OPTION}), **grammar)
+
+
+def check_grammar(llm: "LLM", args: argparse.Namespace, params: "SamplingParams") -> None:
+    """ValueError naming the option, and its file if it has one, if its grammar cannot be compiled. Otherwise it is now."""
+    try:
+        llm.engine.grammars.prepare(params)
+    except ValueError as error:
+        name = next(name for name, text in params.grammar_texts if text is not None)
+        raise ValueError(f"{_grammar_option(args, name)}: {error.__cause__ or error}") from error
+
+
+def _grammar_option(args: argparse.Namespace, name: str) -> str:
+    """An option of GRAMMAR_OPTIONS as it was given, such as `--json-schema FILE`."""
+    return f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
 
 
 def _pick(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def roofline(
     """DECODE and EXTEND passes of `model` over T tokens, timed now, in the roofline of this CPU and of ACCELERATORS.
 
     `bandwidth` (bytes/s) and `flops` (operations/s) of this machine, which the page calls `machine`; what is None is
-    measured. The model's weights should be larger than the processor's caches, as those of `teaching.random_model` mostly
+    measured. The model's weights should be larger than the processor's caches, as those of `random_model` mostly
     are. ValueError for no tokens, or more than the model's context.
     """
     if not tokens or min(tokens) < 1 or max(max(tokens), CONTEXT + 1) > model.max_context_len:

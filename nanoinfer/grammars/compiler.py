@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.json_keywords import keyword_hint
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.limits import MAX_LENGTH, check_lark, check_regex
+from nanoinfer.grammars.limits import MAX_CHOICES, MAX_LENGTH, check_lark, check_regex
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.number_limit import NumberLimit
+from nanoinfer.grammars.tool_calls import calls_grammar
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.signals import uninterrupted
 
@@ -74,9 +76,14 @@ class _Compiled:
                     ):  # what a handler raises in the tokenizer would pass for the compiler's failure
                         self._start = _compile(self._grammar, self._vocabulary)
                 except ValueError as error:
-                    self._refusal = str(error)
+                    self._refusal = str(error) + self._hint()
             if self._refusal is not None:
                 raise ValueError(self._refusal)
+
+    def _hint(self) -> str:
+        """What may have been meant instead of what is refused."""
+        is_schema = self._grammar.kind == "json_schema" and len(self._grammar.text) <= MAX_LENGTH
+        return keyword_hint(self._grammar.text) if is_schema else ""
 
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """A matcher at the start, for a request that ends by one of `stop_token_ids`.
@@ -86,7 +93,7 @@ class _Compiled:
         """
         vocabulary = self._vocabulary
         ends = {token for token in stop_token_ids if token in vocabulary.end_ids or token in vocabulary.special}
-        limit = NumberLimit(vocabulary) if self._grammar.kind == "json_schema" else None
+        limit = NumberLimit(vocabulary) if self._grammar.kind in ("json_schema", "tool_calls") else None
         with self._lock:
             return Matcher(self._start.deep_copy(), vocabulary, ends, limit)
 
@@ -102,11 +109,16 @@ def _compile(grammar: Grammar, vocabulary: Vocabulary) -> Any:
     elif grammar.kind == "json_schema":
         schema = json.dumps(prepared_schema(grammar.text))
         text = LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT_JSON)
+    elif grammar.kind == "tool_calls":
+        text = calls_grammar(grammar.text, COMPACT_JSON)
     elif grammar.kind == "grammar":
         check_lark(grammar.text)
         text = LLMatcher.grammar_from_lark(grammar.text)
     else:
-        choices = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
+        given = json.loads(grammar.text)
+        if len(given) > MAX_CHOICES:
+            raise ValueError(f"has {len(given)} choices: must not exceed {MAX_CHOICES}")
+        choices = " | ".join(json.dumps(choice) for choice in given)
         text = LLMatcher.grammar_from_lark(f"start: {choices}")
     try:
         start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))

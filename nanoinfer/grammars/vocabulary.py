@@ -1,5 +1,6 @@
 """Vocabulary: the bytes of every token, which a grammar needs to say which tokens may come next."""
 
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -109,7 +110,11 @@ class Vocabulary:
 
 
 class _ForLLGuidance:
-    """What llguidance asks a tokenizer for."""
+    """What llguidance asks a tokenizer for.
+
+    It must not keep the vocabulary alive, which owns what llguidance makes of it: Python's garbage collector cannot see
+    through objects written in Rust, so such a circle would stay for ever.
+    """
 
     bos_token_id = None
 
@@ -117,10 +122,12 @@ class _ForLLGuidance:
         self.eos_token_id = vocabulary.end
         self.tokens = vocabulary.tokens
         self.special_token_ids = [*sorted(vocabulary.special), vocabulary.end]
-        self._vocabulary = vocabulary
+        self._vocabulary = weakref.ref(vocabulary)
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._vocabulary.encode(text)
+        vocabulary = self._vocabulary()
+        assert vocabulary is not None, "every matcher has its vocabulary"
+        return vocabulary.encode(text)
 
 
 def _special_ids(hf_tokenizer: Any, size: int) -> frozenset[int]:
@@ -137,7 +144,7 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     decoder = "" if backend is None or backend.decoder is None else repr(backend.decoder)
     if "ByteLevel" in decoder:
-        letters = _byte_letters()
+        letters = byte_letters()
 
         def spell(token: str) -> bytes:
             if all(letter in letters for letter in token):
@@ -162,7 +169,7 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     return tokens
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """Character → byte, as byte-level BPE spells them: visible characters of Latin-1 stand for themselves, and the other
     bytes, in order, for the characters from 256 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

@@ -59,6 +59,8 @@ LLM_ALIASES = {
     "block_size": "page_size",
     "max_loras": "max_adapters_on_device",
     "max_loras_per_batch": "max_adapters_on_device",
+    "tp_size": "tensor_parallel_size",
+    "tp": "tensor_parallel_size",
 }
 _MEMORY = Elsewhere(
     "use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)", (None,)
@@ -71,7 +73,8 @@ _EIGHT_BITS, _FOUR_BITS = (
     for kind in ("int8", "int4")
 )
 _QUANTIZATION = Elsewhere("use quantization='int8' or quantization='int4', with the original weights", (None, ""))
-_ONE_PROCESS = Elsewhere("the model runs in one process, on one device", (None, 1))
+_NO_PIPELINE = Elsewhere("use tensor_parallel_size=..., which splits every layer; layers stay together", (None, 1))
+_ONE_ENGINE = Elsewhere("an LLM is one engine; start several of them for more", (None, 1))
 LLM_ELSEWHERE = {
     "gpu_memory_utilization": _MEMORY,
     "mem_fraction_static": _MEMORY,
@@ -80,8 +83,8 @@ LLM_ELSEWHERE = {
         "nanoinfer/model/families.py)",
         (None, False),
     ),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_PROCESS),
-    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "tp", "pp", "dp"), _ONE_PROCESS),
+    **dict.fromkeys(("pipeline_parallel_size", "pp_size", "pp"), _NO_PIPELINE),
+    **dict.fromkeys(("data_parallel_size", "dp_size", "dp"), _ONE_ENGINE),
     "tokenizer": Elsewhere("the tokenizer is read from the checkpoint's directory", (None,)),
     "tokenizer_mode": Elsewhere("the tokenizer is the one that the checkpoint's files describe", (None, "auto")),
     "chat_template": Elsewhere(

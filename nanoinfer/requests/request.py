@@ -19,6 +19,8 @@ class Request:
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
+    - `output_ids`: the first tokens of the output, if another engine has sampled them already. The request goes on behind
+      them, as if this engine had (see `continuation.py`).
     """
 
     prompt: Prompt
@@ -27,6 +29,7 @@ class Request:
     timeout_s: float | None = None
     name: str = "prompt"
     adapter: str | None = None
+    output_ids: Sequence[int] = ()
 
 
 def params_or_default(params: SamplingParams | None) -> SamplingParams:

@@ -10,6 +10,7 @@ import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.chat import Messages
+from nanoinfer.requests.continuation import check_output_ids
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got, no_params
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -42,6 +43,7 @@ class RequestBuilder:
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
+        check_output_ids(request, self.vocab_size)
         return prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
@@ -92,8 +94,9 @@ class RequestBuilder:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none")
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
+        for field in ("logprobs", "prompt_top_logprobs"):
+            if (count := getattr(params, field) or 0) > self.vocab_size:
+                raise InvalidRequestError(f"{name}: {field}={count}: must be at most {self.vocab_size}")
         for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             outside = [token for token in tokens if token >= self.vocab_size]
             if outside:
@@ -151,7 +154,8 @@ class RequestBuilder:
                     params.include_stop_str_in_output,
                 )
             if i == 1:
-                params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
+                # The first completion computes them for all.
+                params = replace(params, prompt_logprobs=False, prompt_top_logprobs=0)
             own_seed = derived_seed(seed, i)
             matcher = None if new_matcher is None else new_matcher(stops)
             reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))

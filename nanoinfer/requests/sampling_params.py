@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
+from nanoinfer.requests.grammar_fields import check_grammars, grammar_texts
 from nanoinfer.requests.keywords import class_keywords
 
+if TYPE_CHECKING:
+    import torch  # what only hands requests on needs none
+
 # (token ids of prompt and output so far, int64 [n]; scores [V] float32) → scores [V]
-LogitsProcessor = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
-INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
-BOOL_FIELDS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
-GRAMMAR_FIELDS = ("regex", "json_schema", "grammar", "choice")  # at most one of them
+LogitsProcessor = Callable[[np.ndarray, "torch.Tensor"], "torch.Tensor"]
+INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_top_logprobs", "n")
+BOOL_FIELDS = (
+    *("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output", "parallel_tool_calls"),
+)
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -45,6 +49,7 @@ class SamplingParams:
     | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt, cached or not |
+    | `prompt_top_logprobs` | >= 0 | with `prompt_logprobs`: also those of the k likeliest tokens at each position |
     | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose from |
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
     | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
@@ -53,6 +58,8 @@ class SamplingParams:
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar | the output matches the rule `start` |
     | `choice` | strings | the output is one of them |
+    | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
+    | `parallel_tool_calls` | bool | False: exactly one call |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
     Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,
@@ -79,6 +86,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    prompt_top_logprobs: int = 0
     n: int = 1
     logits_processors: Sequence[LogitsProcessor] = ()
     skip_special_tokens: bool = True
@@ -87,6 +95,8 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    tool_calls: Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "logits_processors"):
@@ -116,11 +126,14 @@ class SamplingParams:
                 self._check_int(name, 0)
         if self.seed is not None and self.seed >= 2**64:
             raise ValueError(f"seed={self.seed}: must be below 2**64")
+        self._check_int("prompt_top_logprobs", 0)
+        if self.prompt_top_logprobs and not self.prompt_logprobs:
+            raise ValueError(f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True")
         self._check_int("n", 1)
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
         self._check_collections()
-        self._check_grammars()
+        check_grammars(self)
         self._normalise()
 
     def _normalise(self) -> None:
@@ -136,15 +149,15 @@ class SamplingParams:
             object.__setattr__(self, "choice", tuple(self.choice))
         if self.json_schema is not None and not isinstance(self.json_schema, str):
             object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
+        if self.tool_calls is not None:
+            object.__setattr__(self, "tool_calls", json.loads(json.dumps(dict(self.tool_calls))))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
 
     @property
     def grammar_texts(self) -> list[tuple[str, str | None]]:
         """The name of each field of GRAMMAR_FIELDS, with its value as text; at most one is not None."""
-        choice = None if self.choice is None else json.dumps(self.choice)
-        schema = self.json_schema if isinstance(self.json_schema, str | None) else json.dumps(self.json_schema)
-        return [("regex", self.regex), ("json_schema", schema), ("grammar", self.grammar), ("choice", choice)]
+        return grammar_texts(self)
 
     @property
     def has_grammar(self) -> bool:
@@ -157,6 +170,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @cached_property
+    def draws_from_all(self) -> bool:
+        """True when no token is left out: neither top-k nor top-p nor min-p is set."""
+        return self.top_k <= 0 and self.top_p == 1.0 and self.min_p == 0.0
+
+    @cached_property
     def adjusts_logits(self) -> bool:
         """True when logits processors change the logits of every token (`min_new_tokens` concerns the first ones)."""
         penalised = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
@@ -166,30 +184,6 @@ class SamplingParams:
     def wants_logits(self) -> bool:
         """True when it takes more than the likeliest token."""
         return not self.greedy or self.logprobs is not None
-
-    def _check_grammars(self) -> None:
-        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given")
-        for name in ("regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{name}={value!r}: must be a string")
-        choice: Any = self.choice
-        if choice is not None:
-            is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
-            if not is_list or not choice or not all(isinstance(text, str) and text for text in choice):
-                raise ValueError(f"choice={choice!r}: must be a list of at least one string, and none may be empty")
-        if self.json_schema is not None and not isinstance(self.json_schema, str):
-            if not isinstance(self.json_schema, Mapping):
-                hint = ""
-                if hasattr(self.json_schema, "model_json_schema"):
-                    hint = "; use json_schema=Model.model_json_schema()"
-                raise ValueError(f"json_schema={self.json_schema!r}: must be a dict or its text{hint}")
-            try:
-                json.dumps(self.json_schema, allow_nan=False)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"json_schema: cannot be written as JSON: {error}") from error
 
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)

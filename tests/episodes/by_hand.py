@@ -95,6 +95,8 @@ def run_episode(
                 processor=never_twice_in_a_row if rng.random() < (0.4 if panics else 0.1) else None,
                 adapter=[None, *world.adapters][int(rng.integers(1 + len(world.adapters)))],
             )
+        if not world.readers and rng.random() < 0.1:
+            world.listen(int(rng.choice((1, 3, 4, 16))))
         if adapters and rng.random() < 0.05:
             name = NAMES[int(rng.integers(len(NAMES)))]
             if name in world.adapters:

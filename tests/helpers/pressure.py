@@ -36,6 +36,7 @@ from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import TokenIds, Tokenizer
 from nanoinfer.sampling.random_numbers import uniform
+from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.engines import Clock
 from tests.helpers.fetches import Fetches
@@ -211,6 +212,12 @@ class World:
             ("steps", "added", "refused", "paused", "finished", "aborted", "timed_out", "failed"), 0
         )
         self.fault: str | None = None  # where the next step is to fail: one of FAULTS or PANICS
+        self.readers: list[FeedReader] = []  # of the engine's feed, if anybody listens
+
+    def listen(self, block_size: int) -> None:
+        """From now on, one reader follows what the tree holds, and another one who loses some of the batches."""
+        feed = self.engine.block_feed(block_size)
+        self.readers = [FeedReader(feed), FeedReader(feed)]
 
     # --- what can happen ---------------------------------------------------------------------------------------------
 
@@ -415,6 +422,22 @@ class World:
         assert stats.loaded_adapters == len(self.adapters)
         assert stats.adapters_on_device <= self.config.max_adapters_on_device
         assert all(req.adapter is None or req.adapter.place is not None for req in engine.scheduler.running)
+        if self.readers:
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        """Who follows the tree's events knows its blocks, and so does who has lost some and has noticed it."""
+        careful, careless = self.readers
+        blocks = blocks_of_tree(self.engine.radix_cache, careful.feed.event_block_size)
+        careful.follow()
+        assert careful.mirror.blocks == blocks
+        assert not careful.snapshots
+        step, seq = self.counts["steps"], careless.seq
+        careless.follow(lost=step % 3)
+        if step % 5 == 0:
+            careless.catch_up()
+        assert careless.seq < careful.seq or careless.mirror.blocks == blocks
+        assert careless.seq >= seq
 
     def _look_at(self, outputs: Sequence[RequestOutput]) -> None:
         assert len({output.request_id for output in outputs}) == len(outputs)

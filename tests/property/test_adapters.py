@@ -1,6 +1,7 @@
 """Adapters: PEFT's tokens and logits, the same bits in any company, a cache that never mixes them up, and their places."""
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from nanoinfer import LLM, AsyncEngine, SamplingParams
 from nanoinfer.errors import AdapterError, InvalidRequestError
+from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.layers import low_rank
 from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
@@ -461,6 +464,26 @@ def test_forward_tensor_may_be_called_from_several_threads(checkpoint: Checkpoin
     generator.adapters.load("more", adapters("llama")["some"])
     with pytest.raises(AdapterError, match="adapters: 4 are loaded, must be the 3 given at the start"):
         logits("more")
+
+
+def test_a_larger_adapter_that_arrives_during_a_pass_makes_no_row_longer_than_its_room() -> None:
+    """It comes from another thread, at any moment: here, as soon as the kernel's caller has looked at the size."""
+    rooms: list[tuple[int, ...]] = []
+    strides: list[int] = []
+
+    class Growing(low_rank.CppLowRank):
+        most_ranks = property(lambda self: next(sizes), lambda self, value: None)  # type: ignore[assignment]
+
+    class Input(torch.Tensor):
+        def new_empty(self, *shape: int) -> torch.Tensor:  # type: ignore[override]
+            rooms.append(shape)
+            return torch.empty(shape)
+
+    sizes = itertools.count(8, 8)
+    table = Growing(16, 16, 1, torch.float32, lambda *arguments: strides.append(arguments[-1]))
+    rows = AdapterRows(np.zeros(3, dtype=np.int32), {})
+    table.add(torch.zeros(3, 16).as_subclass(Input), torch.zeros(3, 16), rows)
+    assert rooms == [(3, strides[0])]
 
 
 # --- where else it runs ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.model.verify import DecodeRows
 from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.kernels import need_cpp
 
@@ -109,23 +110,51 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
     assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
 
 
-@pytest.mark.parametrize("count", [1, 3, 17])
-def test_a_batch_that_is_moved_on_has_the_bits_of_its_next_pass(count: int, checkpoint: Checkpoint):
-    runner = make_runner(checkpoint("llama"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("count", "likeliest"), [(1, True), (3, True), (3, False), (17, False)])
+def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
+    count: int, likeliest: bool, dtype: torch.dtype, checkpoint: Checkpoint
+) -> None:
+    """Some greedy, some drawn; each request stops at its own count, and what is behind stays as it was."""
+    steps, rng = 4, np.random.default_rng(count)
+    counts = rng.integers(1, steps + 1, count)
+    counts[0] = steps
+    temperatures = np.zeros(count, np.float32) if likeliest else rng.choice([0.0, 0.7, 1.5], count).astype(np.float32)
+    numbers = rng.random((steps, count))
+    runner = make_runner(checkpoint("llama"), dtype)
     passes, table = CapturedPasses(runner), runner.req_to_token_pool.req_to_token
     some = Sequences(runner, count)
-    assert not passes.can_advance(count)
-    some.captured(passes)
-    assert [passes.can_advance(rows) for rows in (count, count + 1)] == [True, False]
-    free = np.setdiff1d(np.arange(SLOTS), table.numpy())[: 2 * count].astype(np.int32).reshape(2, count)
-    for slots in free:
-        for row, length, slot in zip(some.rows.tolist(), some.lens.tolist(), slots.tolist(), strict=True):
-            table[row, length] = slot
-        tokens = (some.ids.numpy() + 7) % 300
-        found = passes.advance(tokens, slots)
-        assert isinstance(found, torch.Tensor)
-        some.ids, some.slots, some.lens = torch.from_numpy(tokens), torch.from_numpy(slots), some.lens + 1
-        assert torch.equal(found.clone(), some.captured(passes))
+    free = np.setdiff1d(np.arange(SLOTS), table.numpy())[: steps * count].astype(np.int32).reshape(count, steps)
+    for row, length, slots in zip(some.rows.tolist(), some.lens.tolist(), free, strict=True):
+        table[row, length : length + steps] = torch.from_numpy(slots)
+    batch = DecodeRows(some.ids, some.rows, some.lens, some.slots, only_likeliest=likeliest)
+    assert passes.run_ahead(batch, counts, temperatures, numbers) is None, "nothing is captured yet"
+
+    kernels, wanted, ids, lens, slots = runner.model.kernels, [], some.ids, some.lens, some.slots
+    for step in range(steps):
+        found = passes.forward(ids, some.rows, lens, slots, 1, likeliest, coarse=True)
+        if isinstance(found, Likeliest):
+            tokens = found.token_ids.clone()
+        else:
+            tokens = kernels.draw(found.float(), temperatures, numbers[step])[0]
+        wanted.append(tokens)
+        ids, lens, slots = tokens, lens + 1, torch.from_numpy(free[:, step].copy())
+    pool = runner.token_to_kv_pool
+    kept = [pool.get_key_buffer(layer).clone() for layer in range(3)]
+    beyond = [slot for i in range(count) for slot in free[i, counts[i] - 1 :]]
+    for layer in range(3):
+        pool.get_key_buffer(layer)[free.reshape(-1)] = 7.0
+
+    got = passes.run_ahead(batch, counts, temperatures, numbers)
+    assert got is not None
+    assert got.shape == (steps, count)
+    for i in range(count):
+        assert got[: counts[i], i].tolist() == [int(tokens[i]) for tokens in wanted[: counts[i]]]
+    for layer in range(3):
+        after = pool.get_key_buffer(layer)
+        within = np.setdiff1d(free, beyond)
+        assert torch.equal(after[within], kept[layer][within])
+        assert (after[beyond] == 7.0).all(), "the last token has no K/V yet"
 
 
 def test_passes_of_drafts_have_few_sizes() -> None:

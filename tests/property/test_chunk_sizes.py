@@ -9,6 +9,7 @@ import transformers
 
 from nanoinfer import LLM, SamplingParams
 from tests.helpers.checkpoints import greedy
+from tests.helpers.rows import assert_likeliest
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -44,10 +45,12 @@ def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
     """Also of a piece's first token, whose logits came with the piece before; and alongside requests that want none."""
     path = checkpoint("llama")
     llm = LLM(path, page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=256)
-    wanting = SamplingParams(max_new_tokens=3, temperature=0, prompt_logprobs=True, logprobs=0, ignore_eos=True)
+    asked = {"max_new_tokens": 3, "temperature": 0, "prompt_logprobs": True, "logprobs": 0, "ignore_eos": True}
+    wanting, with_tops = SamplingParams(**asked), SamplingParams(**asked, prompt_top_logprobs=3)
     plain = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, wanting], use_tqdm=False)
+    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, with_tops], use_tqdm=False)
     assert other.prompt_logprobs is None
+    assert other.prompt_top_logprobs is output.prompt_top_logprobs is None
     ids = torch.tensor([PROMPT + output.token_ids])
     with torch.no_grad():
         table = oracle(path)(ids).logits[0].log_softmax(-1)
@@ -58,3 +61,5 @@ def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
         assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
         assert out.logprobs is not None
         assert [value for entry in out.logprobs for value in entry.values()] == pytest.approx(following[44:], abs=1e-4)
+    assert third.prompt_top_logprobs is not None
+    assert_likeliest(third.prompt_top_logprobs, table, 3)

@@ -15,9 +15,9 @@ from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_wi
 from nanoinfer.model.gemma3 import Gemma3ForCausalLM
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.random_model import random_model
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.sessions import InferenceEngine
-from nanoinfer.teaching.random_model import random_model
 from tests.helpers.checkpoints import edited, greedy
 from tests.helpers.paged import Caller
 

@@ -91,6 +91,7 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
                 random_seed=0,
                 **others,
             )
+            self.world.listen(block_size=3)
 
         @rule(target=requests, several=st.lists(REQUESTS, min_size=1, max_size=4))
         def add(self, several: list[dict[str, Any]]) -> Any:

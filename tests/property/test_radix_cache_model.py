@@ -180,6 +180,7 @@ class CacheModel(RuleBasedStateMachine):
     def sizes_and_slots_agree(self) -> None:
         cache, protected = self.cache, self.protected()
         cache.check_integrity()
+        assert cache.num_nodes == sum(1 for _ in cache.nodes())
         self.pool.check_integrity()
         assert cache.protected_size() == len(protected) * self.page_size
         assert cache.evictable_size() == (len(self.known) - len(protected)) * self.page_size

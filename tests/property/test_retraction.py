@@ -33,7 +33,9 @@ def params(i: int) -> SamplingParams:
         {"seed": 6, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_new_tokens": 20},
         {"seed": 7, "presence_penalty": 0.7, "top_p": 0.95},
     ]
-    return SamplingParams(max_new_tokens=24, logprobs=2, prompt_logprobs=True, ignore_eos=True, **kinds[i % 4])
+    return SamplingParams(
+        max_new_tokens=24, logprobs=2, prompt_logprobs=True, prompt_top_logprobs=2, ignore_eos=True, **kinds[i % 4]
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 4}, {"chunked_prefill_size": 7}, {"disable_radix_cache": True}])
@@ -54,6 +56,10 @@ def test_tokens_and_log_probabilities_are_those_of_requests_that_never_gave_way(
         assert got[-1].prompt_logprobs is not None
         assert wanted.prompt_logprobs is not None
         assert got[-1].prompt_logprobs[1:] == pytest.approx(wanted.prompt_logprobs[1:], abs=1e-4)
+        assert got[-1].prompt_top_logprobs is not None
+        assert wanted.prompt_top_logprobs is not None
+        for entry, other in zip(got[-1].prompt_top_logprobs[1:], wanted.prompt_top_logprobs[1:], strict=True):
+            assert entry == pytest.approx(other, abs=1e-4)
         assert [len(output.token_ids) for output in got] == list(range(1, 25)), "a token a time, none twice"
         assert len({output.ttft for output in got}) == 1, "the first token came when it came"
         assert {output.cached_tokens for output in got} == {0}

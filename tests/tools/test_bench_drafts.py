@@ -16,12 +16,13 @@ from nanoinfer.bench.draft_oracle import OracleDrafter
 from nanoinfer.bench.draft_peers import draft_peers, with_ngrams
 from nanoinfer.bench.draft_settings import DraftSettings, Variant, variants
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, SCHEMAS, copied_share, make_asks
-from nanoinfer.bench.drafts import differences, measure_drafts, serve_pair
+from nanoinfer.bench.drafts import differences, measure_drafts, serve_pair, serving
 from nanoinfer.bench.drafts_command import DRAFT_WORKLOAD_NAMES
 from nanoinfer.bench.drafts_report import format_drafts
 from nanoinfer.bench.engines import parse_engine
 from nanoinfer.cli import main
 from nanoinfer.registry import DRAFTERS
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from tests.helpers.fake_sessions import FAKE
 
@@ -114,9 +115,28 @@ def test_each_engine_serves_each_request_once_and_a_second_visit_finds_the_first
         assert (sum(output.accepted_tokens for output in two.outputs) > 0) == second_visit
 
 
+def test_when_a_request_has_ended_the_next_one_begins_and_outputs_keep_their_order(story: LLM) -> None:
+    asks = make_asks(DRAFT_WORKLOADS["stories"], story, 7, "0", new_tokens=4)
+    asks[1] = replace(asks[1], params=replace(asks[1].params, max_new_tokens=40))
+    running: list[int] = []
+    step = story.engine.step
+
+    def open_now() -> int:
+        stats = story.engine.stats()
+        return stats.running + stats.waiting
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(story.engine, "step", lambda: [running.append(open_now()), step()][1])
+        outputs: list[RequestOutput] = []
+        assert all(serving(story, asks, 3, outputs))
+    assert [output.prompt_token_ids for output in outputs] == [ask.prompt for ask in asks]
+    assert [len(output.token_ids) for output in outputs] == [40 if i == 1 else 4 for i in range(7)]
+    assert max(running) == 3
+
+
 def test_a_difference_names_request_position_and_tokens(story: LLM) -> None:
     asks = make_asks(DRAFT_WORKLOADS["stories"], story, 2, "0", new_tokens=4)
-    outputs = serve_pair(story, story, asks, 2)[0].outputs
+    outputs = serve_pair(story, LLM("story"), asks, 2)[0].outputs
     tokens = list(outputs[1].token_ids)
 
     def changed(**changes: Any) -> Any:
@@ -153,7 +173,7 @@ def test_every_row_is_measured_in_every_round_and_drafts_fare_as_without_adaptio
     keys = [(run["workload"], run["row"], run["requests"], run["round"]) for run in runs]
     assert len(set(keys)) == len(keys) == 20, "three drafters for copying, two for the others, and the noise"
     for run in runs:
-        assert run["passes"] + run["accepted"] + 2 == run["new_tokens"], (
+        assert run["passes"] + run["accepted"] + 2 * run["requests"] == run["new_tokens"], (
             "a request's first token is of its prompt's pass"
         )
         assert run["accepted"] <= run["drafted"]
@@ -292,12 +312,12 @@ def test_other_engines_are_compared_with_themselves_and_with_our_tokens() -> Non
     runs = results["peers"]
     assert len(runs) == 2 * 3, "rounds, without and with 2 and 3 drafts"
     for run in runs:
-        assert run["new_tokens"] == 2 * 6
-        assert run["as_without"] == [2, 2]
-        assert run["as_ours"] == [0, 2]
+        assert run["new_tokens"] == 4 * 6
+        assert run["as_without"] == [4, 4]
+        assert run["as_ours"] == [0, 4]
     rows = table_after(format_drafts(results), "Other engines' n-gram drafts")
     assert list(rows) == ["fake_peer, without", "fake_peer, 2", "fake_peer, 3"]
-    assert [cells[1:] for cells in rows.values()] == [["4/4", "0/4"]] * 3
+    assert [cells[1:] for cells in rows.values()] == [["8/8", "0/8"]] * 3
     assert "(" not in rows["fake_peer, without"][0]
     assert rows["fake_peer, 2"][0].count("..") == 1
 

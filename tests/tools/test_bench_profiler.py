@@ -12,6 +12,7 @@ from nanoinfer.bench.profiler import Profiler, as_json, profile_model
 from nanoinfer.bench.workloads import WORKLOADS, make_job, warm_up
 from nanoinfer.model.captured_passes import CapturedPass
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.model_runner import ModelRunner
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [8, 9]]
@@ -27,7 +28,7 @@ def patchable(llm: LLM) -> Iterator[tuple[object, str, Any]]:
     engine = llm.engine
     runner = engine.model_runner
     owners = [engine, engine.scheduler, engine.sampler, runner.attention_backend, runner.token_to_kv_pool]
-    classes = {cls for owner in owners for cls in type(owner).__mro__} | {InputMetadata, CapturedPass}
+    classes = {cls for owner in owners for cls in type(owner).__mro__} | {InputMetadata, CapturedPass, ModelRunner}
     classes |= {cls for module in llm.model.model.modules() for cls in type(module).__mro__}
     classes |= {c for m in llm.model.model.modules() if hasattr(m, "kernels") for c in type(m.kernels).__mro__}
     for place in classes:
@@ -47,6 +48,22 @@ def test_parts_add_up_to_the_steps(llm: LLM) -> None:
         expected = {"schedule", "metadata", "sample", "process", "other", "forward: other"}
         expected |= {f"forward: {p}" for p in ("embed", "qkv", "o", "mlp", "lm_head", "norm", "rotary", "attention")}
         assert expected | {"forward: K/V store"} == set(kind["parts"])
+
+
+def test_passes_that_check_drafts_are_a_kind_of_their_own(checkpoint: Callable[..., Path]) -> None:
+    """A draft model's own passes, some of which are EXTENDs, do not make another kind of a step."""
+    path = checkpoint("llama")
+    llm = LLM(path, drafter="model", draft_model=path, adaptive_drafts=False, max_running_requests=4)
+    for _ in range(2):  # the second time, passes are captured
+        llm.engine.flush_cache()
+        with Profiler(llm.engine) as profiler:
+            llm.generate([[*range(3, 90)]], SamplingParams(max_new_tokens=10, temperature=0.0, ignore_eos=True))
+        profile = as_json(profiler.kinds)
+        assert {kind: profile[kind]["steps"] for kind in profile} == {"extend": 1, "verify": 2, "decode": 1}
+        for kind in profile.values():
+            assert sum(kind["parts"].values()) == pytest.approx(kind["seconds"], rel=1e-6)
+            assert min(kind["parts"].values()) >= -1e-9
+        assert {"schedule", "forward: mlp", "process"} <= profile["verify"]["parts"].keys()
 
 
 def test_what_was_wrapped_is_as_before_and_results_are_the_same(llm: LLM) -> None:

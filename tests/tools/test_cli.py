@@ -348,7 +348,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["chat", "--n", "2"], "--n"),
         (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
         (["trace", "x", "--out", "no-such-folder/run.html"], "there is no folder no-such-folder"),
-        (["serve"], "serve"),
+        (["surf"], "surf"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
         (["generate", "x", "--top-k", "0"], "top_k=0"),
@@ -385,6 +385,8 @@ def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pyte
         '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "maxProperties": 1}'
     )
     grammar.write_text('start: "(" start ")" | "!"')
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
     for options, pattern in (
         (["--json-schema", str(schema)], r'\{"a":(true|false)\}'),
         (["--grammar", str(grammar)], r"\(*!\)*"),
@@ -394,10 +396,13 @@ def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pyte
         assert main(["generate", "A user:", "--seed", "1", *options]) == 0
         assert re.fullmatch(f"A user:({pattern})\n", capsys.readouterr().out)
     for options, message in (
-        (["--regex", "("], "regex: cannot be compiled"),
+        (["--regex", "("], "error: --regex: cannot be compiled"),
+        (["--choice", "a", "--choice", "\ud800"], "error: --choice: "),
         (["--regex", "a", "--choice", "b"], "at most one of"),
         (["--json-schema", str(tmp_path / "none")], "No such file"),
-        (["--json-schema", str(grammar)], "json_schema: is not JSON"),
+        (["--json-schema", str(grammar)], f"error: --json-schema {grammar}: is not JSON"),
+        (["--grammar", str(schema)], f"error: --grammar {schema}: cannot be compiled"),
+        (["--grammar", str(binary)], f"error: --grammar {binary}: is not UTF-8 text"),
     ):
         assert main(["generate", "A user:", *options]) == 2
         assert message in capsys.readouterr().err

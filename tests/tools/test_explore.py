@@ -39,8 +39,9 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.chromium import chromium, device, needs_chromium
-from tests.tools.test_player_layout import AXE, LAPTOP, PHONE, needs_axe
+from tests.tools.test_player_layout import LAPTOP, PHONE
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
 SLOTS, NAMES = (4, 8, 16), ("few", "many")
@@ -270,19 +271,6 @@ def press(page: webdriver.Chrome, *keys: str) -> None:
     webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
-def violations(page: webdriver.Chrome) -> list[Any]:
-    """What axe-core finds."""
-    page.execute_script(AXE.read_text(encoding="utf-8"))
-    return page.execute_async_script("""
-        const done = arguments[arguments.length - 1];
-        const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-        const options = { runOnly: { type: "tag", values: tags }, rules: { "target-size": { enabled: true } } };
-        axe.run(document, options).then(
-          (results) => done(results.violations.map((one) => [one.id, one.nodes.map((node) => node.html)])),
-          (error) => done([["axe failed", String(error)]]),
-        );""")
-
-
 def drawn(page: webdriver.Chrome) -> dict[str, Any]:
     """What the page shows, from its elements."""
     return page.execute_script("""
@@ -427,7 +415,7 @@ def test_every_control_has_a_label_and_what_scrolls_can_be_reached(page: webdriv
 def test_axe_finds_nothing(page: webdriver.Chrome, screen: tuple[int, int], dark: bool) -> None:
     with device(page, *screen, dark=dark, touch=screen == PHONE):
         page.refresh()
-        assert violations(page) == []
+        assert axe_findings(page) == []
 
 
 @needs_chromium

@@ -18,10 +18,10 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.chromium import chromium, device, needs_chromium
 from tests.helpers.explore_frames import expected_page, read_page
-from tests.tools.test_explore import violations
-from tests.tools.test_player_layout import LAPTOP, PHONE, needs_axe
+from tests.tools.test_player_layout import LAPTOP, PHONE
 
 pytestmark = needs_chromium
 MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
@@ -112,7 +112,7 @@ def test_axe_finds_nothing(page: webdriver.Chrome, explorable: Explorable, scree
         page.refresh()
         for indices in list(explorable.frames)[:: max(1, len(explorable.frames) // 3)]:
             page.execute_script("explorable.show(arguments[0])", list(indices))
-            assert violations(page) == [], indices
+            assert axe_findings(page) == [], indices
 
 
 def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:

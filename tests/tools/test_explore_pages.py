@@ -15,18 +15,18 @@ from nanoinfer.explore.padding import MIXES, decode_pass, lengths, padding
 from nanoinfer.explore.roofline import ACCELERATORS, DECODE, EXTEND, Machine, roofline, seconds, work
 from nanoinfer.explore.sampling import distributions, sampling
 from nanoinfer.model.loader import LoadedModel
+from nanoinfer.random_model import random_model
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions import InferenceEngine
-from nanoinfer.teaching.random_model import random_model
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.chromium import chromium, device, needs_chromium
-from tests.tools.test_explore import violations
-from tests.tools.test_player_layout import LAPTOP, PHONE, needs_axe
+from tests.tools.test_player_layout import LAPTOP, PHONE
 
 PROMPT = "Once upon a time, there was a little fox named Lily. One day she found a"
 LARGEST = 200_000  # bytes of a page
@@ -159,7 +159,7 @@ def test_axe_finds_nothing(
 ) -> None:
     with device(browser, *screen, dark=dark, touch=screen == PHONE):
         browser.get(pages[name])
-        assert violations(browser) == []
+        assert axe_findings(browser) == []
 
 
 @needs_chromium

@@ -24,7 +24,8 @@ ROOMS = (
     ("cache", "slots, rows and the radix tree"),
     ("model", "from token ids to logits"),
     ("adapters", "what fine-tunes add to a model's projections"),
-    ("ops", "operators with Ascend's interfaces"),
+    ("ops random_model", "operators with Ascend's interfaces; models with random weights, for timing"),
+    ("parallel", "a model that is split over several processes"),
     ("grammars", "which tokens a request's grammar allows"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
@@ -37,8 +38,11 @@ ROOMS = (
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
     ("calls llm", "a model and its engine in one object, for any thread"),
-    ("async_stream async_engine teaching explore", "an engine for asyncio; what the notebooks teach with"),
+    ("async_stream deliveries engine_thread async_engine", "an engine for asyncio"),
     ("nanoinfer", "the public names"),
+    ("server", "an engine behind HTTP"),
+    ("cluster", "more than one engine"),
+    ("teaching explore", "what the notebooks teach with, and their pages with sliders"),
     ("commands bench", "what the commands do"),
     ("cli __main__", "the command line"),
 )
@@ -47,8 +51,9 @@ LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
-    *("nanoinfer.bench", "nanoinfer.commands"),
+    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
+    *("nanoinfer.bench", "nanoinfer.commands", "nanoinfer.server", "nanoinfer.cluster"),
+    *("fastapi", "uvicorn", "prometheus_client"),
 )
 
 

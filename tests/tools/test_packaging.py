@@ -26,7 +26,8 @@ PINS = {
 }
 BUNDLED = {"story": 12 * 2**20, "story-draft": 2 * 2**20, "adapters": 800 * 2**10}
 """The folders of `data` that a wheel has, and how many bytes each may take at most."""
-BOUNDED = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["notebooks"]]
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+BOUNDED = [*PYPROJECT["project"]["dependencies"], *EXTRAS["notebooks"], *EXTRAS["server"]]
 
 
 def relative_links(markdown: str) -> list[str]:

@@ -15,14 +15,10 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.chromium import chromium, device, needs_chromium
 
 REPO = Path(__file__).parent.parent.parent
-AXE_CORE = "axe-core@4.14.1"  # .ci/run installs what stands here
-AXE = REPO / "node_modules" / "axe-core" / "axe.min.js"
-needs_axe = pytest.mark.skipif(
-    not AXE.is_file(), reason=f"axe-core is not installed (npm install --prefix . --no-save {AXE_CORE})"
-)
 LAPTOP, BIG, PHONE, SIDEWAYS = (1366, 768), (1920, 1080), (390, 844), (844, 390)
 
 pytestmark = needs_chromium
@@ -288,22 +284,10 @@ def test_axe_finds_nothing(
 ) -> None:
     with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
         browser.get(pages[name])
-        browser.execute_script(AXE.read_text(encoding="utf-8"))
         # Among them: a prompt of which a part is not computed yet, a retraction, requests that have ended.
         for step in (1, 7, 20, 34):
-            found = browser.execute_async_script(
-                """
-                const done = arguments[arguments.length - 1];
-                player.show(arguments[0]);
-                const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-                const options = { runOnly: { type: "tag", values: tags }, rules: { "target-size": { enabled: true } } };
-                axe.run(document, options).then(
-                  (results) => done(results.violations.map((one) => [one.id, one.nodes.map((node) => node.html)])),
-                  (error) => done([["axe failed", String(error)]]),
-                );""",
-                step,
-            )
-            assert found == []
+            browser.execute_script(f"player.show({step})")
+            assert axe_findings(browser) == []
 
 
 def test_lanes_are_as_high_as_a_finger_needs(browser: webdriver.Chrome, pages: dict[str, str]) -> None:

@@ -14,12 +14,14 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from nanoinfer import LLM, SamplingParams, viz
+from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.slot_allocator import SlotAllocator
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.sampling.regular_expression import Machine
+from nanoinfer.teaching.replicas import ReplicaPass
 from nanoinfer.trace import Trace
 from nanoinfer.trace.final import final_state
 from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROLES, Style, styles
@@ -43,6 +45,9 @@ WITHOUT_A_TREE = (
     "padding",
     "marks",
     "states",
+    "wire",
+    "lanes",
+    "split",
 )
 WITHOUT_REQUEST_0 = (
     "decoder",
@@ -55,6 +60,11 @@ WITHOUT_REQUEST_0 = (
     "tree",
     "other requests",
     "states",
+    "wire",
+    "lanes",
+    "split",
+    "replicas",
+    "blocks",
 )
 
 
@@ -88,7 +98,9 @@ def slots_pictures() -> dict[str, viz.Picture]:
 @pytest.fixture(scope="module")
 def pictures() -> dict[str, viz.Picture]:
     """One of each kind."""
-    engine = LLM("story", max_total_tokens=64, max_running_requests=2, max_context_len=32).engine
+    llm = LLM("story", max_total_tokens=64, max_running_requests=2, max_context_len=32)
+    engine, tokenizer = llm.engine, llm.tokenizer
+    assert tokenizer is not None
     for end in ("fox", "bear"):
         params = SamplingParams(max_new_tokens=4, temperature=0)
         engine.add_request(f"Once upon a time, there was a little {end}", params)
@@ -118,6 +130,11 @@ def pictures() -> dict[str, viz.Picture]:
         "marks": viz.allocator_marks(allocator, 3),
         "states": viz.states(Machine("(a|b)*abb"), ["ab", "ac"]),
         "kernels": viz.kernel_times({"a pass": ([("linear", "lm_head", 0.1, 0.8), ("attention", "", 0.8, 0.9)], 1.0)}),
+        "wire": viz.wire([("head", b"GET /"), ("end", b"\r\n")]),
+        "lanes": viz.lanes([("a", "waiting", 0, 1), ("a", "served", 1, 2), ("b", "served", 0, 1)], unit="ms"),
+        "replicas": viz.replicas({"A": [ReplicaPass(0, 1, 30, 10, 1, 2)]}),
+        "blocks": viz.hashed_blocks({"a": range(9), "b": range(8)}, 4, tokenizer, held=block_hashes(range(4), 4)),
+        "split": viz.split_product([1, 2], [[1, 2, 3, 4]] * 2, [[1, 2]] * 4, 4),
         "attention": viz.attention_steps([1, 0], [[1, 0], [0, 1]], [[1, 0], [0, 1]], newest=True),
     }  # fmt: skip
 
@@ -193,7 +210,8 @@ def test_orange_is_computed_in_this_pass(pictures: dict[str, viz.Picture]) -> No
         for kind, picture in pictures.items()
     }
     assert {kind for kind, names in where.items() if names} == {
-        "metadata", "decode", "mask", "long mask", "given mask", "decoder", "timeline", "final state", "attention"
+        "metadata", "decode", "mask", "long mask", "given mask", "decoder", "timeline", "final state", "attention",
+        "replicas",
     }  # fmt: skip
     assert where["metadata"] <= {"legend", "out_cache_loc", "kv_indices"}
     assert where["timeline"] <= {"legend", "extend", "pass"}

@@ -10,6 +10,7 @@ import pytest
 from nanoinfer import (
     LLM,
     AsyncEngine,
+    Engine,
     EngineClosedError,
     InvalidRequestError,
     QueueFullError,
@@ -20,10 +21,16 @@ from tests.helpers.async_engines import assert_all_free, following, gated, idle,
 from tests.helpers.engines import V, greedy, make_engine
 
 
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nanoinfer-engine"}
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    """Other tests of the session may still have theirs."""
+    before = _threads()
     yield
-    assert not [thread for thread in threading.enumerate() if thread.name == "nanoinfer-engine"]
+    assert not _threads() - before
 
 
 # --- generate, stream, add -------------------------------------------------------------------------------------------
@@ -453,3 +460,60 @@ def test_an_idle_engine_sleeps() -> None:
 
 
 # --- all at once -----------------------------------------------------------------------------------------------------
+
+
+# --- looking at it ---------------------------------------------------------------------------------------------------
+
+
+def test_after_step_is_called_between_steps_in_the_engines_thread() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        seen = []
+
+        def look(core: Engine) -> None:
+            assert core is engine
+            core.check_integrity()
+            seen.append((threading.current_thread().name, core.last_batch and core.last_batch.forward_mode.name))
+
+        async with AsyncEngine(engine) as front:
+            await front.generate("abc", greedy(1))
+            front.after_step = look
+            await front.generate("abc", greedy(3))
+            front.after_step = None
+            await front.generate("abc", greedy(1))
+        assert seen == [("nanoinfer-engine", "EXTEND"), ("nanoinfer-engine", "DECODE"), ("nanoinfer-engine", "DECODE")]
+
+    run(test)
+
+
+def test_an_after_step_that_fails_is_not_called_again_and_disturbs_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        calls = []
+
+        def fail(core: Engine) -> None:
+            calls.append(1)
+            raise ValueError("broken")
+
+        async with AsyncEngine(engine) as front:
+            front.after_step = fail
+            assert (await front.generate("abc", greedy(4))).text == "defg"
+            assert front.after_step is None
+        assert len(calls) == 1
+        assert "after_step failed, and is not called any more" in caplog.text
+
+    run(test)
+
+
+def test_visit_returns_or_raises_what_the_function_does() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            assert await front.visit(lambda core: core is engine)
+            with pytest.raises(ZeroDivisionError):
+                await front.visit(lambda core: 1 // 0)
+            assert (await front.generate("abc", greedy(2))).text == "de"
+        with pytest.raises(EngineClosedError):
+            await front.visit(lambda core: None)
+
+    run(test)

@@ -341,8 +341,15 @@ def test_without_a_drafter_nothing_is_counted() -> None:
 
 
 def test_adaptive_drafting_stops_where_drafts_are_always_wrong(drafter: Foreseeing) -> None:
-    drafter.right = 0
-    engine = engine_of(adaptive_drafts=True, slots=4096)
+    drafter.right, clock = 0, Clock()
+    engine = engine_of(adaptive_drafts=True, slots=4096, clock=clock)
+    run = engine.model_runner.run
+
+    def slow_run(*args: Any) -> Any:
+        clock.now += 1.0 + 0.05 * len(args[0])  # by the number of rows
+        return run(*args)
+
+    engine.model_runner.run = slow_run  # type: ignore[method-assign]
     outputs = [serve(engine, [1], max_new_tokens=60)[0] for _ in range(2)]
     assert all(0 < output.drafted_tokens < 60 for output in outputs)
     asked = len(drafter.asked)
@@ -366,9 +373,37 @@ def test_passes_and_drafters_are_timed_apart(drafter: Foreseeing) -> None:
     drafter.propose = slow_propose  # type: ignore[method-assign]
     serve(engine, [1], [40], max_new_tokens=31)  # six passes of 2 * 5 rows
     lengths = engine.scheduler.lengths  # type: ignore[attr-defined]
-    assert (lengths._costs[True].largest, lengths._costs[True].seconds(10)) == (10, 1.0)
+    assert lengths._costs[True].has(12), "10 rows are padded to 12"
+    assert lengths._costs[True].seconds(12) == 1.0
     assert lengths._costs[False].largest == 0
-    assert lengths._step_costs[0].seconds(2) == 8.0 / 4
+    assert lengths._proposal_seconds(0, 2, 4) == pytest.approx(8.0, rel=0.01)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.04, 5.0])
+def test_what_a_caller_does_between_two_steps_costs_what_little_it_takes_but_a_pause_is_not_counted(
+    drafter: Foreseeing, pause: float
+) -> None:
+    clock = Clock()
+    engine = engine_of(adaptive_drafts=True, clock=clock, slots=512)
+    run = engine.model_runner.run
+
+    def slow_run(*args: Any) -> Any:
+        clock.now += 1.0
+        return run(*args)
+
+    engine.model_runner.run = slow_run  # type: ignore[method-assign]
+    lengths, number = engine.scheduler.lengths, 0  # type: ignore[attr-defined]
+    for _ in range(4):
+        engine.add_request([1], greedy(60))
+        while engine.has_unfinished():
+            step(engine)
+            clock.now, number = clock.now + (pause if pause < 1 or number % 6 == 5 else 0.0), number + 1
+    costs = lengths._costs[True]
+    measured = {rows: costs.seconds(rows) for rows in costs._sizes}
+    assert measured == pytest.approx(dict.fromkeys(measured, 1.0 + (pause if pause < 1 else 0.0)))
+    assert 1 in measured
+    assert len(measured) > 1, "with drafts, too"
+    assert lengths._promises.trust(1) > 0.97
 
 
 # --- streams, aborts, pauses -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import transformers
 from nanoinfer import LLM, FinishReason, InvalidRequestError, SamplingParams
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, make_engine, model_of, serve, step
+from tests.helpers.rows import assert_likeliest
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -430,7 +431,7 @@ def test_end_tokens_outside_the_vocabulary_are_harmless(eos: list[int]) -> None:
         ({1, 2}, "got set"),
         (object(), "got object"),
     ],
-    ids=lambda value: str(value)[:24],
+    ids=lambda value: str(value)[:17],
 )
 def test_a_prompt_that_cannot_be_served_is_refused_by_name_and_the_engine_goes_on(prompt: Any, named: str) -> None:
     engine = make_engine()
@@ -447,6 +448,7 @@ def test_a_prompt_that_cannot_be_served_is_refused_by_name_and_the_engine_goes_o
         ({"temperature": 0}, "must be SamplingParams"),
         ([SamplingParams()], "must be SamplingParams"),
         (greedy(logprobs=V + 1), rf"logprobs={V + 1}: must be at most {V}"),
+        (greedy(prompt_logprobs=True, prompt_top_logprobs=V + 1), rf"prompt_top_logprobs={V + 1}: must be at most {V}"),
         (greedy(stop_token_ids=[1, V]), f"stop_token_ids: token id {V}"),
         (greedy(logit_bias={V: 1.0}), f"logit_bias: token id {V}"),
         (greedy(logit_bias=dict.fromkeys(range(V), -math.inf)), "forbid all"),
@@ -529,22 +531,25 @@ def test_a_group_of_another_engine_is_refused() -> None:
 
 def test_what_a_caller_does_to_an_output_changes_no_other_output() -> None:
     engine = make_engine()
-    rid = engine.add_request([7, 8, 9], greedy(3, logprobs=1, prompt_logprobs=True))
+    rid = engine.add_request([7, 8, 9], greedy(3, logprobs=1, prompt_logprobs=True, prompt_top_logprobs=1))
     gathered = engine.open_requests.groups[rid].reqs[0].gathered_prompt_logprobs
     assert gathered is not None
-    gathered.add(0, [0.0, -1.0, -2.0], None)
+    gathered.add(0, [0.0, -1.0, -2.0], None, [{5: -0.5}, {6: -0.25}])
     (first,) = engine.step()
     assert first.prompt_logprobs == [None, -1.0, -2.0]
     assert first.logprobs is not None
     wanted = dict(first.logprobs[0])
     first.prompt_token_ids.clear()
     first.prompt_logprobs.clear()
+    assert first.prompt_top_logprobs == [None, {5: -0.5}, {6: -0.25}]
+    first.prompt_top_logprobs[1].clear()
     first.token_ids.clear()
     first.logprobs[0].clear()
     first.logprobs.clear()
     first.outputs.clear()
     last = finish(engine)[rid]
     assert (last.prompt_token_ids, last.token_ids, last.prompt_logprobs) == ([7, 8, 9], [10, 11, 12], [None, -1, -2])
+    assert last.prompt_top_logprobs == [None, {5: -0.5}, {6: -0.25}]
     assert last.logprobs is not None
     assert last.logprobs[0] == wanted
 
@@ -623,16 +628,14 @@ def test_an_error_while_results_are_processed_ends_the_requests_of_its_pass() ->
     """The first of them has finished by then, the second has its token, the third not yet."""
     engine = make_engine()
     ids = [engine.add_request(prompt, greedy(n)) for prompt, n in (("a", 1), ("b", 4), ("c", 4), ("d", 4))]
-    broken = engine.scheduler.waiting
-    detokenizer = list(broken)[2].detokenizer
-    assert detokenizer is not None
-    detokenizer.add = lambda *args: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    broken = list(engine.scheduler.waiting)[2]
+    broken.append = lambda *args: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         engine.step()
     engine.check_integrity()
     assert not any(engine.is_unfinished(rid) for rid in ids)
     ended = {out.request_id: (out.finish_reason, len(out.token_ids)) for out in engine.step()}
-    assert ended == {ids[0]: ("length", 1), ids[1]: ("abort", 1), ids[2]: ("abort", 1), ids[3]: ("abort", 0)}
+    assert ended == {ids[0]: ("length", 1), ids[1]: ("abort", 1), ids[2]: ("abort", 0), ids[3]: ("abort", 0)}
     assert_all_free(engine)
     assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
 
@@ -664,7 +667,9 @@ def test_log_probabilities_are_those_of_transformers(checkpoint: Checkpoint, ora
     if warm:
         serve(engine, prompt)
     other = engine.add_request(PROMPTS[0], greedy(4))
-    rid = engine.add_request(prompt, greedy(5, logprobs=2, prompt_logprobs=True, ignore_eos=True))
+    rid = engine.add_request(
+        prompt, greedy(5, logprobs=2, prompt_logprobs=True, prompt_top_logprobs=4, ignore_eos=True)
+    )
     last = finish(engine)
     output = last[rid]
     assert last[other].prompt_logprobs is None
@@ -681,6 +686,8 @@ def test_log_probabilities_are_those_of_transformers(checkpoint: Checkpoint, ora
     assert [entry[t] for entry, t in zip(output.logprobs, output.token_ids, strict=True)] == pytest.approx(
         following[len(prompt) - 1 :], abs=1e-4
     )
+    assert output.prompt_top_logprobs is not None
+    assert_likeliest(output.prompt_top_logprobs, table, 4)
     for entry, row in zip(output.logprobs, table[len(prompt) - 1 :], strict=False):
         assert list(entry) == row.topk(2).indices.tolist()
 
@@ -690,10 +697,11 @@ def test_of_n_completions_only_the_first_computes_the_prompt_anew_for_its_log_pr
 ) -> None:
     engine = LLM(checkpoint()).engine
     (cold,) = serve(engine, HEAD, prompt_logprobs=True)
-    rid = engine.add_request(HEAD, SamplingParams(max_new_tokens=2, n=3, prompt_logprobs=True))
+    rid = engine.add_request(HEAD, SamplingParams(max_new_tokens=2, n=3, prompt_logprobs=True, prompt_top_logprobs=1))
     output = finish(engine)[rid]
     assert [completion.cached_tokens for completion in output.outputs] == [0, len(HEAD) - 1, len(HEAD) - 1]
     assert output.prompt_logprobs is not None
     assert cold.prompt_logprobs is not None
     assert output.prompt_logprobs[1:] == pytest.approx(cold.prompt_logprobs[1:], abs=1e-5)
+    assert len(output.prompt_top_logprobs or ()) == len(HEAD)
     assert_all_free(engine)

@@ -1,7 +1,9 @@
 """Vocabularies: the bytes of tokens, for tokenizers of several kinds; and what a compiler keeps."""
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,6 +137,16 @@ def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused() -> Non
 
 
 # --- what a compiler keeps -------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_vocabulary_stays_when_its_engine_is_gone() -> None:
+    compiler = Compiler(Vocabulary(LetterTokenizer(), 128, [3]))
+    matcher = compiler.compile(Grammar("regex", "a[xyz]b")).matcher(frozenset([3]))
+    assert matcher.forced_tokens() == [ord("a")]
+    gone = weakref.ref(compiler.vocabulary)
+    del compiler, matcher
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_grammar_is_compiled_once_and_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:

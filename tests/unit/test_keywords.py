@@ -186,11 +186,9 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
     [
         ("gpu_memory_utilization", 0.9, "max_total_tokens"),
         ("trust_remote_code", True, "never run"),
-        ("tensor_parallel_size", 2, "one process"),
         ("enable_prefix_caching", False, "disable_radix_cache"),
-        ("pipeline_parallel_size", 2, "one process"),
-        ("data_parallel_size", 2, "one process"),
-        ("tp", 2, "one process"),
+        ("pipeline_parallel_size", 2, "tensor_parallel_size"),
+        ("data_parallel_size", 2, "one engine"),
         ("load_format", "gguf", "safetensors"),
         ("tokenizer_mode", "slow", "the checkpoint's files"),
         ("revision", "main", "snapshot_download"),

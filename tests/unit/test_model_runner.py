@@ -1,7 +1,10 @@
 """ModelRunner: logits of single passes are those of transformers (of every variant of every family: tests/property)."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,13 @@ import transformers
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.layers.logits_processor import ROWS_AT_A_TIME, compute_logits
 from nanoinfer.model.loader import load_model
 from tests.helpers.rows import (
     HandWrittenRows,
     all_logits,
     assert_close,
+    assert_likeliest,
     compare_all_passes,
     logprob_of_each_token,
     random_tokens,
@@ -44,16 +49,52 @@ def test_prefill_extend_and_decode_give_the_logits_of_transformers(
 
 @pytest.mark.parametrize("total", [256, 257, 258])
 def test_prompt_logprobs_of_long_passes_are_complete(total: int, checkpoint: Checkpoint, oracle: Oracle) -> None:
-    """The head is applied to 256 rows at a time: passes that end just before, at and after that boundary."""
+    """The head is applied to 256 rows at a time: passes that end just before, at and after that boundary. Each request gets
+    as many likeliest tokens as it wants."""
     path = checkpoint("llama")
     prompts = [random_tokens(length, seed) for seed, length in enumerate((100, total - 160, 60))]
     llm = LLM(path, max_total_tokens=512)
-    outs = llm.generate(prompts, SamplingParams(max_new_tokens=1, prompt_logprobs=True), use_tqdm=False)
+    counts = (3, 5, 0)
+    params = [SamplingParams(max_new_tokens=1, prompt_logprobs=True, prompt_top_logprobs=count) for count in counts]
+    outs = llm.generate(prompts, params, use_tqdm=False)
     assert llm.engine.stats()["extend_steps"] == 1
-    for prompt, out in zip(prompts, outs, strict=True):
+    for prompt, out, count in zip(prompts, outs, counts, strict=True):
         assert out.prompt_logprobs is not None
         assert out.prompt_logprobs[0] is None
         assert_close(torch.tensor(out.prompt_logprobs[1:]), logprob_of_each_token(oracle(path), prompt)[1:])
+        if not count:
+            assert out.prompt_top_logprobs is None
+            continue
+        assert out.prompt_top_logprobs is not None
+        assert_likeliest(out.prompt_top_logprobs, all_logits(oracle(path), prompt).log_softmax(-1), count)
+
+
+def test_likeliest_tokens_of_a_long_prompt_need_no_table_of_all_positions() -> None:
+    """The head is given a block of rows at a time, and no block is kept."""
+    blocks: list[weakref.ref[torch.Tensor]] = []
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        assert len(hidden) <= ROWS_AT_A_TIME
+        assert sum(block() is not None for block in blocks[1:]) <= 1, "the first are the logits of the last token"
+        logits = hidden.new_zeros(len(hidden), 50).index_put(
+            (torch.arange(len(hidden)), hidden[:, 0].long()), hidden[:, 1]
+        )
+        blocks.append(weakref.ref(logits))
+        return logits
+
+    total = 5 * ROWS_AT_A_TIME
+    hidden = torch.stack([torch.arange(total) % 50, torch.ones(total)], dim=1)
+    metadata: Any = SimpleNamespace(
+        only_likeliest=False,
+        return_normalized_logprob=True,
+        logit_rows=torch.tensor([total - 1]),
+        qo_indptr=torch.tensor([0, total]),
+        prompt_top_counts=[1],
+    )
+    output = compute_logits(hidden, torch.zeros(total, dtype=torch.int64), head, metadata)
+    assert len(blocks) == 6
+    assert output.prompt_likeliest is not None
+    assert [next(iter(entry)) for entry in output.prompt_likeliest[0] or ()] == [i % 50 for i in range(total - 1)]
 
 
 @pytest.mark.parametrize("first_slot", [0, 5])

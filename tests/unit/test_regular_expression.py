@@ -104,6 +104,11 @@ def test_equal_expressions_are_one_state() -> None:
         ("(?=a)", "not implemented"),
         (r"\b", "not implemented"),
         (r"[\D]", "not implemented inside a class"),
+        ("[z-a]", "to a later one"),
+        (r"[\d-z]", "to a later one"),
+        ("a{101}", "at most 100 times"),
+        ("(a{100}){100}", "too many parts"),
+        ("(" * 500 + "a" + ")" * 500, "too many parts"),
     ],
 )
 def test_a_pattern_that_it_cannot_read_is_refused_with_the_position(pattern: str, reason: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from nanoinfer import SamplingParams
 
 NAN, INF = math.nan, math.inf
-INTS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
+INTS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_top_logprobs", "n")
 REALS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 BOOLS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
 
@@ -36,6 +36,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "logit_bias": None,
         "logprobs": None,
         "prompt_logprobs": False,
+        "prompt_top_logprobs": 0,
         "n": 1,
         "logits_processors": (),
         "skip_special_tokens": True,
@@ -44,6 +45,8 @@ def test_defaults_are_those_of_the_contract() -> None:
         "json_schema": None,
         "grammar": None,
         "choice": None,
+        "tool_calls": None,
+        "parallel_tool_calls": True,
     }
 
 
@@ -74,6 +77,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("seed", -1),
         ("seed", 2**64),
         ("logprobs", -1),
+        ("prompt_top_logprobs", -1),
         ("n", 0),
         ("n", -3),
         ("stop", ""),
@@ -215,7 +219,7 @@ def test_any_mapping_is_a_logit_bias() -> None:
 @pytest.mark.parametrize("field", INTS)
 def test_numpy_integers_become_plain_ones(field: str, dtype: type[np.integer]) -> None:
     """A kept `uint8` would overflow as soon as something is added to it."""
-    value = getattr(SamplingParams(**{field: dtype(100)}), field)
+    value = getattr(SamplingParams(**{"prompt_logprobs": True, field: dtype(100)}), field)
     assert type(value) is int
     assert value == 100
 
@@ -241,6 +245,7 @@ def test_numpy_token_ids_become_plain_ones() -> None:
             r"must be an integer; for as many as fit, use llm\.config\.max_context_len minus the prompt's",
         ),
         ("prompt_logprobs", 1, "must be True or False; use True"),
+        ("prompt_top_logprobs", 1, "needs prompt_logprobs=True"),
     ],
 )
 def test_a_value_that_vllm_takes_is_answered_with_ours(field: str, value: object, hint: str) -> None:

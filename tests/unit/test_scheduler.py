@@ -467,15 +467,18 @@ def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step()
     server.check_all_free()
 
 
-def test_of_several_that_begin_alike_the_first_of_the_pass_is_waited_for() -> None:
-    server = FakeServer(max_total_tokens=512, max_context_len=128, schedule_policy="fcfs")
-    long = range(1000, 1040)
-    first, other, equal = server.add(long), server.add([long[0], *B]), server.add(long)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_each_of_several_prefixes_that_begin_with_the_same_tokens_is_computed_once(page_size: int) -> None:
+    """As prompts do: with a token that says where they begin, or with the first words of every system prompt."""
+    server = FakeServer(max_total_tokens=512, page_size=page_size, max_context_len=128, schedule_policy="fcfs")
+    one, two = [*A[:8], *range(1000, 1032)], [*A[:8], *range(2000, 2032)]
+    firsts, others = [server.add(one), server.add(two)], [server.add(tokens) for tokens in (two, one, two, one)]
     batch = server.step()
     assert batch is not None
-    assert batch.reqs == [first, other]
+    assert batch.reqs == firsts
     server.run()
-    assert equal.cached_tokens == 39
+    assert [req.cached_tokens for req in others] == [40 - page_size] * 4
+    assert_as_expected(server, *firsts, *others)
 
 
 def test_the_same_tokens_at_another_place_of_the_tree_are_not_waited_for() -> None:

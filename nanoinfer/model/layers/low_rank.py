@@ -156,10 +156,11 @@ class CppLowRank:
         x = x.contiguous()
         assert x.shape[1] == self.in_features
         assert to.is_contiguous()
-        hidden = x.new_empty(len(x), self.most_ranks)
+        most_ranks = self.most_ranks  # read once: another thread may put a larger adapter into its place meanwhile
+        hidden = x.new_empty(len(x), most_ranks)
         plan = (self.table.ctypes.data, adapters.plan.data_ptr(), adapters.rows.data_ptr())
         self._function(
-            x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], self.most_ranks
+            x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], most_ranks
         )
 
 

@@ -1,27 +1,27 @@
-// Draws slots, rows and tree, with more methods of the Page in player_draw.js.
+// Draws slots, rows and tree: more methods of Drawings. Those who extend it say how many cells there are and who owns them
+// (`cellsToDraw`, `cellOwners`), and what a node says (`nodeText`, `nodeLabel`, `treeNote`, `slotNote`).
 
 const MOST_CELLS = 4096; // of the slot map; if there are more slots, a cell stands for several
 const MOST_NODES = 80;
 
-Object.assign(Page.prototype, {
+Object.assign(Drawings.prototype, {
   // --- slots ---
 
-  /** Lay out the cells for the available width, without slots that are never used. */
+  /** Lay out the cells for the available width, and about `mapHeight` pixels. */
   layOutSlots() {
-    const { page_size: page } = this.trace.engine;
-    const used = this.replay.usedSlots;
-    const group = Math.ceil(used / MOST_CELLS) || 1;
-    const count = Math.ceil(used / group);
+    const { page_size: page } = this.engine;
+    const { count, group } = this.cellsToDraw();
     const room = $("#slots .grid").clientWidth - 40;
     const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
-    const height = matchMedia("(max-height: 640px)").matches ? 110 : 180; // of the map, about, in pixels
+    const height = this.mapHeight;
     let cell = 18; // made smaller until the map fits
     let columns;
     do {
       cell -= 1;
       columns = Math.max(unit, Math.floor(Math.min(room / cell, 64) / unit) * unit);
     } while (cell > 5 && Math.ceil(count / columns) * cell > height);
-    if (columns === this.grid.columns && cell === this.grid.cell) return;
+    const { grid } = this;
+    if (columns === grid.columns && cell === grid.cell && count === grid.cells.length && group === grid.group) return;
     const cells = [];
     const lines = [];
     for (let start = 0; start < count; start += columns) {
@@ -38,45 +38,37 @@ Object.assign(Page.prototype, {
     this.grid = { cells, columns, cell, group };
   },
 
-  lookOf(owner) {
-    return typeof owner === "number" ? this.looks[owner] : `o-${owner}`;
+  lookOf(state, owner) {
+    return typeof owner === "number" ? state.requests.get(owner).look : `o-${owner}`;
   },
 
   drawSlots(state) {
-    const owners = state.owners();
     const { cells, group } = this.grid;
+    const looks = this.cellOwners(state).map((owner) => `slot ${this.lookOf(state, owner)}`);
+    for (const [marked, mark] of [[state.fresh.evicted, " evicted"], [state.fresh.written, " written"]]) {
+      for (const i of new Set([...marked].map((slot) => Math.floor(slot / group)))) {
+        if (i < cells.length) looks[i] = looks[i].replace(" evicted", "") + mark;
+      }
+    }
     cells.forEach((cell, i) => {
-      const slots = Array.from({ length: group }, (_, k) => i * group + k);
-      let look = this.lookOf(group === 1 ? owners[i] : dominant(slots.map((slot) => owners[slot] ?? "free")));
-      if (slots.some((slot) => state.fresh.written.has(slot))) look += " written";
-      else if (slots.some((slot) => state.fresh.evicted.has(slot))) look += " evicted";
-      const wanted = `slot ${look}`;
-      if (cell.className !== wanted) cell.className = wanted;
+      if (cell.className !== looks[i]) cell.className = looks[i];
     });
-    const counts = new Map();
-    for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
-    const order = ["locked", "tree", ...state.running.map((req) => req.index), "free"];
-    const names = { locked: "tree, locked", tree: "tree", free: "free" };
+    const counts = state.slotCounts();
+    const order = ["locked", "tree", ...state.running.map((req) => req.index), "other", "free"];
+    const names = { locked: "tree, locked", tree: "tree", other: "other requests", free: "free" };
     const shown = order.filter((owner) => counts.get(owner));
-    $("#slots .bar").replaceChildren(
-      ...shown.map((owner) => {
-        const part = el("i", { class: this.lookOf(owner) });
-        part.style.flexGrow = counts.get(owner);
-        return part;
-      }),
-    );
+    fill($("#slots .bar"), ...shown.map((owner) => el("i", { class: this.lookOf(state, owner), style: `flex-grow: ${counts.get(owner)}` })));
     const entries = shown.map((owner) =>
       typeof owner === "number"
         ? this.chip(state.requests.get(owner), ` ${counts.get(owner)}`)
-        : el("span", { class: "entry" }, el("i", { class: `swatch ${this.lookOf(owner)}` }), `${names[owner]} ${counts.get(owner)}`),
+        : el("span", { class: "entry" }, el("i", { class: `swatch ${this.lookOf(state, owner)}` }), `${names[owner]} ${counts.get(owner)}`),
     );
     if (state.fresh.written.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch written" }), `written now ${state.fresh.written.size}`));
     if (state.fresh.evicted.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch evicted" }), `evicted now ${state.fresh.evicted.size}`));
-    $("#slots .legend").replaceChildren(...entries);
-    const counted = shown.map((owner) => `${typeof owner === "number" ? this.trace.requests[owner].name : names[owner]} ${counts.get(owner)}`);
+    fill($("#slots .legend"), ...entries);
+    const counted = shown.map((owner) => `${typeof owner === "number" ? state.requests.get(owner).name : names[owner]} ${counts.get(owner)}`);
     $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${counted.join(", ")}`);
-    const never = state.size - this.replay.usedSlots;
-    this.tell(never > 0 ? `This run never uses the other ${plural(never, "slot")}.` : "");
+    this.tell(this.slotNote(state));
   },
 
   tell(text) {
@@ -100,29 +92,33 @@ Object.assign(Page.prototype, {
         if (left-- > 0) children.push(branch(child));
         else hidden += 1;
       }
-      if (hidden) children.push(el("div", { class: "branch" }, el("div", { class: "node more", text: `… ${hidden} more` })));
+      hidden += node.hidden ?? 0;
+      if (hidden) children.push(el("div", { class: "branch", "data-key": "more" }, el("div", { class: "node more", text: `… ${hidden.toLocaleString("en")} more` })));
       const box = node.number ? this.nodeBox(node, state, users.get(node) ?? []) : el("div", { class: "node root", text: "root" });
-      return el("div", { class: "branch" }, box, children.length ? el("div", { class: "children" }, ...children) : null);
+      return el("div", { class: "branch", "data-key": node.number }, box, children.length ? el("div", { class: "children" }, ...children) : null);
     };
-    $("#tree .branches").replaceChildren(branch(state.nodes.get(0)));
-    const gone = state.fresh.removed.map((node) => `“${shortened(visible(this.textOf(node.key)), 24, 10)}” (${plural(node.key.length, "token")})`);
-    const disabled = this.trace.engine.disable_radix_cache ? "The radix cache is switched off." : "";
-    const note = gone.length ? `Evicted now: ${gone.slice(0, 3).join(", ")}${gone.length > 3 ? ` and ${gone.length - 3} more` : ""}.` : disabled;
-    $("#tree .note").textContent = note || (state.nodes.size === 1 ? "The tree is empty." : "\u00a0");
+    fill($("#tree .branches"), branch(state.nodes.get(0)));
+    $("#tree .note").textContent = this.treeNote(state) || (state.nodes.size === 1 ? "The tree is empty." : "\u00a0");
+  },
+
+  /** What a node's box is for those who use a keyboard: something that the focus can reach. */
+  nodeAttributes() {
+    return { tabindex: 0 };
   },
 
   nodeBox(node, state, users) {
     const classes = ["node", node.lock ? "o-locked" : "o-tree"];
     if (state.fresh.nodes.has(node.number)) classes.push("fresh");
     if (state.fresh.splits.has(node.number)) classes.push("split");
-    const box = el("div", { class: classes.join(" "), "data-node": node.number, tabindex: 0 });
-    if (node.extraKey != null) box.append(el("small", { class: "key", text: `extra_key=${node.extraKey}` }));
+    const box = el("div", { class: classes.join(" "), "data-node": node.number, ...this.nodeAttributes(node) });
+    const [label, text] = [this.nodeLabel(node), this.nodeText(node)];
+    if (label !== null) box.append(el("small", { class: "key", text: label }));
     const tail = Math.floor(this.nodeChars / 3);
-    box.append(el("b", { text: shortened(visible(this.textOf(node.key)), this.nodeChars - tail - 1, tail) }));
+    if (text !== null) box.append(el("b", { text: shortened(visible(text), this.nodeChars - tail - 1, tail) }));
     const parts = (...texts) => el("span", { class: "parts" }, ...texts.map((text) => el("span", { text })));
-    box.append(parts(plural(node.key.length, "token"), `slots ${runsText(node.value, 1)}`));
-    const uses = parts(`lock_ref ${node.lock}`, `last use ${node.used}`);
-    for (const req of users) uses.append(el("i", { class: `swatch ${this.looks[req.index]}`, title: req.name }));
+    box.append(parts(plural(node.length, "token"), `slots ${runsText(node.value, 1)}`));
+    const uses = parts(`lock_ref ${node.lock}`, plural(node.hits, "hit"), `last use ${node.used}`);
+    for (const req of users) uses.append(el("i", { class: `swatch ${req.look}`, title: req.name }));
     box.append(uses);
     return box;
   },
@@ -134,7 +130,7 @@ Object.assign(Page.prototype, {
     const fresh = state.fresh.written;
     const lines = rows.slice(0, MOST_ROWS).map((req) => {
       const slots = state.rowSlots(req);
-      const kinds = slots.map((slot, i) => (i >= req.kvLen ? "empty" : i < req.treeLen ? "o-locked" : this.looks[req.index]));
+      const kinds = slots.map((slot, i) => (i >= req.kvLen ? "empty" : i < req.treeLen ? "o-locked" : req.look));
       const runs = [];
       slots.forEach((slot, i) => {
         const look = kinds[i] + (fresh.has(slot) ? " written" : "");
@@ -147,10 +143,11 @@ Object.assign(Page.prototype, {
       const parts = shown.map((run) => {
         if (run === null) return el("span", { class: "run more", text: `… ${plural(runs.length - most, "run")} …` });
         const text = run.length === 1 ? `${run.start}` : `${run.start}–${run.start + run.length - 1}`;
-        const part = el("span", { class: `run ${run.look}`, "data-slots": `${run.start} ${run.length}` }, el("em", { text }));
-        part.style.flexGrow = run.length;
-        return part;
+        const style = `flex-grow: ${run.length}`;
+        return el("span", { class: `run ${run.look}`, "data-slots": `${run.start} ${run.length}`, style }, el("em", { text }));
       });
+      const left = state.slotsLeft?.(req) ?? 0; // that the state does not give
+      if (left > 0) parts.push(el("span", { class: "run more", text: `… ${plural(left, "more slot")}` }));
       return el(
         "div",
         { class: "row", "data-request": req.index },
@@ -158,20 +155,14 @@ Object.assign(Page.prototype, {
         el("div", { class: "runs" }, ...parts),
       );
     });
-    if (rows.length > MOST_ROWS) lines.push(el("p", { text: `… and ${rows.length - MOST_ROWS} more rows` }));
-    if (!rows.length) lines.push(el("p", { class: "none", text: `All ${this.trace.engine.max_running_requests} rows are free.` }));
-    $("#rows .list").replaceChildren(...lines);
+    const more = (state.numRunning ?? rows.length) - Math.min(rows.length, MOST_ROWS);
+    if (more > 0) lines.push(el("p", { text: `… and ${plural(more, "more row")}` }));
+    if (!rows.length) lines.push(el("p", { class: "none", text: `All ${this.engine.max_running_requests} rows are free.` }));
+    fill($("#rows .list"), ...lines);
   },
 });
 
 /** The length of the longest path of nodes below this one. */
 function depth(node) {
   return node.children.reduce((most, child) => Math.max(most, 1 + depth(child)), 0);
-}
-
-/** The most frequent owner. */
-function dominant(owners) {
-  const counts = new Map();
-  for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
-  return [...counts].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0];
 }

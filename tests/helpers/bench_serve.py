@@ -1,0 +1,50 @@
+"""What the tests of `bench serve` share: a server that tests program, and answers cut into packets."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from nanoinfer.bench.serve.answers import Packets
+from nanoinfer.bench.serve.figures import Goodput
+from nanoinfer.bench.serve.servers import ServerSpec
+from tests.helpers import fake_server
+
+FAKE = Path(fake_server.__file__)
+NEW_TOKENS = 4
+GOOD = Goodput(60_000, 60_000)
+
+
+def fake(name: str, **options: Any) -> ServerSpec:
+    """A server to measure that is `tests/helpers/fake_server.py` with these options."""
+    return ServerSpec(name, str(FAKE), options=options)
+
+
+def stream(*events: str, separator: str = "\n\n", chunked: bool = True) -> bytes:
+    """An answer of these events, each in a chunk of its own."""
+    datas = [f"{event}{separator}".encode() for event in events]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    if not chunked:
+        return head + b"\r\n" + b"".join(datas)
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(data), data) for data in datas)
+    return head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def text_event(text: str, reason: str | None = None) -> str:
+    return "data: " + json.dumps({"choices": [{"text": text, "finish_reason": reason}]}, ensure_ascii=False)
+
+
+def cut(data: bytes, places: list[int]) -> Packets:
+    """`data` in packets; the time of a packet is its number."""
+    edges = [0, *sorted(places), len(data)]
+    return [(float(i), data[a:b]) for i, (a, b) in enumerate(pairwise(edges))]
+
+
+def pieces_of(count: int) -> list[bytes]:
+    """An answer, cut into packets that have a piece of text each."""
+    data = stream(*(text_event("a") for _ in range(count)), text_event("", "length"), "data: [DONE]")
+    places, at = [], 0
+    for _ in range(count - 1):
+        at = data.index(b"\n\n\r\n", at) + 4
+        places.append(at)
+    return [part for _, part in cut(data, places)]
