@@ -1,4 +1,4 @@
-"""Fixtures shared by the tests: tiny random checkpoints of every supported family, and the oracle that loads them."""
+"""What all tests share: how examples are drawn, what runs in one process, tiny random checkpoints, and their oracle."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
     import transformers
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
+
+# In the quick and the slow ring examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
+hypothesis.settings.register_profile(
+    "rings", derandomize=True, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("rings"), derandomize=False)
+hypothesis.settings.load_profile("rings")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, the tests of a file run in one process, unless they name a group of their own."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True, scope="session")
