@@ -3,6 +3,8 @@
 import pytest
 
 from nanoinfer.teaching import Hint, check
+from nanoinfer.teaching.compiled import Cpp
+from tests.helpers.waiting import HANG_S
 from tests.solution_cells import gets_hint, passes, solutions, written
 
 ANSWERS = solutions("12_where_the_time_goes")
@@ -80,6 +82,12 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inner loop may take as long as it needs, unless a test says otherwise."""
+    monkeypatch.setitem(Cpp.outcome.__kwdefaults__, "seconds", HANG_S)
+
+
 def source(id: str) -> str:
     """The solution, with what the notebook defines before it."""
     return HEADER + ANSWERS[id] if id == "12.4" else ANSWERS[id]
@@ -96,6 +104,7 @@ BY_M = "for (int m = 0; m < M; m++) "
 USE = f"{BY_M} {BY_P} sums[m][p] += x[m * in + k] * v[p];"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "statements"),
     [
@@ -176,6 +185,7 @@ def test_another_sum_is_told_what_it_is(body: str, hint: str) -> None:
         check("12.5", written(LINEAR + body))
 
 
+@pytest.mark.slow
 def test_a_slow_inner_loop_passes_and_is_told_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,14 +203,7 @@ def test_a_typical_mistake_gets_its_hint(id: str, right: str, wrong: str, hint: 
 
 
 def test_an_inner_loop_that_never_ends_does_not_hold_up_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nanoinfer.teaching import compiled
-
-    outcome = compiled.Cpp.outcome
-
-    def hasty(self, name, *arguments, result):  # type: ignore[no-untyped-def]
-        return outcome(self, name, *arguments, result=result, seconds=0.5)
-
-    monkeypatch.setattr(compiled.Cpp, "outcome", hasty)
+    monkeypatch.setitem(Cpp.outcome.__kwdefaults__, "seconds", 0.01)  # for ever is longer
     endless = source("12.4").replace(
         "for (int p = 0; p < PANELS; p++) {", "for (volatile int p = 0; p < 1; p += 0) {", 1
     )
