@@ -18,9 +18,10 @@ from nanoinfer.teaching import Hint, check
 from nanoinfer.teaching.several import ALSO
 from notebooks.tools.files import read, source_of
 
-# One line of these answers does two things, which a check tells apart.
-TWO_THINGS = {
+# One line of these answers does several things, which a check tells apart.
+SEVERAL_THINGS = {
     ("6.5", '"start_loc"'),  # a field is misspelt: one is missing, and one is unknown
+    ("12.3", "        array[count:] = padding\n"),  # of each array
     ("8.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n"),
 }
 
@@ -67,4 +68,4 @@ def gets_hint(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
     assert right in answer
     with pytest.raises(Hint, match=hint) as caught:
         check(id, written(answer.replace(right, wrong)))
-    assert (id, right) in TWO_THINGS or ALSO not in str(caught.value), "one mistake gets one hint"
+    assert (id, right) in SEVERAL_THINGS or ALSO not in str(caught.value), "one mistake gets one hint"
