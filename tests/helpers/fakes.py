@@ -24,6 +24,8 @@ from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.policy import Policy
 
+A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
+
 
 def next_token(tokens: Sequence[int], extra_key: Hashable, vocab_size: int) -> int:
     """What the fake model continues `tokens` with: any token, but always the same."""
@@ -218,6 +220,25 @@ class FakeServer:
         self.check()
         assert self.pool.available_size() == self.pool.size
         assert self.rows.available_size() == self.rows.size
+
+
+def passes(server: FakeServer) -> Iterator[tuple[ForwardMode, list[Req]]]:
+    """(mode, requests) of every pass until all is done."""
+    while (batch := server.step()) is not None:
+        yield batch.forward_mode, list(batch.reqs)
+
+
+def assert_as_expected(server: FakeServer, *reqs: Req) -> None:
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, server.vocab_size)
+
+
+def bare_step(server: FakeServer) -> None:
+    """A DECODE step without the checks, which go through everything."""
+    batch = server.scheduler.schedule()
+    assert batch is not None
+    assert batch.forward_mode is ForwardMode.DECODE
+    server.scheduler.process_batch_result(batch, [1] * len(batch.reqs), [None] * len(batch.reqs))
 
 
 def admissions(server: FakeServer) -> list[Req]:

@@ -9,7 +9,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
-from tests.helpers.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, assert_as_expected
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 GAMBLE = 0.001  # schedule_conservativeness that sets (next to) nothing aside
@@ -18,11 +18,6 @@ A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts
 
 def server(max_total_tokens: int, **fields: Any) -> FakeServer:
     return FakeServer(max_total_tokens, **{"schedule_conservativeness": GAMBLE, "schedule_policy": "fcfs", **fields})
-
-
-def assert_as_expected(server: FakeServer, *reqs: Req) -> None:
-    for req in reqs:
-        assert (req.output_ids, req.finish_reason) == expected_output(req, server.vocab_size)
 
 
 # --- who, when -------------------------------------------------------------------------------------------------------

@@ -1,73 +1,14 @@
 """forward_tensor: its logits are those of transformers and its tokens the engine's, whatever the blocks look like."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.helpers.paged import Caller
-
-Checkpoint = Callable[..., Path]
-Oracle = Callable[[Path], transformers.PreTrainedModel]
-
-PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42], list(range(100, 121)))
-FAMILIES = {
-    "llama": {},
-    "mistral": {"sliding_window": 5},
-    "qwen2": {},
-    "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
-    "gemma3": {},
-    "phi3": {"sliding_window": 6},
-}
-
-
-@pytest.fixture(scope="module")
-def generators(checkpoint: Checkpoint) -> Callable[..., GeneratorTorch]:
-    made: dict[tuple[str, object], GeneratorTorch] = {}
-
-    def make(family: str = "llama", dtype: str | None = None) -> GeneratorTorch:
-        if (family, dtype) not in made:
-            made[family, dtype] = GeneratorTorch(checkpoint(family, **FAMILIES[family]), dtype=dtype)
-        return made[family, dtype]
-
-    return make
-
-
-@pytest.fixture
-def generator(generators: Callable[..., GeneratorTorch]) -> GeneratorTorch:
-    return generators()
-
-
-@pytest.fixture(scope="module")
-def expected(checkpoint: Checkpoint, oracle: Oracle) -> Callable[..., torch.Tensor]:
-    """`expected(tokens)`: transformers' logits [len(tokens), V]; `see` [S, S] boolean hides more, `positions` replace."""
-
-    @torch.no_grad()
-    def logits(
-        tokens: Sequence[int],
-        family: str = "llama",
-        see: torch.Tensor | None = None,
-        positions: Sequence[int] | None = None,
-    ) -> torch.Tensor:
-        model = oracle(checkpoint(family, **FAMILIES[family]))
-        mask = None
-        if see is not None:
-            causal = torch.ones_like(see).tril()
-            mask = torch.zeros(see.shape).masked_fill(~(see & causal), torch.finfo(torch.float32).min)[None, None]
-        where = None if positions is None else torch.tensor([list(positions)])
-        return model(torch.tensor([list(tokens)]), attention_mask=mask, position_ids=where).logits[0]
-
-    return logits
-
-
-def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
-
+from tests.helpers.paged import PROMPTS, Caller, Checkpoint, close
 
 # --- prefill and decode ------------------------------------------------------------------------------------------
 
@@ -268,141 +209,6 @@ def test_what_lies_in_blocks_that_nobody_wrote_does_not_matter(
     close(caller.prefill({0: PROMPTS[3], 1: PROMPTS[2]})[-1], expected(PROMPTS[2])[-1])
     logits = caller.decode({2: [9], 0: [9], 1: [8]})  # request 2 has no prefix
     close(logits, torch.stack([expected(caller.tokens[i])[-1] for i in (2, 0, 1)]))
-
-
-# --- parallel decoding -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_drafts_in_a_line_have_the_logits_of_one_token_after_another(
-    family: str, block_size: int, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generators(family), 64 // block_size + 8, block_size)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1], 2: PROMPTS[2]})
-    new = {0: [9, 8, 7], 1: [3], 2: [5, 6]}
-    logits = caller.decode(new, q_lens=[3, 1, 2])
-    close(logits, torch.cat([expected(caller.tokens[i], family)[-len(new[i]) :] for i in new]))
-
-
-def test_rejected_drafts_are_overwritten(generator: GeneratorTorch, expected: Callable[..., torch.Tensor]) -> None:
-    caller = Caller(generator, 8, 4)
-    caller.prefill({0: PROMPTS[0]})
-    caller.decode({0: [9, 8, 7]}, q_lens=[3])
-    caller.tokens[0] = caller.tokens[0][:-2]  # 8 and 7 were wrong
-    close(caller.decode({0: [5, 4]}, q_lens=[2]), expected([*PROMPTS[0], 9, 5, 4])[-2:])
-
-
-TREE = {"tokens": [20, 21, 22, 23, 24], "parents": [None, 0, 0, 1, 2]}  # 20 → 21 → 23 and 20 → 22 → 24
-
-
-def path(node: int) -> list[int]:
-    """The nodes from the root of TREE to `node`."""
-    parent = TREE["parents"][node]
-    return [*([] if parent is None else path(parent)), node]
-
-
-@pytest.mark.parametrize("hide", [-torch.inf, -1e9, -10000.0])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_of_drafts_gives_each_node_the_logits_of_its_path(
-    hide: float, family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    """Next to another request without drafts. Siblings have the same position, and do not see each other."""
-    caller = Caller(generators(family), 32, 4)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
-    new = {1: [3], 0: TREE["tokens"]}
-    positions = [3] + [len(PROMPTS[0]) + len(path(node)) - 1 for node in range(5)]
-    mask = torch.zeros(6, len(PROMPTS[0]) + 5)
-    mask[1:, len(PROMPTS[0]) :] = hide
-    for node in range(5):
-        mask[1 + node, [len(PROMPTS[0]) + seen for seen in path(node)]] = 0
-    logits = caller.decode(new, q_lens=[1, 5], spec_mask=mask, position_ids=torch.tensor(positions))
-    close(logits[0], expected([*PROMPTS[1], 3], family)[-1])
-    for node in range(5):
-        tokens = [*PROMPTS[0], *(TREE["tokens"][seen] for seen in path(node))]
-        close(logits[1 + node], expected(tokens, family)[-1])
-
-
-def test_a_spec_mask_without_q_lens_is_one_for_single_tokens(
-    generator: GeneratorTorch, expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generator, 8, 4)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
-    mask = torch.zeros(2, 8)
-    mask[0, 2], mask[1, 1] = -torch.inf, -torch.inf
-    logits = caller.decode({0: [9], 1: [8]}, spec_mask=mask)
-    for row, (tokens, hidden) in enumerate(((caller.tokens[0], 2), (caller.tokens[1], 1))):
-        see = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
-        see[-1, hidden] = False
-        close(logits[row], expected(tokens, see=see)[-1])
-
-
-# --- atten_mask --------------------------------------------------------------------------------------------------
-
-
-def hidden_columns(size: int, *columns: int) -> torch.Tensor:
-    """Boolean [size, size]: no token sees these."""
-    see = torch.ones(size, size, dtype=torch.bool)
-    see[:, list(columns)] = False
-    return see
-
-
-@pytest.mark.parametrize("additive", [False, True])
-@pytest.mark.parametrize("shape", ["[T, S]", "[M, M]", "[B, M, M]"])
-def test_an_atten_mask_hides_in_a_prefill(
-    additive: bool, shape: str, generator: GeneratorTorch, expected: Callable[..., torch.Tensor]
-) -> None:
-    see = [hidden_columns(9, 2), hidden_columns(9, 2)]
-    if shape != "[M, M]":
-        see[1] = hidden_columns(9, 1)
-    mask = {
-        "[T, S]": torch.cat((see[0][:7, :7], see[1][:3, :7])),
-        "[M, M]": see[0],
-        "[B, M, M]": torch.stack(see),
-    }[shape]
-    if additive:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, -1e9)
-    logits = Caller(generator, 8, 4).prefill({0: PROMPTS[0], 1: PROMPTS[1]}, atten_mask=mask)
-    close(logits, torch.cat([expected(p, see=s[: len(p), : len(p)]) for p, s in zip(PROMPTS[:2], see, strict=True)]))
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_an_atten_mask_hides_in_a_decode(
-    additive: bool, generator: GeneratorTorch, expected: Callable[..., torch.Tensor]
-) -> None:
-    """Also from drafts in a line, which stay a line: a mask only takes away."""
-    for new, q_lens in (([9], None), ([9, 8, 7], [3])):
-        caller = Caller(generator, 8, 4)
-        caller.prefill({0: PROMPTS[0]})
-        size = len(PROMPTS[0]) + len(new)
-        see = hidden_columns(size, 3)
-        see[: len(PROMPTS[0])] = True  # the prompt was computed without a mask
-        mask = torch.zeros(see.shape).masked_fill(~see, -torch.inf) if additive else see
-        logits = caller.decode({0: new}, q_lens=q_lens, atten_mask=mask)
-        close(logits, expected(caller.tokens[0], see=see)[-len(new) :])
-
-
-def test_a_mask_of_nothing_changes_nothing(
-    generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generators("mistral"), 16, 4)
-    see = torch.ones(21, 21, dtype=torch.bool)
-    close(caller.prefill({0: PROMPTS[3]}, atten_mask=see), expected(PROMPTS[3], "mistral"))
-    logits = caller.decode({0: [7, 8]}, q_lens=[2], spec_mask=torch.zeros(2, 23), atten_mask=torch.zeros(2, 23))
-    close(logits, expected(caller.tokens[0], "mistral")[-2:])
-
-
-def test_with_a_mask_positions_are_free(generator: GeneratorTorch, expected: Callable[..., torch.Tensor]) -> None:
-    positions = [0, 0, 0, 3, 9, 10, 11]
-    see = hidden_columns(7, 1)
-    caller = Caller(generator, 8, 4)
-    logits = caller.prefill({0: PROMPTS[0]}, atten_mask=see, position_ids=torch.tensor(positions))
-    close(logits, expected(PROMPTS[0], see=see, positions=positions))
-
-
-def test_a_token_that_sees_nothing_has_finite_logits(generator: GeneratorTorch) -> None:
-    logits = Caller(generator, 8, 4).prefill({0: PROMPTS[0]}, atten_mask=hidden_columns(7, 0))
-    assert logits.isfinite().all()
 
 
 # --- tensors of other kinds --------------------------------------------------------------------------------------

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from tests.helpers.runners import make_runner
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
-
-
-def make_runner(rows: int = 6, context: int = 40, slots: int = 320, page_size: int = 1) -> SimpleNamespace:
-    """What `create` needs of a ModelRunner: its two pools."""
-    return SimpleNamespace(
-        req_to_token_pool=ReqToTokenPool(rows, context),
-        token_to_kv_pool=TokenToKVPool(slots, torch.float32, 1, 1, 1, page_size=page_size),
-    )
 
 
 def laid_out(runner: SimpleNamespace, rows: list[int], seq_lens: list[int], seed: int) -> dict[int, list[int]]:
