@@ -71,8 +71,7 @@ def told(outputs: list[RequestOutput]) -> list[Any]:
 # --- NaN and infinity ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(("kernels", "value"), [("auto", torch.nan), ("torch", torch.inf)])
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_request_whose_drafts_cannot_be_chosen_has_none_and_goes_on(
     path: Path, name: str, kernels: str, value: float

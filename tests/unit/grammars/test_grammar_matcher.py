@@ -28,10 +28,9 @@ def test_exactly_the_tokens_of_the_mask_can_be_accepted(kind: str, text: str) ->
         may = allowed(matcher)
         for token in rng.sample(range(story_compiler().vocabulary.size), 200):
             if token not in may:
-                assert matcher.count_valid([token]) <= matcher.copy().accept(
-                    token
-                )  # a way of writing that is not the only
-        for token in may:
+                # a way of writing that is not the only one
+                assert matcher.count_valid([token]) <= matcher.copy().accept(token)
+        for token in rng.sample(sorted(may), min(len(may), 200)):
             assert matcher.count_valid([token]) == 1
             assert matcher.copy().accept(token)
         ordinary = sorted(may - {EOS})

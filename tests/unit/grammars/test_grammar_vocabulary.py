@@ -2,7 +2,6 @@
 
 import gc
 import json
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.tokenizer import Tokenizer
 from tests.helpers.engines import LetterTokenizer
 from tests.helpers.grammars import story_compiler, story_tokenizer
+from tests.helpers.waiting import Worker, until
 
 
 def byte_level() -> Backend:
@@ -151,21 +151,22 @@ def test_nothing_of_a_vocabulary_stays_when_its_engine_is_gone() -> None:
 
 def test_a_grammar_is_compiled_once_and_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
+    asking: list[int] = []
     original = compiler_module._compile
 
     def counting(grammar: Grammar, vocabulary: Vocabulary) -> Any:
+        until(lambda: len(asking) == 8, "that all threads ask")
         compiled.append(grammar.text)
         return original(grammar, vocabulary)
 
+    def ask(number: int) -> None:
+        asking.append(number)
+        compiler.compile(Grammar("regex", "a+")).matcher(frozenset())
+
     monkeypatch.setattr(compiler_module, "_compile", counting)
     compiler = Compiler(story_compiler().vocabulary)
-    threads = [
-        threading.Thread(target=lambda: compiler.compile(Grammar("regex", "a+")).matcher(frozenset())) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for worker in [Worker(ask, number) for number in range(8)]:
+        worker.result()
     assert compiled == ["a+"]
     compiler.compile(Grammar("choice", '["a+"]'))
     assert compiled == ["a+", '["a+"]']

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +99,16 @@ def test_what_does_not_fit_is_refused_and_keeps_no_blocks(
 # --- python -m nanoinfer demo paged ------------------------------------------------------------------------------
 
 
-def test_demo_paged_shows_every_step_and_ends_with_the_engines_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "paged"]) == 0
-    out = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def demo() -> str:
+    """What `demo paged` prints."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(["demo", "paged"]) == 0
+    return out.getvalue()
+
+
+def test_demo_paged_shows_every_step_and_ends_with_the_engines_tokens(demo: str) -> None:
+    out = demo
     assert "\033[" not in out, "colours only on a terminal"
     assert max(map(len, out.splitlines())) <= 100
     assert re.findall(r"\d: equal, 9 of 9", out) == ["0: equal, 9 of 9", "1: equal, 9 of 9", "2: equal, 9 of 9"]
@@ -114,9 +123,8 @@ def test_demo_paged_shows_every_step_and_ends_with_the_engines_tokens(capsys: py
         assert [slot % 4 for slot in slots[:3]] == [position % 4 for position in positions[:3]]
 
 
-def test_demo_paged_verifies_lines_and_trees_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "paged"]) == 0
-    out = capsys.readouterr().out.split("Drafts in a line")[1]
+def test_demo_paged_verifies_lines_and_trees_of_drafts(demo: str) -> None:
+    out = demo.split("Drafts in a line")[1]
     line, tree = out.split("Drafts in a tree")
 
     table = line.split("accepted_num\n")[1].splitlines()

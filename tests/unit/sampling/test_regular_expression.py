@@ -50,6 +50,7 @@ def test_its_masks_allow_what_llguidance_allows(pattern: str) -> None:
     """llguidance allows one way only to write a text that has to come, so there its tokens are some of ours."""
     vocabulary, machine, rng = story_compiler().vocabulary, Machine(pattern), random.Random(0)
     readable = [i for i, token in enumerate(vocabulary.tokens[: vocabulary.size]) if token.isascii()]
+    compared = set(readable) - {EOS}
     texts = ["" if i in vocabulary.special else vocabulary.tokens[i].decode() for i in readable]
     for _ in range(5):
         matcher, state = matcher_of("regex", in_ascii(pattern)), 0
@@ -58,7 +59,7 @@ def test_its_masks_allow_what_llguidance_allows(pattern: str) -> None:
             ours = {i for i, may in zip(readable, mask, strict=True) if may}
             theirs = allowed(matcher)
             assert (EOS in theirs) == machine.accepts(state) == matcher.is_complete
-            theirs = {i for i in theirs - {EOS} if i in set(readable)}
+            theirs &= compared
             if matcher.forced_tokens():
                 assert len(theirs) == 1
                 assert theirs <= ours
@@ -74,7 +75,7 @@ def test_its_masks_allow_what_llguidance_allows(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_random_outputs_of_llguidance_match(pattern: str) -> None:
     rng, machine, ended = random.Random(1), Machine(pattern), 0
-    for _ in range(20):
+    for _ in range(5 if pattern in SELDOM_END else 20):
         output = random_output(matcher_of("regex", in_ascii(pattern)), rng)
         if output is not None:
             ended += 1
