@@ -1,5 +1,6 @@
 """A model that needs no weights, the bookkeeping around it without an engine, and a counter of work."""
 
+import gc
 import sys
 import zlib
 from collections import Counter
@@ -252,16 +253,22 @@ def admissions(server: FakeServer) -> list[Req]:
 
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
-    """Counts function calls, Python and C, while open: a measure of work that no clock is needed for."""
+    """Counts function calls, Python and C, while open: a measure of work that no clock is needed for.
+
+    The garbage collector, which would call what others have asked it to call, waits.
+    """
     calls: Counter[str] = Counter()
 
     def on_event(frame: FrameType, event: str, arg: Any) -> None:
         if event in ("call", "c_call"):
             calls[frame.f_code.co_name if event == "call" else arg.__name__] += 1
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(on_event)
     try:
         yield calls
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()

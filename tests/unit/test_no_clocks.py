@@ -21,7 +21,7 @@ ALLOWED: list[tuple[str, str, str]] = []
 
 CLOCKS = {"perf_counter", "monotonic", "time", "process_time", "thread_time"}
 CLOCKS |= {f"{clock}_ns" for clock in CLOCKS}
-ALARMS = {"Timer", "setitimer", "alarm"}
+ALARMS = {"Timer": 0, "setitimer": 1, "alarm": 0}  # and which argument says when
 # Which argument of a call is its patience, if it is no keyword.
 PATIENCE = {"join": 0, "wait": 0, "result": 0, "exception": 0, "settimeout": 0, "set_script_timeout": 0}
 PATIENCE |= {"wait_for": 1, "create_connection": 1, "communicate": 1, "WebDriverWait": 1, "select": 3}
@@ -93,7 +93,7 @@ class Rules:
         tree = ast.parse(text)
         self.reads_clocks = CLOCK_WORDS.search(text) is not None
         self.problems: list[Problem] = []
-        self.numbers = self._numbers(tree.body)
+        self.numbers = {"HANG_S": HANG_S, **self._numbers(tree.body)}
         self.measured: set[str] = set()  # names of measured times, and of functions that return some
         if not any(map(is_soak, tree.body)):
             if self.reads_clocks:
@@ -118,7 +118,13 @@ class Rules:
             left, right = self._number(node.left), self._number(node.right)
             if left is not None and right is not None and isinstance(node.op, ast.Mult | ast.Add):
                 return left * right if isinstance(node.op, ast.Mult) else left + right
+        if isinstance(node, ast.Call) and name_of(node.func) == "int" and node.args:
+            return self._number(node.args[0])
         return self.numbers.get(node.id) if isinstance(node, ast.Name) else None
+
+    def _hangs(self, node: ast.AST | None) -> bool:
+        """Whether so many seconds are for ever: what sleeps or is interrupted then hangs, on purpose or not."""
+        return (seconds := self._number(node)) is not None and seconds >= HANG_S
 
     def _is_short(self, node: ast.AST | None) -> bool:
         """0 is no wait at all, but a look."""
@@ -170,11 +176,13 @@ class Rules:
         self.numbers = before
 
     def _call(self, call: ast.Call, loop: Loop | None) -> None:
-        name, dotted = name_of(call.func), isinstance(call.func, ast.Attribute)
-        if name == "sleep" and (not call.args or self._number(call.args[0]) != 0):
-            if loop is None or not ends_on_a_condition(loop):
-                self.problems.append((call.lineno, SLEEPS))
-        elif name in ALARMS and (not dotted or ast.unparse(call.func).startswith(("threading.", "signal."))):
+        name, dotted = name_of(call.func), ast.unparse(call.func)
+        seconds = call.args[ALARMS.get(name, 0) :][:1]
+        is_harmless = any(self._number(each) == 0 or self._hangs(each) for each in seconds)
+        is_alarm = name in ALARMS and dotted in (name, f"signal.{name}", f"threading.{name}")
+        if name == "sleep" and not is_harmless and (loop is None or not ends_on_a_condition(loop)):
+            self.problems.append((call.lineno, SLEEPS))
+        if is_alarm and not is_harmless:
             self.problems.append((call.lineno, ALARM))
         patience: list[ast.expr] = [] if name in OWN_TIMEOUT else [k.value for k in call.keywords if k.arg == "timeout"]
         if name in PATIENCE:
@@ -287,6 +295,9 @@ def test_each_rule_refuses_its_examples(text: str, rule: str) -> None:
         "assert clock.now - begin < 5",
         "assert simulation.time() - begin < 5",
         "signal.raise_signal(signal.SIGALRM)",
+        "signal.alarm(int(HANG_S))\nsignal.alarm(0)\nsignal.setitimer(signal.ITIMER_REAL, 0)",
+        "SECONDS = 300\nthreading.Timer(SECONDS, process.kill).start()",
+        "def hang():\n    time.sleep(HANG_S)",
         "program = 'import time; time.sleep(9)'",
         "@pytest.mark.soak\ndef test():\n    time.sleep(1)",
         "pytestmark = pytest.mark.soak\ndef test():\n    thread.join(0.1)",
