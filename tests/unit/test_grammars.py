@@ -15,6 +15,7 @@ from nanoinfer import Engine, FinishReason, RequestOutput, SamplingParams
 from nanoinfer.errors import InvalidRequestError, NoTokenAllowedError
 from nanoinfer.grammars.vocabulary import Vocabulary
 from tests.helpers.engines import LetterTokenizer, assert_all_free, finish, greedy, make_engine, step
+from tests.helpers.interrupts import Interrupted, raising
 
 EOS = 3
 
@@ -108,10 +109,6 @@ def test_multiples_whose_compilation_would_take_minutes_and_gigabytes_are_refuse
         engine_with().add_request("a", greedy(json_schema={"type": "number", "multipleOf": multiple}))
 
 
-class Interrupted(Exception):
-    """What a signal handler raises."""
-
-
 def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,12 +119,8 @@ def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a
             signal.raise_signal(signals.pop())
         return encode(vocabulary, text)
 
-    def stop(*_: object) -> None:
-        raise Interrupted
-
     monkeypatch.setattr(Vocabulary, "encode", interrupted)
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
+    with raising(signal.SIGALRM):
         engine = engine_with()
         signals.append(signal.SIGALRM)
         with pytest.raises(Interrupted):
@@ -141,8 +134,6 @@ def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a
         output = finish(engine)[request_id]
         assert (output.finish_reason, type(output.error)) == (FinishReason.ABORT, Interrupted)
         assert one(engine, regex="bcd[xyz]bcd").text == "bcdxbcd"
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 # --- other parameters ------------------------------------------------------------------------------------------------
