@@ -1,17 +1,20 @@
-"""One LLM and many threads, at random: every call gives what it gives alone. The soak does it for longer."""
+"""One LLM and many threads, at random: every call gives what it gives alone."""
 
-import threading
 from collections import Counter
+from threading import Event
 
 import numpy as np
 import pytest
 
 from nanoinfer import LLM
 from nanoinfer.model.loader import LoadedModel
-from tests.episodes import alarms, threads
-from tests.episodes.threads import Crowd, random_jobs
 from tests.helpers.pressure import VOCAB, Oracle
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+from tests.helpers.waiting import Worker
+from tests.soak.episodes import alarms, threads
+from tests.soak.episodes.threads import Crowd, random_jobs
+
+pytestmark = pytest.mark.soak
 
 MAX_NEW_TOKENS = 12
 THREADS, CALLS = 8, 50
@@ -77,7 +80,7 @@ def test_no_thread_is_kept_waiting_for_ever_by_those_that_look(
 ) -> None:
     """Visits go before steps, but not endlessly."""
     model, oracle, prompts = tiny
-    llm, over = under_pressure(model), threading.Event()
+    llm, over = under_pressure(model), Event()
     crowd = Crowd(llm, Counter())
     jobs = random_jobs(np.random.default_rng(3), oracle, prompts, MAX_NEW_TOKENS, [10])
 
@@ -85,14 +88,12 @@ def test_no_thread_is_kept_waiting_for_ever_by_those_that_look(
         while not over.is_set():
             llm.engine.stats()
 
-    lookers = [threading.Thread(target=look, daemon=True) for _ in range(4)]
-    for looker in lookers:
-        looker.start()
+    lookers = [Worker(look) for _ in range(4)]
     try:
         crowd.start(crowd.do, jobs[0])
         crowd.join()
     finally:
         over.set()
-        for looker in lookers:
-            looker.join()
+    for looker in lookers:
+        looker.result()
     crowd.check_all_free()

@@ -13,23 +13,14 @@ import pytest
 from nanoinfer import SamplingParams
 from nanoinfer.engine import Engine
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
-
-
-class Interrupted(BaseException):
-    """What the handler of a signal raises; no Exception, as KeyboardInterrupt and the panics of Rust are none."""
+from tests.helpers.interrupts import Interrupted, raising
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
     """A signal whose Python handler raises Interrupted."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(signal.Signals(number).name)
-
-    before = signal.signal(request.param, handler)
-    yield request.param
-    assert signal.getsignal(request.param) is handler
-    signal.signal(request.param, before)
+    with raising(request.param):
+        yield request.param
 
 
 def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, effect: Callable[[], Any]) -> None:
@@ -188,11 +179,11 @@ def test_the_outputs_of_requests_that_end_are_kept_when_a_handler_raises(
 def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived = []
 
-    def raising(number: int, frame: FrameType | None) -> None:
+    def raises(number: int, frame: FrameType | None) -> None:
         raise Interrupted
 
     before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)}
-    handlers = {signal.SIGALRM: raising}
+    handlers = {signal.SIGALRM: raises}
     handlers |= {number: lambda number, frame: arrived.append(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         for number, handler in handlers.items():
@@ -201,7 +192,7 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
 
         def restored(number: int, handler: Any) -> Any:
             result = original(number, handler)
-            if handler is raising and next(once_more, False):
+            if handler is raises and next(once_more, False):
                 signal.raise_signal(number)  # as soon as its handler is back
             return result
 
@@ -222,13 +213,8 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
 
 def test_a_handler_that_raises_as_it_is_let_in_leaves_no_shield_behind() -> None:
     """The exception's traceback keeps the context manager that was being entered; it ends when that is collected."""
-
-    def raising(number: int, frame: FrameType | None) -> None:
-        raise Interrupted
-
     engine = make_engine()
     rid = engine.add_request([5], greedy(3))
-    before = signal.signal(signal.SIGALRM, raising)
 
     def entered(frame: FrameType, event: str, arg: Any) -> None:
         generator = getattr(frame.f_locals.get("self"), "gen", None)
@@ -236,7 +222,7 @@ def test_a_handler_that_raises_as_it_is_let_in_leaves_no_shield_behind() -> None
             sys.setprofile(None)
             signal.raise_signal(signal.SIGALRM)
 
-    try:
+    with raising(signal.SIGALRM):
         sys.setprofile(entered)
         try:
             with pytest.raises(Interrupted):
@@ -247,11 +233,8 @@ def test_a_handler_that_raises_as_it_is_let_in_leaves_no_shield_behind() -> None
         assert_all_free(engine)
         del engine
         gc.collect()
-        assert signal.getsignal(signal.SIGALRM) is raising
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGALRM)
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 # --- calls from inside a pass ------------------------------------------------------------------------------------

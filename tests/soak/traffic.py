@@ -1,9 +1,10 @@
-"""Mixed traffic against a server in a process of its own, and a SIGTERM at the end: `python -m tests.traffic --minutes 30`.
+"""Mixed traffic against a server in a process of its own, and a SIGTERM at the end.
 
-Clients of all kinds work side by side: whole answers and streams, several choices, JSON, clients that go in the middle,
-that read late, that cut their request off, that ask for nonsense. Each request has one of these ends, and each is counted:
-answered, refused (with a status that says why), ended with an error in its stream, or left by its client. Whatever else
-happens is a fault, and the exit code is 1. Before the SIGTERM there is a lull, in which every slot must be back.
+`python -m tests.soak.traffic --minutes 30`; an episode of the soak's kind `server` takes half a minute. Clients of all
+kinds work side by side: whole answers and streams, several choices, JSON, clients that go in the middle, that read late,
+that cut their request off, that ask for nonsense. Each request has one of these ends, and each is counted: answered,
+refused (with a status that says why), ended with an error in its stream, or left by its client. Whatever else happens is a
+fault, and the exit code is 1. Before the SIGTERM there is a lull, in which every slot must be back.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WORDS = (
     "once",
     "upon",
@@ -221,6 +222,12 @@ async def run(minutes: float, clients: int, seed: int) -> bool:
         print("FAULT", fault)
     print(f"faults: {len(traffic.faults)}")
     return not traffic.faults
+
+
+def run_episode(seed: int) -> Counter[str]:
+    """Half a minute of it."""
+    assert asyncio.run(run(0.5, 24, seed)), "faults"
+    return Counter({"servers": 1})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""The engine under pressure, at random, for as long as one likes: `python -m tests.soak --minutes 20`.
+"""Everything that needs time, chance or luck, for as long as one likes: `python -m tests.soak --minutes 20`.
 
-Episode after episode, of one of these kinds (tests/episodes has them), most over a tiny model whose every token is known:
+`pytest` gives the same verdict in every run. What cannot, because it depends on real time, on which thread runs first, on
+the moment of a signal, on how a process dies, or on examples drawn anew, is here. No test that must pass before a change
+is merged depends on it; when it fails, something is wrong all the same.
+
+It runs episode after episode, each of one of these kinds. Most are over a tiny model whose every token is known
+(tests/soak/episodes has them):
 
 - `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
   retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right or mostly
@@ -16,12 +21,20 @@ Episode after episode, of one of these kinds (tests/episodes has them), most ove
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
 
+The others run in a process of their own, and each takes minutes, so that they are rare:
+
+- `tests`: all tests marked `soak`.
+- `examples`: the property tests of the quick ring, with examples that follow from the seed.
+- `server`, only if asked for: half a minute of mixed traffic against a server, and a SIGTERM. `python -m
+  tests.soak.traffic` does it for longer, and has options.
+- `ray`, only if asked for: the tests of replicas on Ray (needs `pip install -e '.[cluster]'`).
+
 At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
 `transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free;
-every process has ended with the return code that Python gives.
+every process has ended with the return code that Python gives; every test has passed.
 
-What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics` and
-`grammars` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics`, `grammars` and
+`examples` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
 several attempts).
 `--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
 naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
@@ -45,13 +58,23 @@ import numpy as np
 import torch
 
 from nanoinfer.model.loader import load_model
-from tests.episodes import alarms, by_hand, exits, grammars, threads
 from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+from tests.soak import suites, traffic
+from tests.soak.episodes import alarms, by_hand, exits, grammars, threads
 
-# Of so many episodes each kind has its share. One by hand takes the longest, so that these are half of the time.
+# Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
 KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "grammars": 8, "exits": 1}
+KINDS |= {"tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
+ONLY_IF_ASKED_FOR = ("server", "ray")
+# What needs nothing that is made beforehand.
+APART = {
+    "tests": suites.run_tests,
+    "examples": suites.run_examples,
+    "server": traffic.run_episode,
+    "ray": suites.run_ray,
+}
 EXITS = 4  # processes per episode
 SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
 
@@ -119,6 +142,15 @@ class Soak:
         return counts
 
 
+def run_apart(kind: str, seed: int) -> Counter[str]:
+    """One episode of a kind that is a process of its own."""
+    try:
+        return APART[kind](seed)
+    except BaseException:
+        print(f"\nFAILED: --seed {seed} --kinds {kind} --episodes 1", flush=True)
+        raise
+
+
 def kind_of(seed: int, kinds: Sequence[str]) -> str:
     """Which of `kinds` the episode of a seed is."""
     shares = np.array([KINDS[kind] for kind in kinds], dtype=float)
@@ -135,7 +167,7 @@ def resident_mib() -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run episodes until the time or the number of steps is reached; 1 when something was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of episodes; all of them")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of episodes; all but server and ray")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode; the next one's is one more")
     parser.add_argument("--minutes", type=float, help="stop after so long")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
@@ -146,6 +178,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.resume and (args.state is None or not args.state.is_file()):
         parser.error(f"--resume: --state {args.state} is no file")
+    kinds = args.kinds or [kind for kind in KINDS if kind not in ONLY_IF_ASKED_FOR]
+    if "ray" in kinds and not suites.has_ray():
+        parser.error(f"--kinds ray: {suites.RAY}")
     if args.minutes is None and args.steps is None and args.episodes is None:
         parser.error("how long? --minutes, --steps or --episodes")
 
@@ -170,11 +205,11 @@ def main(argv: list[str] | None = None) -> int:
         return max(parts)
 
     with tempfile.TemporaryDirectory() as directory:
-        soak = Soak(Path(directory))
+        soak = Soak(Path(directory)) if set(kinds) - APART.keys() else None
         resident_start = resident_mib()
         while share_done() < 1:
-            kind, began = kind_of(seed, args.kinds), time.monotonic()
-            sums.update(soak.run(kind, seed))
+            kind, began = kind_of(seed, kinds), time.monotonic()
+            sums.update(run_apart(kind, seed) if soak is None or kind in APART else soak.run(kind, seed))
             seconds[kind] += time.monotonic() - began
             seed, episodes = seed + 1, episodes + 1
             if share_done() < 0.1 or not resident_early:

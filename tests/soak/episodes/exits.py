@@ -1,7 +1,7 @@
 """Processes that end while requests are in flight, at a random moment and in a random way.
 
-`python -X faulthandler -m tests.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once per
-seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that Python
+`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once
+per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that Python
 gives for that way of leaving. What is in flight follows from the seed; what the moment of leaving meets does not.
 """
 
@@ -167,7 +167,7 @@ def wait_for(pid: int, seconds: float) -> int | None:
 
 def run_episode(checkpoint: Path, seed: int, count: int, *options: str) -> Counter[str]:
     """`count` processes, from another one that has no threads yet. AssertionError with what was wrong."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.episodes.exits", str(checkpoint)]
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.soak.episodes.exits", str(checkpoint)]
     command += ["--seed", str(seed), "--count", str(count), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + count * (SECONDS + 5))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.episodes.exits import run_episode
 from tests.helpers.tiny_llm import make_llm_model
+from tests.soak.episodes.exits import run_episode
 
 REPEATS = 5  # what threads are doing differs, and so does the moment
 
