@@ -23,6 +23,8 @@ from nanoinfer.llm import make_engine
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.teaching.prompts import FOX
 
+Recorded = Callable[[Callable[[LLM], Any]], Any]
+
 
 def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
     """A panel of one frame, the `number`-th of its kind."""
@@ -53,8 +55,8 @@ def texts(run: Run) -> list[str]:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_every_moment_of_a_run_has_the_counts_of_the_engine(story: LLM) -> None:
-    for run in pool_sizes.record_pool_sizes(story).values():
+def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) -> None:
+    for run in recorded(pool_sizes.record_pool_sizes).values():
         evicted = retracted = 0
         for moment, stats in zip(moments(run), run.stats, strict=True):
             evicted, retracted = evicted + moment.evicted, retracted + len(moment.retracted)
@@ -77,8 +79,8 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(story: LLM) -> None:
         eviction.record_eviction,
     ],
 )
-def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], story: LLM) -> None:
-    first, *others = (texts(run) for run in record(story).values())
+def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], recorded: Recorded) -> None:
+    first, *others = (texts(run) for run in recorded(record).values())
     assert all(first)
     assert all(other == first for other in others)
 
@@ -97,8 +99,8 @@ def test_a_recording_leaves_the_engine_of_the_llm_and_the_threads_alone(story: L
 # --- page size -------------------------------------------------------------------------------------------------------
 
 
-def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LLM) -> None:
-    explorable = page_sizes.page_sizes(story)
+def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LLM, recorded: Recorded) -> None:
+    explorable = recorded(page_sizes.page_sizes)
     steps = explorable.controls[1].values
     for i, size in enumerate(page_sizes.SIZES):
         engines = live(story, page_sizes.ARRIVALS, page_sizes.SLOTS, page_size=size)
@@ -119,14 +121,14 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
                 assert bars[i].look == ("highlight" if other == i else "padding")
 
 
-def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(story: LLM) -> None:
-    runs = page_sizes.record_page_sizes(story)
+def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(recorded: Recorded) -> None:
+    runs = recorded(page_sizes.record_page_sizes)
     found = [run.stats[-1].cached_tokens for run in runs.values()]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] > 0
     assert [sum(page_sizes.found_tokens(run.trace.state())) for run in runs.values()] == found
     assert not any(page_sizes.empty_slots(runs[1].trace.state(step)) for step in range(1, len(runs[1].trace) + 1))
-    explorable = page_sizes.page_sizes(story)
+    explorable = recorded(page_sizes.page_sizes)
     lost = [shown_numbers(explorable, (i, 0))["lost to whole pages"] for i in range(len(found))]
     assert [int(text.split()[0]) for text in lost] == [found[0] - each for each in found]
 
@@ -134,9 +136,9 @@ def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(story: 
 # --- pool size -------------------------------------------------------------------------------------------------------
 
 
-def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(story: LLM) -> None:
-    explorable, total = pool_sizes.pool_sizes(story), 0
-    for i, run in enumerate(pool_sizes.record_pool_sizes(story).values()):
+def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(recorded: Recorded) -> None:
+    explorable, total = recorded(pool_sizes.pool_sizes), 0
+    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
         lanes, shown = panel(explorable, (i,), Lanes), moments(run)
         short = [m.step - 1 for m in shown if m.mode == "DECODE" and m.room.needed > m.room.obtainable]
         assert [flag.step for flag in lanes.flags] == short
@@ -148,20 +150,20 @@ def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(story: LLM) -> N
     assert total > 2
 
 
-def test_the_smallest_pool_makes_requests_wait_and_the_largest_has_no_trouble(story: LLM) -> None:
-    runs = list(pool_sizes.record_pool_sizes(story).values())
+def test_the_smallest_pool_makes_requests_wait_and_the_largest_has_no_trouble(recorded: Recorded) -> None:
+    runs = list(recorded(pool_sizes.record_pool_sizes).values())
     waits = ["waiting" in {phase for m in moments(run) for phase in m.phases.values()} for run in runs]
     assert waits[0]
     assert not waits[-1]
     assert runs[-1].stats[-1].retractions == runs[-1].stats[-1].evicted_tokens == 0
     assert any(not run.stats[-1].retractions and run.stats[-1].evicted_tokens for run in runs), "one only evicts"
-    sentences = [frame.sentence for frame in pool_sizes.pool_sizes(story).frames.values()]
+    sentences = [frame.sentence for frame in recorded(pool_sizes.pool_sizes).frames.values()]
     assert len(set(sentences)) == len(sentences)
 
 
-def test_a_lane_shows_what_a_request_did_in_every_step(story: LLM) -> None:
-    explorable = pool_sizes.pool_sizes(story)
-    for i, run in enumerate(pool_sizes.record_pool_sizes(story).values()):
+def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
+    explorable = recorded(pool_sizes.pool_sizes)
+    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
         for index, lane in enumerate(panel(explorable, (i,), Lanes).lanes):
             drawn = {step + 1: span.phase for span in lane.spans for step in range(span.start, span.end)}
             assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
@@ -172,8 +174,8 @@ def test_a_lane_shows_what_a_request_did_in_every_step(story: LLM) -> None:
 # --- chunk size ------------------------------------------------------------------------------------------------------
 
 
-def test_between_two_tokens_of_a_running_request_at_most_one_chunk_is_computed(story: LLM) -> None:
-    for size, run in chunk_sizes.record_chunk_sizes(story).items():
+def test_between_two_tokens_of_a_running_request_at_most_one_chunk_is_computed(recorded: Recorded) -> None:
+    for size, run in recorded(chunk_sizes.record_chunk_sizes).items():
         since = most = 0
         for event in run.trace.events:
             entries = {entry.request: entry for entry in event.batch}
@@ -185,13 +187,13 @@ def test_between_two_tokens_of_a_running_request_at_most_one_chunk_is_computed(s
         assert most == size if size else most > prompt - 16
 
 
-def test_smaller_chunks_shorten_the_gap_and_delay_the_first_token(story: LLM) -> None:
-    runs = chunk_sizes.record_chunk_sizes(story)
+def test_smaller_chunks_shorten_the_gap_and_delay_the_first_token(recorded: Recorded) -> None:
+    runs = recorded(chunk_sizes.record_chunk_sizes)
     times = [chunk_sizes.times_of(run, moments(run)) for run in runs.values()]
     gaps, firsts = [each.gap for each in times], [each.first_token for each in times]
     assert gaps == sorted(set(gaps))
     assert firsts == sorted(set(firsts), reverse=True)
-    explorable = chunk_sizes.chunk_sizes(story)
+    explorable = recorded(chunk_sizes.chunk_sizes)
     for i, (run, each) in enumerate(zip(runs.values(), times, strict=True)):
         lanes = panel(explorable, (i,), Lanes)
         assert list(lanes.widths) == [chunk_sizes.READING_WEIGHTS + m.num_tokens for m in moments(run)]
@@ -203,10 +205,10 @@ def test_smaller_chunks_shorten_the_gap_and_delay_the_first_token(story: LLM) ->
 # --- eviction --------------------------------------------------------------------------------------------------------
 
 
-def test_hits_are_the_engines_cached_tokens_and_policies_differ(story: LLM) -> None:
-    explorable = eviction.eviction(story)
+def test_hits_are_the_engines_cached_tokens_and_policies_differ(recorded: Recorded) -> None:
+    explorable = recorded(eviction.eviction)
     totals = {}
-    for (policy, size), run in eviction.record_eviction(story).items():
+    for (policy, size), run in recorded(eviction.record_eviction).items():
         indices = list(eviction.POLICIES).index(policy), eviction.SIZES.index(size)
         stats, bars = run.stats[-1], panel(explorable, indices, Bars).bars
         assert sum(bar.value for bar in bars) == stats.cached_tokens
@@ -238,7 +240,7 @@ class WatchedPlay(tree_steps.Play):
         self.live.append((nodes, self.pool.available_size()))
 
 
-def test_every_tree_shown_is_the_live_one(story: LLM) -> None:
+def test_every_tree_shown_is_the_live_one(story: LLM, recorded: Recorded) -> None:
     play = WatchedPlay(story)
     steps = play.run()
     assert len(steps) == len(play.live)
@@ -250,7 +252,7 @@ def test_every_tree_shown_is_the_live_one(story: LLM) -> None:
     for before, after in itertools.pairwise(steps):
         assert [node.key for _, node in before.after.walk()] == [node.key for _, node in after.before.walk()]
     assert not play.live[-1][0]
-    seen = {mark for frame in tree_steps.tree_steps(story).frames.values() for mark in marks_of(frame.panels[0])}
+    seen = {mark for frame in recorded(tree_steps.tree_steps).frames.values() for mark in marks_of(frame.panels[0])}
     assert seen >= {"new", "split", "locked", "unlocked", "evicted"}
 
 
@@ -284,9 +286,9 @@ def test_an_arrow_leads_from_a_node_to_the_parts_that_became_of_it(story: LLM) -
 
 @pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
 def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
-    request_number: int, position: int, story: LLM
+    request_number: int, position: int, story: LLM, recorded: Recorded
 ) -> None:
-    trace = token_life.record_lives(story).trace
+    trace = recorded(token_life.record_lives).trace
     lives = lives_of(trace, request_number, position)[1:]  # from the first step on
     for engine, life in zip(live(story, token_life.ARRIVALS, token_life.SLOTS), lives, strict=True):
         running = {req.request_id: req for req in engine.scheduler.running}
@@ -305,9 +307,9 @@ def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
 
 @pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
 def test_a_token_is_read_by_every_query_from_its_own_position_on(
-    request_number: int, position: int, story: LLM
+    request_number: int, position: int, recorded: Recorded
 ) -> None:
-    trace = token_life.record_lives(story).trace
+    trace = recorded(token_life.record_lives).trace
     life = lives_of(trace, request_number, position)[-1]
     expected: dict[int, int] = {}
     tokens = trace.state().requests[request_number].tokens[: position + 1]
@@ -328,8 +330,8 @@ def test_a_token_computed_twice_is_read_through_the_slot_that_the_tree_keeps(sto
     assert last.reads == {1: 1, 2: 1, 3: 1, 5: 1, 6: 1}
 
 
-def test_a_life_has_all_its_parts(story: LLM) -> None:
-    trace = token_life.record_lives(story).trace
+def test_a_life_has_all_its_parts(recorded: Recorded) -> None:
+    trace = recorded(token_life.record_lives).trace
     fox, answer, last, river = (lives_of(trace, *token) for token in token_life.TOKENS)
     assert not fox[0].slot
     assert fox[0].known
@@ -343,7 +345,7 @@ def test_a_life_has_all_its_parts(story: LLM) -> None:
     assert not river[0].known
     assert river[-1].freed
     assert len(seen_moments(trace)) == len(fox) == len(trace) + 1
-    for frame in token_life.token_life(story).frames.values():
+    for frame in recorded(token_life.token_life).frames.values():
         cells = [cell for each in frame.panels if isinstance(each, Cells) for row in each.rows for cell in row.cells]
         assert sum(cell.mark != "" for cell in cells) <= 3
 

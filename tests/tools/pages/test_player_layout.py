@@ -1,9 +1,8 @@
 """The player on the screens it is read on: what is in view, what a key means after a click, and what axe-core finds."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,12 +15,14 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import chromium, device, needs_chromium
+from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device
 
-REPO = Path(__file__).parent.parent.parent
-LAPTOP, BIG, PHONE, SIDEWAYS = (1366, 768), (1920, 1080), (390, 844), (844, 390)
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
-pytestmark = needs_chromium
+REPO = Path(__file__).parents[3]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +46,6 @@ def example() -> Trace:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
-
-
-@pytest.fixture(scope="module")
 def pages(long_run: Trace, example: Trace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The addresses of the two runs' pages."""
     folder = tmp_path_factory.mktemp("pages")
@@ -61,7 +56,7 @@ def pages(long_run: Trace, example: Trace, tmp_path_factory: pytest.TempPathFact
     return addresses
 
 
-def middle_of_thumb(page: webdriver.Chrome) -> float:
+def middle_of_thumb(page: "Chrome") -> float:
     """Where the slider's thumb is, from the left: it is drawn in a part of the document that scripts do not see."""
 
     def find(node: dict[str, Any], found: Any) -> dict[str, Any] | None:
@@ -84,7 +79,7 @@ def middle_of_thumb(page: webdriver.Chrome) -> float:
 
 @pytest.mark.parametrize("screen", [LAPTOP, BIG, PHONE, SIDEWAYS], ids=str)
 def test_the_timeline_shows_the_lanes_of_the_pass(
-    browser: webdriver.Chrome, pages: dict[str, str], long_run: Trace, screen: tuple[int, int]
+    browser: "Chrome", pages: dict[str, str], long_run: Trace, screen: tuple[int, int]
 ) -> None:
     with device(browser, *screen):
         browser.get(pages["long"])
@@ -117,7 +112,7 @@ def test_the_timeline_shows_the_lanes_of_the_pass(
 
 
 def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
-    browser: webdriver.Chrome, pages: dict[str, str]
+    browser: "Chrome", pages: dict[str, str]
 ) -> None:
     with device(browser, *LAPTOP):
         browser.get(pages["long"])
@@ -136,7 +131,7 @@ def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
 @pytest.mark.parametrize("screen", [LAPTOP, PHONE, SIDEWAYS], ids=str)
 @pytest.mark.parametrize("name", ["long", "example"])
 def test_the_thumb_of_the_slider_stands_above_the_cursor(
-    browser: webdriver.Chrome, pages: dict[str, str], name: str, screen: tuple[int, int]
+    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int]
 ) -> None:
     with device(browser, *screen):
         browser.get(pages[name])
@@ -160,7 +155,7 @@ def test_the_thumb_of_the_slider_stands_above_the_cursor(
 
 @pytest.mark.parametrize(("height", "width"), [(768, 1246), (657, 1246), (657, 899), (1080, 1246)])
 def test_a_notebooks_frame_and_what_matters_in_it_fit_a_laptop(
-    browser: webdriver.Chrome, example: Trace, tmp_path: Path, height: int, width: int
+    browser: "Chrome", example: Trace, tmp_path: Path, height: int, width: int
 ) -> None:
     """Of 768 lines a browser leaves 657, JupyterLab 536 of these; beside its list of files there are 899 columns."""
     frame = example.player()._repr_html_()
@@ -185,7 +180,7 @@ def test_a_notebooks_frame_and_what_matters_in_it_fit_a_laptop(
 
 @pytest.mark.parametrize("name", ["long", "example"])
 def test_on_a_phone_held_sideways_the_head_takes_less_than_a_third(
-    browser: webdriver.Chrome, pages: dict[str, str], name: str
+    browser: "Chrome", pages: dict[str, str], name: str
 ) -> None:
     with device(browser, *SIDEWAYS, touch=True):
         browser.get(pages[name])
@@ -205,18 +200,18 @@ def test_on_a_phone_held_sideways_the_head_takes_less_than_a_third(
 
 
 @pytest.fixture
-def stopped_clock(browser: webdriver.Chrome, pages: dict[str, str]) -> webdriver.Chrome:
+def stopped_clock(browser: "Chrome", pages: dict[str, str]) -> "Chrome":
     """The example, playing which never gets to the next step."""
     browser.get(pages["example"])
     browser.execute_script("window.setTimeout = () => 1; player.show(5)")
     return browser
 
 
-def press(page: webdriver.Chrome, *keys: str) -> None:
+def press(page: "Chrome", *keys: str) -> None:
     webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
-def playing(page: webdriver.Chrome) -> bool:
+def playing(page: "Chrome") -> bool:
     return page.find_element(By.ID, "play").get_attribute("aria-pressed") == "true"
 
 
@@ -224,7 +219,7 @@ def playing(page: webdriver.Chrome) -> bool:
     ("clicked", "frame"),
     [("#first", 0), ("#back", 4), ("#forward", 6), ("#extend", 6), (".speed select", 5), ("#rows .chip", 5), ("h1", 5)],
 )
-def test_after_a_click_space_plays_and_pauses(stopped_clock: webdriver.Chrome, clicked: str, frame: int) -> None:
+def test_after_a_click_space_plays_and_pauses(stopped_clock: "Chrome", clicked: str, frame: int) -> None:
     page = stopped_clock
     page.find_element(By.CSS_SELECTOR, clicked).click()
     if "select" in clicked:
@@ -236,7 +231,7 @@ def test_after_a_click_space_plays_and_pauses(stopped_clock: webdriver.Chrome, c
         assert page.execute_script("return player.current") == frame
 
 
-def test_after_a_click_on_play_space_pauses_once(stopped_clock: webdriver.Chrome) -> None:
+def test_after_a_click_on_play_space_pauses_once(stopped_clock: "Chrome") -> None:
     page = stopped_clock
     page.find_element(By.ID, "play").click()
     assert playing(page)
@@ -245,7 +240,7 @@ def test_after_a_click_on_play_space_pauses_once(stopped_clock: webdriver.Chrome
         assert playing(page) is expected
 
 
-def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: webdriver.Chrome) -> None:
+def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: "Chrome") -> None:
     page = stopped_clock
     page.find_element(By.ID, "back").click()
     press(page, Keys.TAB)  # to Play
@@ -280,7 +275,7 @@ def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: webdriv
     ids=str,
 )
 def test_axe_finds_nothing(
-    browser: webdriver.Chrome, pages: dict[str, str], name: str, screen: tuple[int, int], dark: bool
+    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int], dark: bool
 ) -> None:
     with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
         browser.get(pages[name])
@@ -290,7 +285,7 @@ def test_axe_finds_nothing(
             assert axe_findings(browser) == []
 
 
-def test_lanes_are_as_high_as_a_finger_needs(browser: webdriver.Chrome, pages: dict[str, str]) -> None:
+def test_lanes_are_as_high_as_a_finger_needs(browser: "Chrome", pages: dict[str, str]) -> None:
     with device(browser, *PHONE, touch=True):
         browser.get(pages["long"])
         tops = browser.execute_script(

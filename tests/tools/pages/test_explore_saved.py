@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.explore import Explorable
 from nanoinfer.explore.catalogue import CATALOGUE
 from notebooks.tools.files import ROOT
 
@@ -37,8 +39,10 @@ def test_every_explorable_is_there_and_no_other_page() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - MEASURED))
-def test_a_page_is_what_would_be_recorded_now(name: str, story: LLM) -> None:
-    there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), CATALOGUE[name](story).html()
+def test_a_page_is_what_would_be_recorded_now(
+    name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
+) -> None:
+    there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), recorded(CATALOGUE[name]).html()
     again = f"python -m nanoinfer.explore {name} --out notebooks/explorables"
     assert rounded(data_of(there)) == rounded(data_of(now)), again
     without = [re.sub(r'(id="data">).*?(</script>)', r"\1\2", page, flags=re.DOTALL) for page in (there, now)]

@@ -17,7 +17,7 @@ from nanoinfer.registry import MODEL_FAMILIES
 from tests.helpers.checkpoints import FAMILIES, tiny_config
 from tests.helpers.imports import loaded_by
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 ARCHITECTURE = {find_family(name).model_type.removesuffix("_text"): name for name in MODEL_FAMILIES}
 PLAIN = [family for family in FAMILIES if ARCHITECTURE[family] in MUST_SAY]
 

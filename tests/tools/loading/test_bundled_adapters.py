@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[3] / "data"
 FOLDERS = sorted((DATA / "adapters").iterdir())
 SIZE_LIMIT = 400 * 2**10
 PROMPT = "Once upon a time, a small fox"

@@ -1,7 +1,8 @@
 """The explorables of the engine in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,11 +20,13 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import chromium, device, needs_chromium
+from tests.helpers.chromium import LAPTOP, PHONE, device
 from tests.helpers.explore_frames import expected_page, read_page
-from tests.tools.test_player_layout import LAPTOP, PHONE
 
-pytestmark = needs_chromium
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     page_sizes,
     pool_sizes,
@@ -37,32 +40,24 @@ TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-k
     (box) => box.scrollWidth - box.clientWidth))"""
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
-        yield driver
-
-
 @pytest.fixture(scope="module", params=MAKERS, ids=lambda maker: maker.__name__)
-def explorable(request: pytest.FixtureRequest, story: LLM) -> Explorable:
-    return request.param(story)
+def explorable(request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable]) -> Explorable:
+    return recorded(request.param)
 
 
 @pytest.fixture
-def page(browser: webdriver.Chrome, explorable: Explorable, tmp_path: Path) -> webdriver.Chrome:
+def page(browser: "Chrome", explorable: Explorable, tmp_path: Path) -> "Chrome":
     path = tmp_path / "page.html"
     explorable.save(path)
-    browser.get_log("browser")
-    browser.get_log("performance")
     browser.get(path.as_uri())
     return browser
 
 
-def press(page: webdriver.Chrome, *keys: str) -> None:
+def press(page: "Chrome", *keys: str) -> None:
     webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
-def focus(page: webdriver.Chrome, name: str) -> None:
+def focus(page: "Chrome", name: str) -> None:
     """Tab from the top of the page to the control with this name."""
     page.execute_script("document.activeElement.blur(); window.getSelection().removeAllRanges(); window.scrollTo(0, 0)")
     page.execute_script("document.body.tabIndex = -1; document.body.focus()")
@@ -73,7 +68,7 @@ def focus(page: webdriver.Chrome, name: str) -> None:
     raise AssertionError(f"Tab does not reach {name}")
 
 
-def test_it_shows_the_frame_at_the_start(page: webdriver.Chrome, explorable: Explorable) -> None:
+def test_it_shows_the_frame_at_the_start(page: "Chrome", explorable: Explorable) -> None:
     assert read_page(page) == expected_page(explorable.start)
     assert page.execute_script("return document.querySelector('h1').textContent") == explorable.title
     assert not page.get_log("browser")
@@ -81,7 +76,7 @@ def test_it_shows_the_frame_at_the_start(page: webdriver.Chrome, explorable: Exp
                                  and '"url":"http' in str(entry))  # fmt: skip
 
 
-def test_keys_move_every_control_through_all_its_values(page: webdriver.Chrome, explorable: Explorable) -> None:
+def test_keys_move_every_control_through_all_its_values(page: "Chrome", explorable: Explorable) -> None:
     indices = [control.start for control in explorable.controls]
     for number, control in enumerate(explorable.controls):
         focus(page, control.name)
@@ -94,7 +89,7 @@ def test_keys_move_every_control_through_all_its_values(page: webdriver.Chrome, 
     assert not page.get_log("browser")
 
 
-def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: webdriver.Chrome, explorable: Explorable) -> None:
+def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", explorable: Explorable) -> None:
     with device(page, 360, 740, touch=True):
         page.refresh()
         for indices in (min(explorable.frames), max(explorable.frames)):
@@ -107,7 +102,7 @@ def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: webdriver.Chrom
 @needs_axe
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("screen", [LAPTOP, PHONE], ids=str)
-def test_axe_finds_nothing(page: webdriver.Chrome, explorable: Explorable, screen: tuple[int, int], dark: bool) -> None:
+def test_axe_finds_nothing(page: "Chrome", explorable: Explorable, screen: tuple[int, int], dark: bool) -> None:
     with device(page, *screen, dark=dark, touch=screen == PHONE):
         page.refresh()
         for indices in list(explorable.frames)[:: max(1, len(explorable.frames) // 3)]:

@@ -69,7 +69,7 @@ def test_a_tokenizer_is_the_one_of_auto_tokenizer(
 
 def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
     code = f"nanoinfer.requests.tokenizer as read\nread.Tokenizer.from_pretrained({str(STORY)!r})"
-    loaded = loaded_by(code, Path(__file__).parent.parent.parent, after="torch")
+    loaded = loaded_by(code, Path(__file__).parents[3], after="torch")
     assert "transformers" in loaded
     heavy = {"transformers.models.auto", "transformers.activations", "torch._dynamo", "torch.distributed.tensor"}
     assert not heavy & loaded

@@ -12,7 +12,7 @@ import pytest
 
 from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
 
-FAKE = Path(__file__).parent.parent / "helpers" / "fake_peer.py"
+FAKE = Path(__file__).parents[2] / "helpers" / "fake_peer.py"
 
 
 @contextmanager
@@ -169,5 +169,5 @@ def test_packages_of_this_environment_stay_out_of_others(monkeypatch: pytest.Mon
     assert parse_engine("vllm").environment(2)["PYTHONPATH"] == "/ours"
     assert "PYTHONPATH" not in EngineSpec("vllm", FAKE, "/other/python").environment(2)
     assert EngineSpec("vllm", FAKE, "/other/python").environment(2)["OMP_NUM_THREADS"] == "2"
-    root = str(Path(__file__).parent.parent.parent)
+    root = str(Path(__file__).parents[3])
     assert parse_engine("nanoinfer").environment(1)["PYTHONPATH"].split(os.pathsep) == [root, "/ours"]

@@ -14,7 +14,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.req import Req
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[3] / "data"
 STORY, DRAFT = DATA / "story", DATA / "story-draft"
 PROMPTS = ["Once upon a time", "There was a little fox named", "One rainy morning, a girl", "Long ago, a dragon"]
 NEW_TOKENS = 64

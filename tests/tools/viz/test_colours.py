@@ -28,7 +28,7 @@ from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROL
 from tests.helpers.pictures import insert, make_metadata, make_pool, make_tree, named, take
 
 LEGEND = "legend "
-EXAMPLE = Path(__file__).parents[2] / "data" / "trace" / "example.json"
+EXAMPLE = Path(__file__).parents[3] / "data" / "trace" / "example.json"
 FACES = {style.face: name for name, style in styles().items()}
 TREE = {ROLES["tree"].face, ROLES["tree_locked"].face}
 BLUE = REQUESTS[0].face

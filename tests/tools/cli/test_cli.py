@@ -15,7 +15,7 @@ from nanoinfer.cli import build_parser, main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

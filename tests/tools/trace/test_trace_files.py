@@ -214,7 +214,7 @@ def test_characters_of_several_tokens_are_whole_in_texts() -> None:
 
 
 def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
-    example = Path(__file__).parent.parent.parent / "data" / "trace"
+    example = Path(__file__).parents[3] / "data" / "trace"
     trace = Trace.load(example / "example.json")
     sentences = trace.describe()
     for words in ("prompt tokens cached", "splits", "for later", "evicts", "retracted", "admitted again", "(abort)"):
