@@ -1,159 +1,27 @@
-"""`bench drafts`: what the workloads ask for, which runs are compared, what is reported, and what is refused. No times."""
+"""`bench drafts`: what is measured and reported, of our drafters and of other engines, and what is refused. No times."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nanoinfer import LLM
-from nanoinfer.bench.draft_curve import CurveSettings, _engines, curve, decode, format_curve, measure_curve, pays_from
-from nanoinfer.bench.draft_oracle import OracleDrafter
 from nanoinfer.bench.draft_peers import draft_peers, with_ngrams
 from nanoinfer.bench.draft_settings import DraftSettings, Variant, variants
-from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, SCHEMAS, copied_share, make_asks
-from nanoinfer.bench.drafts import differences, measure_drafts, serve_pair, serving
-from nanoinfer.bench.drafts_command import DRAFT_WORKLOAD_NAMES
+from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS
+from nanoinfer.bench.drafts import measure_drafts
 from nanoinfer.bench.drafts_report import format_drafts
 from nanoinfer.bench.engines import parse_engine
 from nanoinfer.cli import main
-from nanoinfer.registry import DRAFTERS
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.req import FinishReason
-from tests.helpers.fake_sessions import FAKE
+from tests.helpers.fake_sessions import FAKE, table_after
 
 SMALL = DraftSettings(
     draft_model="story", requests=(1, 2), num_draft_tokens=(3,), rounds=1, new_tokens=6, least_requests=2
 )
 
 
-def table_after(text: str, title: str) -> dict[str, list[str]]:
-    """The first table after the line that begins with `title`: first cell of a row → its other cells."""
-    lines = text[text.index(f"\n{title}") :].splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    rows = {}
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        first, *others = (cell.strip() for cell in line.strip("|").split("|"))
-        rows[first] = others
-    return rows
-
-
-# --- the workloads ---------------------------------------------------------------------------------------------------
-
-
-def test_help_names_the_workloads() -> None:
-    assert tuple(DRAFT_WORKLOADS) == DRAFT_WORKLOAD_NAMES
-
-
-@pytest.mark.parametrize("name", DRAFT_WORKLOADS)
-def test_a_seed_decides_all_requests_and_another_seed_gives_other_prompts(story: LLM, name: str) -> None:
-    workload = DRAFT_WORKLOADS[name]
-    one, same, other = (make_asks(workload, story, 6, seed) for seed in ("0/1", "0/1", "0/2"))
-    assert one == same
-    assert not {tuple(ask.prompt) for ask in one} & {tuple(ask.prompt) for ask in other}
-    room = story.config.max_context_len
-    assert all(len(ask.prompt) + ask.params.max_new_tokens < room for ask in one)
-    assert {ask.params.max_new_tokens for ask in make_asks(workload, story, 2, "0", new_tokens=5)} == {5}
-
-
-def test_the_model_really_copies_in_copying(story: LLM) -> None:
-    asks = make_asks(DRAFT_WORKLOADS["copying"], story, 12, "a test")
-    outputs = story.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
-    shares = [copied_share(a.prompt, list(o.token_ids)) for a, o in zip(asks, outputs, strict=True)]
-    assert sum(shares) / len(shares) > 0.5
-    stories = [s for i, s in enumerate(shares) if i % 3 < 2]
-    assert sum(stories) / len(stories) > 0.4, "not only lists"
-    free = make_asks(DRAFT_WORKLOADS["stories"], story, 4, "a test")
-    outputs = story.generate([ask.prompt for ask in free], [ask.params for ask in free], use_tqdm=False)
-    assert max(copied_share(a.prompt, list(o.token_ids)) for a, o in zip(free, outputs, strict=True)) < 0.2
-
-
-def test_only_runs_of_four_tokens_count_as_copied() -> None:
-    assert copied_share([1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5, 9, 9]) == 5 / 8
-    assert copied_share([1, 2, 3, 4, 5], [1, 2, 3, 9, 3, 4, 5]) == 0.0
-    assert copied_share([1], []) == 0.0
-
-
-def test_json_has_every_schema_and_half_of_the_requests_are_sampled(story: LLM) -> None:
-    asks = make_asks(DRAFT_WORKLOADS["json"], story, 6, "0")
-    schemas = [json.loads(str(ask.params.json_schema)) for ask in asks]
-    assert [schemas.count(schema) for schema in SCHEMAS.values()] == [2, 2, 2]
-    assert [ask.params.temperature > 0 for ask in asks] == [False, True] * 3
-    outputs = story.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
-    for schema, output in zip(schemas, outputs, strict=True):
-        assert output.finish_reason == "stop", "there are tokens enough for it"
-        assert list(json.loads(output.text)) == schema["required"]
-
-
-def test_stories_are_greedy_and_sampled_with_seeds_of_their_own(story: LLM) -> None:
-    params = [ask.params for ask in make_asks(DRAFT_WORKLOADS["stories"], story, 8, "0")]
-    assert [p.temperature for p in params] == [0.0, 0.7, 0.0, 0.8, 0.0, 0.9, 0.0, 1.0]
-    assert len({p.seed for p in params if p.temperature}) == 4
-
-
-# --- pairs and differences -------------------------------------------------------------------------------------------
-
-
-def test_each_engine_serves_each_request_once_and_a_second_visit_finds_the_first_in_the_cache(story: LLM) -> None:
-    asks = make_asks(DRAFT_WORKLOADS["stories"], story, 3, "0", new_tokens=4)
-    other = LLM("story", drafter="tree", adaptive_drafts=False)
-    for second_visit in (False, True):
-        one, two = serve_pair(story, other, asks, 2, second_visit)
-        assert differences(one.outputs, two.outputs) == []
-        for served in (one, two):
-            assert [output.prompt_token_ids for output in served.outputs] == [ask.prompt for ask in asks]
-            assert served.seconds > 0
-        cached = [output.cached_tokens for output in two.outputs]
-        known = [len(ask.prompt) - 1 for ask in asks]
-        assert cached == known if second_visit else all(a < b for a, b in zip(cached, known, strict=True))
-        assert (sum(output.accepted_tokens for output in two.outputs) > 0) == second_visit
-
-
-def test_when_a_request_has_ended_the_next_one_begins_and_outputs_keep_their_order(story: LLM) -> None:
-    asks = make_asks(DRAFT_WORKLOADS["stories"], story, 7, "0", new_tokens=4)
-    asks[1] = replace(asks[1], params=replace(asks[1].params, max_new_tokens=40))
-    running: list[int] = []
-    step = story.engine.step
-
-    def open_now() -> int:
-        stats = story.engine.stats()
-        return stats.running + stats.waiting
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(story.engine, "step", lambda: [running.append(open_now()), step()][1])
-        outputs: list[RequestOutput] = []
-        assert all(serving(story, asks, 3, outputs))
-    assert [output.prompt_token_ids for output in outputs] == [ask.prompt for ask in asks]
-    assert [len(output.token_ids) for output in outputs] == [40 if i == 1 else 4 for i in range(7)]
-    assert max(running) == 3
-
-
-def test_a_difference_names_request_position_and_tokens(story: LLM) -> None:
-    asks = make_asks(DRAFT_WORKLOADS["stories"], story, 2, "0", new_tokens=4)
-    outputs = serve_pair(story, LLM("story"), asks, 2)[0].outputs
-    tokens = list(outputs[1].token_ids)
-
-    def changed(**changes: Any) -> Any:
-        return SimpleNamespace(**{"token_ids": tokens, "finish_reason": FinishReason.LENGTH, **changes})
-
-    wrong, short = changed(token_ids=[*tokens[:2], tokens[2] + 1, tokens[3]]), changed(token_ids=tokens[:3])
-    ended = changed(finish_reason=FinishReason.STOP)
-    assert differences(outputs, outputs) == []
-    for other, line in (
-        (wrong, f"output token 2 is {tokens[2] + 1}, but {tokens[2]} without drafts"),
-        (short, f"output token 3 is none, but {tokens[3]} without drafts"),
-        (ended, "ends with stop, but length without drafts"),
-    ):
-        assert differences(outputs, [outputs[0], other]) == [f"request 1: {line}"]
-
-
-# --- what is measured and reported ----------------------------------------------------------------------------------
+# --- what is measured and reported -----------------------------------------------------------------------------------
 
 
 def test_the_rows_are_the_drafters_of_the_workload_and_the_noise() -> None:
@@ -336,77 +204,3 @@ def test_an_engine_that_cannot_draft_says_why_and_its_speed_without_is_shown(tmp
     rows = table_after(text, "Other engines' n-gram drafts")
     assert rows["picky, 3"][0] == "failed"
     assert float(rows["picky, without"][0]) > 0
-
-
-# --- the curve -------------------------------------------------------------------------------------------------------
-
-
-def test_the_oracle_is_right_as_often_as_it_is_told(story: LLM) -> None:
-    oracle = OracleDrafter(story.model.config.vocab_size)
-    rng = Random(0)
-    prompts = [[rng.randrange(3, 2000) for _ in range(5)] for _ in range(8)]
-    tokens, *_ = decode(story.engine, prompts, 60)
-    for prompt, output in zip(prompts, tokens, strict=True):
-        oracle.learn(prompt, output)
-    engine = _engines(story, oracle)["k = 1"]
-    shares = []
-    for rate in (0.0, 0.3, 0.7, 1.0):
-        oracle.rate = rate
-        before = engine.stats()
-        found, *_ = decode(engine, prompts, 60)
-        after = engine.stats()
-        assert found == tokens
-        drafted, accepted = (after[f"{key}_tokens"] - before[f"{key}_tokens"] for key in ("drafted", "accepted"))
-        assert drafted > 100
-        shares.append(accepted / drafted)
-    assert shares[0] == 0.0
-    assert shares[1] == pytest.approx(0.3, abs=0.12)
-    assert shares[2] == pytest.approx(0.7, abs=0.12)
-    assert shares[3] == 1.0
-    assert "oracle" not in DRAFTERS, "it is there for the measurement only"
-
-
-def test_a_request_that_the_oracle_does_not_know_gets_no_drafts(story: LLM) -> None:
-    engine = _engines(story, OracleDrafter(2048))["k = 7"]
-    decode(engine, [[5, 6, 7]], 8)
-    assert engine.stats()["drafted_tokens"] == 0
-
-
-def test_the_curve_has_every_rate_line_and_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = measure_curve(CurveSettings("story", (1, 2), (0.0, 1.0), rounds=2, new_tokens=8))
-    results = json.loads(json.dumps(results))
-    assert [(p["requests"], p["round"], p["rate"]) for p in results["points"]] == [
-        (n, r, rate) for n in (1, 2) for r in (0, 1) for rate in (0.0, 1.0)
-    ]
-    assert all(set(p["tok_s"]) == {"k = 1", "k = 3", "k = 7", "adaptive"} for p in results["points"])
-    rows = table_after(format_curve(results), "2 at a time")
-    assert list(rows) == ["0%", "100%"]
-    pytest.importorskip("matplotlib")
-    from nanoinfer.bench.draft_curve_figure import draw
-
-    draw(results, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_curve_is_of_ratios_within_a_round_and_pays_from_where_it_stays_above_one() -> None:
-    points = [
-        {"requests": 4, "round": number, "rate": rate, "tok_s": {"k = 1": [speed, without]}}
-        for number, rate, without, speed in ((0, 0.0, 10.0, 8.0), (1, 0.0, 20.0, 20.0), (0, 0.5, 10.0, 15.0))
-    ]
-    points.append({"requests": 1, "round": 0, "rate": 0.5, "tok_s": {"k = 1": [1.0, 10.0]}})
-    assert curve({"points": points}, 4, "k = 1") == {0.0: [0.8, 1.0], 0.5: [1.5]}
-    assert pays_from({0.0: [1.2], 0.5: [0.9], 0.7: [1.0, 1.4], 1.0: [2.0]}) == 0.7
-    assert pays_from({0.0: [0.5], 1.0: [0.9]}) is None
-    assert pays_from({0.0: [1.0], 1.0: [2.0]}) == 0.0
-
-
-def test_the_command_draws_the_curve(
-    checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    figure, file = tmp_path / "curve.png", tmp_path / "curve.json"
-    argv = ["--curve", str(figure), "--out", str(file), "--requests", "1", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", "drafts", *argv, "--model", str(checkpoint())]) == 0
-    assert figure.read_bytes()[:4] == b"\x89PNG"
-    assert json.loads(file.read_text())["format"] == "draft curve"
-    assert "Not slower than without drafts from an acceptance of: k = 1 " in capsys.readouterr().out

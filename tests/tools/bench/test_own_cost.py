@@ -13,6 +13,7 @@ from nanoinfer.bench.serve.own_cost_worker import serve_prompts
 from nanoinfer.bench.serve.process import ServerProcess, free_port
 from nanoinfer.bench.serve.session import Session
 from tests.helpers.bench_serve import NEW_TOKENS, fake
+from tests.helpers.waiting import HANG_S
 
 
 def test_both_sides_of_the_own_cost_serve_all_tokens(story: LLM) -> None:
@@ -25,7 +26,7 @@ def test_both_sides_of_the_own_cost_serve_all_tokens(story: LLM) -> None:
     session, port = Session(settings.serve_settings()), free_port()
     for options, failure in (({}, None), ({"trouble": "short"}, "3 tokens"), ({"trouble": "429"}, "refused")):
         spec = fake("server", **options)
-        server = ServerProcess(spec.command(session.checkpoint, 1, port), spec.environment(1), port, 30)
+        server = ServerProcess(spec.command(session.checkpoint, 1, port), spec.environment(1), port, HANG_S)
         try:
             if failure is None:
                 seconds, _, client_s = asyncio.run(over_http(session, settings, server, ["a", "b"]))

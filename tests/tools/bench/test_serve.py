@@ -23,13 +23,19 @@ from nanoinfer.bench.serve.traffic import Traffic
 from nanoinfer.bench.settings import write_results
 from nanoinfer.cli import main
 from nanoinfer.model.loader import resolve_model_path
-from tests.helpers.bench_serve import FAKE, GOOD, NEW_TOKENS, fake, pieces_of
+from tests.helpers.bench_serve import FAKE, GOOD, NEW_TOKENS, Ticking, fake, pieces_of
 
 
 def small(*servers: ServerSpec, **more: Any) -> ServeSettings:
     """Settings for a quick run."""
     given: dict[str, Any] = {"clients": (1, 3), "shares": (0.5,), "seconds": 0.1, "rounds": 1, "goodput": GOOD, **more}
     return ServeSettings("story", servers, lengths=Lengths(new_tokens=NEW_TOKENS), **given)
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops have the same number of requests on any machine."""
+    Ticking(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +302,7 @@ def test_the_command_refuses_what_is_out_of_range(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_measures_the_real_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "serve.json"
     argv = ["bench", "serve", "--concurrency", "2", "--rates", "0.5", "--seconds", "0.3", "--rounds", "1"]

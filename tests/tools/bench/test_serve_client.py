@@ -17,7 +17,8 @@ from nanoinfer.bench.serve.figures import Goodput, figures, percentiles, read_re
 from nanoinfer.bench.serve.process import free_port
 from nanoinfer.bench.serve.traffic import Traffic, arrivals, closed_loop, open_loop
 from tests.helpers import fake_server
-from tests.helpers.bench_serve import GOOD, NEW_TOKENS, cut, pieces_of, stream, text_event
+from tests.helpers.bench_serve import GOOD, NEW_TOKENS, Ticking, cut, pieces_of, stream, text_event
+from tests.helpers.waiting import run, until_async
 
 REQUEST = as_request("/v1/completions", {"prompt": "hi", "max_tokens": NEW_TOKENS})
 
@@ -98,16 +99,21 @@ def test_an_answer_without_its_end_is_not_whole(missing: str) -> None:
 
 def exchanged(server: fake_server.Server, count: int = 1) -> list[Exchange]:
     """So many requests, one after another."""
+    exchanges = [Exchange(0.0) for _ in range(count)]
+    exchange_all(server, exchanges)
+    return exchanges
 
-    async def ask() -> list[Exchange]:
+
+def exchange_all(server: fake_server.Server, exchanges: list[Exchange]) -> None:
+
+    async def ask() -> None:
         async with serving(server) as port:
-            client, exchanges = Client(port), [Exchange(0.0) for _ in range(count)]
+            client = Client(port)
             for exchange in exchanges:
                 await client.ask(REQUEST, exchange)
             client.close()
-            return exchanges
 
-    return asyncio.run(ask())
+    run(ask)
 
 
 def problems(exchanges: list[Exchange]) -> list[str | None]:
@@ -159,20 +165,22 @@ def test_each_kind_of_failure_is_named(trouble: str, problem: str) -> None:
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    server = fake_server.Server()
+    server, exchanges = fake_server.Server(), [Exchange(0.0), Exchange(0.0)]
 
     async def answer(writer: Any, tokens: int) -> bool:
         data = stream(
             *(text_event("a") for _ in range(tokens)), *WHOLE[4:5], WHOLE[6], separator="\r\n\r\n", chunked=False
         )
-        for part in (data[:90], data[90:]):
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.01)
+        writer.write(data[:90])
+        await until_async(lambda: exchanges[server.served].packets, "the first part")
+        writer.write(data[90:])
+        server.served += 1
         return False
 
     server.answer = answer  # type: ignore[method-assign]
-    assert problems(exchanged(server, 2)) == [None, None]
+    exchange_all(server, exchanges)
+    assert problems(exchanges) == [None, None]
+    assert all(len(exchange.packets) > 1 for exchange in exchanges)
 
 
 def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
@@ -181,26 +189,38 @@ def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
         await Client(free_port()).ask(REQUEST, exchange)
         return exchange
 
-    assert "Connect call failed" in str(asyncio.run(ask()).failure)
+    assert "Connect call failed" in str(run(ask).failure)
 
 
 # --- the loops -------------------------------------------------------------------------------------------------------
 
 
 def run_loop(server: fake_server.Server, loop: Callable[[int], Coroutine[Any, Any, Traffic]]) -> Traffic:
-    async def run() -> Traffic:
+    async def serve() -> Traffic:
         async with serving(server) as port:
             return await loop(port)
 
-    return asyncio.run(run())
+    return run(serve)
 
 
 def numbered(number: int) -> bytes:
     return as_request("/v1/completions", {"prompt": str(number), "max_tokens": NEW_TOKENS})
 
 
-def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    return Ticking(monkeypatch)
+
+
+def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock: Ticking) -> None:
     server = fake_server.Server()
+    answer = server.answer
+
+    async def answer_once_all_have_asked(writer: Any, tokens: int) -> bool:
+        await until_async(lambda: server.most_open == 3, "three open requests")
+        return await answer(writer, tokens)
+
+    server.answer = answer_once_all_have_asked  # type: ignore[method-assign]
     traffic = run_loop(server, lambda port: closed_loop(port, numbered, 3, 0.1))
     assert server.most_open == 3
     assert len(traffic.exchanges) == server.served > 3
@@ -208,9 +228,10 @@ def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more() -> 
     assert all(result.is_finished for result in read_results(traffic, NEW_TOKENS))
 
 
-def test_an_open_loop_waits_for_no_answer() -> None:
+def test_an_open_loop_waits_for_no_answer(clock: Ticking) -> None:
     server = fake_server.Server("hang")
     times = arrivals(50, 0.2, "seed")
+    clock.over = lambda: server.served == len(times)
     traffic = run_loop(server, lambda port: open_loop(port, numbered, 50, 0.2, "seed"))
     results = read_results(traffic, NEW_TOKENS)
     assert len(results) == len(times) > 1
@@ -230,7 +251,7 @@ def test_arrivals_are_seeded_and_have_their_rate() -> None:
     assert arrivals(0.001, 1, "a") == [1], "at least one"
 
 
-def test_a_refused_client_waits_as_long_as_it_is_told() -> None:
+def test_a_refused_client_waits_as_long_as_it_is_told(clock: Ticking) -> None:
     server = fake_server.Server("429")
     traffic = run_loop(server, lambda port: closed_loop(port, numbered, 2, 0.3))
     results = read_results(traffic, NEW_TOKENS)

@@ -4,13 +4,16 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nanoinfer.bench import startup
 from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.startup import CACHES, Start, forget, format_startup, measure_startup
 from nanoinfer.cli import main
 from tests.helpers.fake_sessions import FAKE
+from tests.helpers.waiting import Worker, until
 
 # Writes the number of files in its cache, then leaves one there.
 PROGRAM = (
@@ -20,11 +23,23 @@ PROGRAM = (
 )
 
 
-def test_cold_starts_find_an_empty_cache_and_warm_ones_what_was_compiled(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+    """What was to be forgotten, a list of folders a cold start; the system keeps it."""
+    calls: list[list[Path]] = []
+    monkeypatch.setattr(startup, "forget", calls.append)
+    return calls
+
+
+def test_cold_starts_find_an_empty_cache_and_warm_ones_what_was_compiled(
+    tmp_path: Path, forgotten: list[list[Path]]
+) -> None:
     engine = EngineSpec("engine", FAKE)
     starts = measure_startup(tmp_path, [engine], 1, rounds=2, programs={FAKE.stem: PROGRAM})
     assert [(start.round, start.condition) for start in starts] == [(0, "cold"), (0, "warm"), (1, "cold"), (1, "warm")]
     assert (tmp_path / "seen").read_text() == "0 0 1 0 1 ", "the first start fills the cache and is not counted"
+    assert len(forgotten) == 2, "the files of cold starts"
+    assert all({tmp_path, Path(pytest.__file__).parent.parent} <= set(folders) for folders in forgotten)
     for start in starts:
         assert start.error is None
         assert 0 < start.seconds["imported"] <= start.seconds["loaded"] <= start.seconds["first token"]
@@ -40,14 +55,32 @@ def test_a_start_that_fails_says_why_and_the_others_are_measured(tmp_path: Path)
     assert "failed" in rows["cold", "fails"]
 
 
-def test_a_start_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    noted = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
-    programs = {FAKE.stem: ("import os, time", noted, "time.sleep(60)")}
-    starts = measure_startup(tmp_path, [EngineSpec("hangs", FAKE)], 1, rounds=1, timeout=1, programs=programs)
-    assert {start.error for start in starts} == {"no token within 1 s"}
-    if (tmp_path / "pid").exists():  # unless not even Python had started by then
+def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, pids = tmp_path / "noted", list[int]()
+
+    class Timer:
+        """Its time is over when the program hangs."""
+
+        def __init__(self, seconds: float, function: Callable[..., None], arguments: tuple[int, int]):
+            assert seconds == 7
+            self.call = lambda: (until(noted.exists), noted.unlink(), pids.append(arguments[0]), function(*arguments))
+
+        def start(self) -> None:
+            self.worker = Worker(self.call)
+
+        def cancel(self) -> None:
+            self.worker.result()
+
+    monkeypatch.setattr(startup, "threading", SimpleNamespace(Timer=Timer))
+    program = ("import pathlib, signal", f"pathlib.Path({str(noted)!r}).touch()", "while True: signal.pause()")
+    starts = measure_startup(
+        tmp_path, [EngineSpec("hangs", FAKE)], 1, rounds=1, timeout=7, programs={FAKE.stem: program}
+    )
+    assert {start.error for start in starts} == {"no token within 7 s"}
+    assert len(pids) == 3
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(int((tmp_path / "pid").read_text()), 0)
+            os.kill(pid, 0)
 
 
 def test_what_an_engine_prints_is_no_stage(tmp_path: Path) -> None:
@@ -82,6 +115,7 @@ def test_forgetting_files_leaves_them_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "weights").read_bytes() == b"123"
 
 
+@pytest.mark.slow
 def test_nanoinfer_started_for_real(
     checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

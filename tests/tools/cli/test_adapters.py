@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.tools.test_cli import ROOT, run
+from notebooks.tools.files import ROOT
+from tests.helpers.command_line import run
 
 FOX = "Once upon a time, there was a little fox"
 GREEDY = ["--temperature", "0", "--max-new-tokens", "24"]

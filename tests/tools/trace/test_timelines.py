@@ -1,8 +1,8 @@
-"""What a trace says and writes: sentences, JSON that comes back, Chrome's trace events, timelines."""
+"""Chrome's trace events, phases and timelines of a trace."""
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,222 +10,14 @@ from typing import Any
 import pytest
 from matplotlib.colors import to_rgba
 
-from nanoinfer import SamplingParams, viz
-from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer import viz
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.final import final_state
 from nanoinfer.trace.phases import spans
 from nanoinfer.viz.palette import ROLES
-from tests.helpers.engines import LetterTokenizer, greedy, make_engine, model_of, serve
+from tests.helpers.engines import greedy, make_engine
 
-
-@pytest.fixture(scope="module")
-def busy() -> Trace:
-    """Chunks, a split, evictions, a retraction, an abort, a failing step, two completions, a namespace; slow steps."""
-    clock = map(float, range(10_000)).__next__
-    engine = make_engine(rows=3, slots=32, chunked_prefill_size=6, schedule_conservativeness=0.1, clock=clock)
-    with record(engine) as trace:
-        ids = [engine.add_request([65, 66, 67, 68, 97 + i], greedy(12)) for i in range(3)]
-        engine.add_request("ABCDEF" * 2, greedy(6), extra_key="lora")
-        for _ in range(12):
-            engine.step()
-        engine.abort(ids[0])
-        engine.pause(ids[1])
-        for _ in range(2):
-            engine.step()
-        engine.resume(ids[1])
-        engine.add_request("XY", SamplingParams(max_new_tokens=3, n=2))
-        model_of(engine).fail_at = model_of(engine).passes + 4
-        while engine.has_unfinished():
-            try:
-                engine.step()
-            except RuntimeError:
-                engine.add_request("ABCD", greedy(2))
-        engine.flush_cache()
-    return trace
-
-
-# --- in words ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_sentences_of_a_hit_and_a_split() -> None:
-    engine = make_engine()
-    with record(engine) as trace:
-        serve(engine, "ABCDE", max_new_tokens=2)
-        serve(engine, "ABCXYZ", max_new_tokens=1)
-    assert trace.describe().splitlines() == [
-        "Start: 0 requests running, 0 waiting, 0 tokens in the tree, 256 free slots.",
-        "Before this step, request 0 arrives with 5 prompt tokens. Step 1 EXTEND: request 0 is admitted with none of "
-        "5 prompt tokens cached; request 0 extends 5 tokens and samples “F”; 5 tokens enter the tree.",
-        "Step 2 DECODE: request 0 computes position 5 in slot 5 and samples “G”; request 0 ends (length); 1 token enters "
-        "the tree.",
-        "Before this step, request 1 arrives with 6 prompt tokens. Step 3 EXTEND: request 1 is admitted with 3 of 6 "
-        "prompt tokens cached; a node splits after token 3; request 1 extends 3 tokens and samples “[”; request 1 ends "
-        "(length); 3 tokens enter the tree.",
-    ]
-    assert trace.describe(2) == trace.describe().splitlines()[2]
-
-
-def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
-    sentences = busy.describe()
-    for words in (
-        "for later",
-        "is retracted for lack of slots",
-        "request 1 is paused and gives back its row and slots",
-        "request 1 is resumed",
-        "admitted again",
-        "the tree evicts",
-        "request 0 ends (abort)",
-        "ends (error)",
-        "The step raised RuntimeError: the model broke.",
-        "request 4 (2) arrives",
-    ):
-        assert words in sentences
-    assert sentences.splitlines()[-1].startswith(f"After step {len(busy)}: ")
-    assert "evicts" in sentences.splitlines()[-1]
-
-
-def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
-    """Slots that are freed, evicted or given: what a sentence says of each event is what the pool's own count says."""
-    import re
-
-    def number(pattern: str, text: str) -> int:
-        return sum(int(found) for found in re.findall(pattern, text))
-
-    free, tree = busy.engine["max_total_tokens"], 0
-    states = {event.step: (state.free, len(state.tree_slots())) for event, state in busy.states() if event.is_step}
-    given = {event.step: sum(e.end - e.start for e in event.batch) for event in busy.events if event.is_step}
-    for step in range(1, len(busy) + 1):
-        text = busy.describe(step)
-        entering = number(r"(\d+) tokens? enters? the tree", text)
-        evicted = number(r"evicts (\d+) tokens?", text)
-        freed = number(r"(\d+) (?:duplicate )?slots? (?:is|are) freed", text)
-        tree += entering - evicted
-        free += evicted + freed - given[step]
-        assert (free, tree) == states[step], text
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_saved_trace_comes_back(busy: Trace, tmp_path: Path) -> None:
-    busy.save(tmp_path / "a.json")
-    loaded = Trace.load(tmp_path / "a.json")
-    assert loaded.events == [type(event).from_json(event.to_json()) for event in busy.events]
-    assert [request.prompt for request in loaded.requests] == [request.prompt for request in busy.requests]
-    assert (loaded.texts, loaded.engine, len(loaded)) == (busy.texts, busy.engine, len(busy))
-    assert loaded.describe() == busy.describe()
-    loaded.save(tmp_path / "b.json")
-    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-    document = json.loads((tmp_path / "a.json").read_text())
-    assert (document["format"], document["version"]) == ("nanoinfer trace", 2)
-
-
-def test_the_same_run_gives_the_same_file_but_for_times(tmp_path: Path) -> None:
-    texts = []
-    for i in range(2):
-        engine = make_engine(slots=40, schedule_conservativeness=0.1)
-        with record(engine) as trace:
-            serve(engine, "ABC", "ABD", "XYZW", max_new_tokens=9)
-        trace.save(tmp_path / f"{i}.json")
-        document = json.loads((tmp_path / f"{i}.json").read_text())
-        for entry in (*document["requests"], *document["events"]):
-            del entry["time"]
-            entry.pop("seconds", None)
-        texts.append(json.dumps(document))
-    assert texts[0] == texts[1]
-
-
-def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    def apply(document: dict[str, Any]) -> None:
-        *way, last = path.split(".")
-        target: Any = document
-        for name in way:
-            target = target[int(name)] if isinstance(target, list) else target[name]
-        if isinstance(target, list):
-            target[int(last)] = value
-        elif value is None:
-            del target[last]
-        else:
-            target[last] = value
-
-    return apply
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (change("format", "profile"), '"format": "nanoinfer trace"'),
-        (change("version", 3), r"version=3: must be 1 or 2"),
-        (change("version", 1), r"events\[2\]: TypeError: \[70\]: must be int"),
-        (change("engine.drafter", None), "engine: drafter missing"),
-        (change("events", None), "events: must be present and be a JSON array"),
-        (change("requests", {}), "requests: must be present and be a JSON array"),
-        (change("engine.page_size", None), "engine: page_size missing"),
-        (change("texts.65", 3), "texts: TypeError: 3: must be str"),
-        (change("requests.0.prompt", ["A"]), r"requests\[0\]: TypeError: 'A': must be int"),
-        (change("requests.0.colour", "red"), r"requests\[0\]: TypeError.*colour"),
-        (change("events.2.mode", "GUESS"), r"events\[2\]: ValueError: mode='GUESS': must be one of START, EXTEND"),
-        (change("events.2.time", "noon"), r"events\[2\]: ValueError.*noon"),
-        (change("events.2.batch", [[0, 1]]), r"events\[2\]: TypeError"),
-        (change("events.1.arrived", [7]), r"events\[1\]: IndexError"),
-        (change("events.2.tree.0.2", 99), r"events\[2\]: KeyError: 99"),
-        (change("events.2.free", 3), r"events\[2\]: RuntimeError: after step 1: 3 free \+ 5 owned, must be 256"),
-    ],
-)
-def test_a_file_that_is_wrong_says_where(spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path) -> None:
-    engine = make_engine()
-    with record(engine) as trace:
-        serve(engine, "ABCDE", max_new_tokens=2)
-    path = tmp_path / "trace.json"
-    trace.save(path)
-    document = json.loads(path.read_text())
-    spoil(document)
-    path.write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=message) as caught:
-        Trace.load(path)
-    assert str(caught.value).startswith(str(path))
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b"{}"])
-def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.json: (this is not JSON|must be an object)"):
-        Trace.load(tmp_path / "x.json")
-
-
-class ByteTokenizer(LetterTokenizer):
-    """A token is a byte: characters beyond ASCII take several."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode("utf-8", errors="replace")
-
-
-def test_characters_of_several_tokens_are_whole_in_texts() -> None:
-    from nanoinfer.requests.token_text import whole_characters
-
-    text = "aé€😀b"
-    tokens = list(text.encode())
-    decode: Tokenizer = ByteTokenizer()
-    texts = {token: decode.decode([token]) for token in tokens}
-    pieces = whole_characters(tokens, texts, decode.decode)
-    assert "".join(pieces.get(i, texts[token]) for i, token in enumerate(tokens)) == text
-    assert pieces == {1: "", 2: "é", 3: "", 4: "", 5: "€", 6: "", 7: "", 8: "", 9: "😀"}
-
-
-def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
-    example = Path(__file__).parents[3] / "data" / "trace"
-    trace = Trace.load(example / "example.json")
-    sentences = trace.describe()
-    for words in ("prompt tokens cached", "splits", "for later", "evicts", "retracted", "admitted again", "(abort)"):
-        assert words in sentences
-    assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
-        encoding="utf-8"
-    )
-    assert sum(path.stat().st_size for path in example.iterdir()) < 500_000
-
-
-# --- Perfetto ---------------------------------------------------------------------------------------------------------
+# --- Perfetto --------------------------------------------------------------------------------------------------------
 
 
 def test_chrome_trace_events_are_well_formed(busy: Trace, tmp_path: Path) -> None:
@@ -286,7 +78,7 @@ def test_slices_of_a_track_do_not_overlap_and_tell_the_steps(busy: Trace, tmp_pa
     }
 
 
-# --- phases and timelines ---------------------------------------------------------------------------------------------
+# --- phases and timelines --------------------------------------------------------------------------------------------
 
 
 def test_every_step_of_a_request_lies_in_exactly_one_span(busy: Trace) -> None:

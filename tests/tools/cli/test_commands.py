@@ -1,4 +1,4 @@
-"""The command line: what each command prints, and that every error is one line and exit code 2."""
+"""Commands on a model: what each prints and writes, and that every error is one line and exit code 2."""
 
 import io
 import re
@@ -8,24 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import nanoinfer
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.cli import build_parser, main
+from nanoinfer.cli import main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
-
-ROOT = Path(__file__).parents[3]
-
-
-def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `python -m nanoinfer ARGV`."""
-    try:
-        code = main(argv)
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+from notebooks.tools.files import ROOT
+from tests.helpers.command_line import run
 
 
 def test_demo_shows_cached_tokens_and_a_faster_first_token(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,129 +147,6 @@ sys.argv = ["nanoinfer", "info"]
 runpy.run_module("nanoinfer", run_name="__main__")"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
-
-
-# --- what needs no model ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["chat", "--help"], ["bench", "run", "--help"]])
-def test_help_and_version_load_no_torch(argv: list[str]) -> None:
-    code = f"""import sys
-from nanoinfer.cli import main
-try:
-    main({argv})
-finally:
-    print(*sys.modules, file=sys.stderr)"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout
-    assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
-
-
-def test_the_demos_help_says_what_it_does_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Without arguments, demo serves five requests" in run(["demo", "--help"], capsys)[1]
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["generate", "Once", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens?"),
-        (["generate", "Once", "--max-tokens=3"], "--max-tokens; did you mean --max-new-tokens?"),
-        (["chat", "--temprature", "3"], "--temprature; did you mean --temperature?"),
-        (["bench", "decode", "--block-size", "4"], "--block-size; did you mean --page-size?"),
-        (["demo", "--temperature", "1"], "--temperature"),
-        (["info", "--top-k", "1"], "--top-k"),
-    ],
-)
-def test_an_unknown_option_is_answered_by_the_commands_own_help(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = " ".join(argv[:2]) if argv[0] == "bench" else argv[0]
-    program = f"python -m nanoinfer {command}"
-    message = f"{program}: error: unrecognized argument: {said} (see {program} --help)\n"
-    assert run(argv, capsys) == (2, "", message)
-
-
-def test_options_in_short_and_texts_that_look_like_options_are_understood() -> None:
-    args = build_parser().parse_args(["generate", "--max-new", "3", "--stop=--max-tokens", "-- he said", "--", "--no"])
-    assert (args.max_new_tokens, args.stop, args.prompt) == (3, ["--max-tokens"], ["-- he said", "--no"])
-
-
-def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run([], capsys)
-    assert (code, err) == (0, "")
-    assert out == run(["--help"], capsys)[1]
-
-
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"], capsys) == (0, f"nanoinfer {nanoinfer.__version__}\n", "")
-
-
-# --- tables and paths ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("argv", [["demo"], ["demo", "--max-total-tokens", "400"], ["demo", "paged"], ["info"]])
-def test_tables_fit_a_terminal_of_60_columns(
-    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    wide = run(argv, capsys)[1].split("What the model wrote")[0]
-    monkeypatch.setenv("COLUMNS", "60")
-    code, out, _ = run(argv, capsys)
-    tables = out.split("What the model wrote")[0]
-    assert code == 0
-    assert max(map(len, tables.splitlines())) <= 60
-    assert max(map(len, wide.splitlines())) > 60, "not narrow for nothing"
-    if argv[0] == "info" or "paged" in argv:  # else times differ
-        assert set(re.findall(r"\d+", wide)) <= set(re.findall(r"\d+", tables)), "nothing is left out"
-
-
-def test_the_demos_table_is_in_one_part_where_it_fits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed = (ROOT / "README.md").read_text().split("## What the demo shows")[1].split("```")[1].splitlines()[1:]
-    monkeypatch.setenv("COLUMNS", "120")
-    out = run(["demo"], capsys)[1].splitlines()
-    start = out.index(printed[0])
-    same = [re.sub(r" +\d+\.\d ms", "", line) for line in out[start : start + len(printed)]]
-    assert same == [re.sub(r" +\d+\.\d ms", "", line) for line in printed]
-
-
-def test_a_benchs_tables_fit_a_terminal_of_60_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = ROOT / "data" / "bench" / "results.json"
-    monkeypatch.delenv("COLUMNS", raising=False)
-    code, wide, _ = run(["bench", "table", str(file)], capsys)
-    assert code == 0
-    rows = [line for line in wide.splitlines() if line.startswith("|")]
-    assert max(map(len, rows)) > 60
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = run(["bench", "table", str(file)], capsys)[1]
-    prose = {line for line in wide.splitlines() if not line.startswith("|")}
-    assert max(len(line) for line in narrow.splitlines() if line not in prose) <= 60
-    details = narrow.split("\nworkload")[-1].splitlines()
-    assert details[1].split()[0] == "engine", "rows of several engines for one workload say which"
-    assert {cell for row in rows for cell in re.findall(r"[\d.]+", row)} <= set(re.findall(r"[\d.]+", narrow))
-
-
-def test_the_table_of_bench_decode_fits_a_terminal_of_60_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    argv = ["bench", "decode", "--requests", "2", "--new-tokens", "2", "--rounds", "1"]
-    monkeypatch.delenv("COLUMNS", raising=False)
-    wide = run(argv, capsys)[1]
-    assert max(map(len, wide.splitlines())) > 60
-    monkeypatch.setenv("COLUMNS", "60")
-    code, narrow, _ = run(argv, capsys)
-    assert code == 0
-    assert max(map(len, narrow.splitlines())) <= 60
-    assert set(re.findall(r"[a-z]+", wide)) <= set(re.findall(r"[a-z]+", narrow)), "nothing is left out"
-
-
-def test_the_tree_of_the_demo_counts_one_token_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(["demo"], capsys)[1]
-    assert re.search(r" 1 token in slot \d+ ", out)
-    assert " 1 tokens" not in out
 
 
 def test_a_file_that_cannot_be_written_is_named_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
