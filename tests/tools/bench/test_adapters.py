@@ -125,6 +125,7 @@ def test_an_engine_that_cannot_load_adapters_says_why_and_its_base_batch_is_meas
     assert all("failed" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_the_command_prints_costs_and_writes_json(
     checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_engines_to_compare_may_be_files(tmp_path: Path) -> None:
     assert [spec.name for spec in adapter_engines([str(FAKE), "vllm"])] == ["nanoinfer", "fake_peer", "vllm"]
 
 
+@pytest.mark.slow
 def test_peft_gives_the_same_tokens(checkpoint: Callable[..., Path]) -> None:
     pytest.importorskip("peft")
     settings = Settings([WORKLOAD], adapter_engines(["peft"]), rounds=1)

@@ -10,6 +10,7 @@ from nanoinfer.bench.parallel import WAYS, bench_parallel, format_parallel
 from nanoinfer.cli import main
 
 
+@pytest.mark.slow
 def test_each_way_serves_the_same_tokens_and_threads_are_put_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_command_prints_the_table_and_writes_json(
     assert "rows=0: must be at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CppKernels.why_not(torch.float32, torch.device("cpu")) is not None, reason="needs the C++ kernels")
 def test_every_peak_counts_operations() -> None:
     peaks = multiply_peaks(1, 0.001)

@@ -72,6 +72,7 @@ def test_a_peer_that_fails_is_named_and_the_others_are_scored(tmp_path: Path) ->
         measure_quality(tmp_path, "float32", {SAMPLED: [[0, 1]]}, engines[1:], 1)
 
 
+@pytest.mark.slow
 def test_nanoinfer_and_transformers_score_alike() -> None:
     path = resolve_model_path("story")
     texts = {SAMPLED: [[1, 400, 500, 37, 90], [1, 17]]}

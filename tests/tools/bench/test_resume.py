@@ -131,6 +131,7 @@ def test_a_file_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(file.read_text()) == {"old": 1}
 
 
+@pytest.mark.slow
 def test_the_command_continues_a_file(
     checkpoint: Callable[..., Path],
     tmp_path: Path,

@@ -226,6 +226,7 @@ def test_reading_memory_takes_time() -> None:
     assert 0 < read_bandwidth(1, size=2**20, reads=3) < 1e5
 
 
+@pytest.mark.slow
 def test_nanoinfer_and_transformers_measured_for_real(
     checkpoint: Callable[..., Path],
     tmp_path: Path,

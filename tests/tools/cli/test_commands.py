@@ -135,7 +135,7 @@ def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
     assert "/reset" in err
 
 
-@pytest.mark.parametrize("module", ["nanoinfer.cli", "transformers"])
+@pytest.mark.parametrize("module", ["nanoinfer.cli", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(module: str) -> None:
     code = f"""import runpy, signal, sys
 class CtrlC:

@@ -67,6 +67,7 @@ def test_a_tokenizer_is_the_one_of_auto_tokenizer(
     assert read.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
 
 
+@pytest.mark.slow
 def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
     code = f"nanoinfer.requests.tokenizer as read\nread.Tokenizer.from_pretrained({str(STORY)!r})"
     loaded = loaded_by(code, Path(__file__).parents[3], after="torch")

@@ -2,7 +2,6 @@
 
 import hashlib
 import pickle
-import threading
 import warnings
 from typing import Any
 
@@ -19,6 +18,7 @@ from nanoinfer.viz import lettering
 from nanoinfer.viz.palette import ROLES, owner_style
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import faces, make_pool, named, take, texts, worked_example
+from tests.helpers.waiting import Worker
 
 TEXTS = ["a\nb\tc\"'", "\x00\x1b[31m\x07\r", "中文", "🙂", "$x^2$ \\frac", "\ud800", ""]
 STYLE = {
@@ -64,13 +64,9 @@ def test_the_style_of_the_user_changes_no_picture_and_no_picture_changes_the_sty
 
 
 def test_threads_that_draw_leave_the_settings_as_they_were() -> None:
-    settings, expected, got = dict(matplotlib.rcParams), digests(), list[dict[str, str]]()
-    threads = [threading.Thread(target=lambda: got.append(digests())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == [expected] * 4
+    settings, expected = dict(matplotlib.rcParams), digests()
+    workers = [Worker(digests) for _ in range(4)]
+    assert [worker.result() for worker in workers] == [expected] * 4
     assert dict(matplotlib.rcParams) == settings
 
 

@@ -86,6 +86,7 @@ def test_a_caption_is_beneath_the_picture_and_first_in_its_words() -> None:
         assert picture.alt.startswith(caption + " ")
 
 
+@pytest.mark.slow
 def test_no_global_state_of_matplotlib_is_touched() -> None:
     code = (
         "import sys, nanoinfer; assert 'matplotlib' not in sys.modules\n"
@@ -99,6 +100,7 @@ def test_no_global_state_of_matplotlib_is_touched() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['matplotlib'] = None\nfrom nanoinfer import viz"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
