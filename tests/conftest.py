@@ -15,6 +15,7 @@ from nanoinfer.device import npu_problem
 
 if TYPE_CHECKING:
     import transformers
+    from selenium.webdriver import Chrome
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
 
@@ -92,6 +93,24 @@ def oracle() -> "Callable[[Path], transformers.PreTrainedModel]":
 def story() -> LLM:
     """The bundled model. Shared: a test that changes its engine's state beyond adding requests makes its own."""
     return LLM("story", max_running_requests=8)
+
+
+@pytest.fixture(scope="session")
+def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
+    """Headless Chromium, started once. Skips where there is none."""
+    from tests.helpers.chromium import chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(_chromium: "Chrome") -> "Chrome":
+    """The session's browser as a test wants to find it, whatever the test before left open, emulated or logged."""
+    from tests.helpers.chromium import clean
+
+    clean(_chromium)
+    return _chromium
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

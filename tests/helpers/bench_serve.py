@@ -1,14 +1,22 @@
 """What the tests of `bench serve` share: a server that tests program, and answers cut into packets."""
 
+import asyncio
 import json
+import time
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from nanoinfer.bench.serve import client, stalls, traffic
 from nanoinfer.bench.serve.answers import Packets
 from nanoinfer.bench.serve.figures import Goodput
 from nanoinfer.bench.serve.servers import ServerSpec
 from tests.helpers import fake_server
+from tests.helpers.waiting import HANG_S, until_async
 
 FAKE = Path(fake_server.__file__)
 NEW_TOKENS = 4
@@ -48,3 +56,36 @@ def pieces_of(count: int) -> list[bytes]:
         at = data.index(b"\n\n\r\n", at) + 4
         places.append(at)
     return [part for _, part in cut(data, places)]
+
+
+class Ticking:
+    """A clock for the loops of `bench serve`. Each look at it takes a millisecond, and who sleeps moves it on: what fits
+    into a window is not up to the machine. `over`: when the loops' patience with answers ends; None: never."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.now, self.over = 0.0, None
+        names = {"sleep": self._sleep, "wait_for": self._wait_for, "gather": asyncio.gather}
+        patch.setattr(traffic, "asyncio", SimpleNamespace(TaskGroup=asyncio.TaskGroup, **names))
+        patch.setattr(traffic, "time", self)
+        patch.setattr(client, "time", self)
+        patch.setattr(stalls, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+    over: Callable[[], bool] | None
+    process_time = staticmethod(time.process_time)
+
+    def perf_counter(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    async def _wait_for(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        over, task = self.over, asyncio.ensure_future(work)
+        if over is None:
+            await asyncio.wait_for(task, HANG_S)
+            return
+        await until_async(lambda: task.done() or over())
+        task.cancel()
+        raise TimeoutError

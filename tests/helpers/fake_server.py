@@ -71,7 +71,7 @@ class Server:
             print("first line\nthe last words", file=sys.stderr, flush=True)
             os._exit(7)
         if trouble == "hang":
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         if trouble == "500":
             writer.write(plain(500, b'{"error": {"message": "no room"}}'))
             return True
@@ -80,7 +80,8 @@ class Server:
             return True
         writer.write(STREAM)
         for i in range(tokens - (trouble == "short")):
-            await asyncio.sleep(0.001)
+            await writer.drain()
+            await asyncio.sleep(0)
             if i and trouble == "error":
                 writer.write(chunk({"error": {"message": "a step failed"}}))
                 break

@@ -87,6 +87,17 @@ def make_metadata(
     return InputMetadata.create(pools, 1, mode, list(range(len(seq_lens))), seq_lens, prefixes, out)
 
 
+def make_rows() -> ReqToTokenPool:
+    """Four rows: short, with a prefix of another's slots and two entries left over, long, and in runs."""
+    pool = ReqToTokenPool(4, 512)
+    pool.req_to_token[0, :9] = torch.arange(9)
+    pool.req_to_token[1, :14] = torch.tensor([0, 1, 2, 3, *range(20, 29), 40])
+    pool.req_to_token[1, 14:16] = torch.tensor([7, 8])
+    pool.req_to_token[2, :177] = torch.arange(177)
+    pool.req_to_token[3, :40] = torch.arange(40) * 2
+    return pool
+
+
 def worked_example() -> InputMetadata:
     """The second request of the worked example: an extend of 5 after a hit of 7."""
     pools = SimpleNamespace(req_to_token_pool=ReqToTokenPool(4, 48), token_to_kv_pool=make_pool(64))

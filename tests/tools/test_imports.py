@@ -156,6 +156,7 @@ def test_the_tools_of_the_notebooks_keep_the_rule(rule: Callable[[Imports], list
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 def test_the_public_names_load_nothing_heavy() -> None:
     loaded = loaded_by("nanoinfer.llm, nanoinfer.async_engine", ROOT, after="torch")
     assert {"nanoinfer.engine", "nanoinfer.model.loader"} <= loaded
@@ -163,6 +164,7 @@ def test_the_public_names_load_nothing_heavy() -> None:
     assert not early, f"import nanoinfer loads {', '.join(early)}"
 
 
+@pytest.mark.slow
 def test_a_first_answer_loads_neither_torchs_compiler_nor_the_model_classes_of_transformers() -> None:
     """Each takes about a second: torch's when something is defined for it, transformers' with a configuration's class."""
     code = "nanoinfer as n\nn.LLM('story').generate('x', n.SamplingParams(max_new_tokens=3))"
@@ -177,6 +179,7 @@ def test_importing_the_package_loads_no_file_of_it() -> None:
     assert [module for module in loaded if module.startswith("nanoinfer")] == ["nanoinfer"]
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there_and_no_other() -> None:
     names = set(import_module("nanoinfer").__all__)
     found = subprocess.run(

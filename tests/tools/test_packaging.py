@@ -109,6 +109,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         os.chdir(before)
 
 
+@pytest.mark.slow
 def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
@@ -122,6 +123,7 @@ def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, P
     assert description.decode().strip() == page().strip()
 
 
+@pytest.mark.slow
 def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[Path, Path]) -> None:
     files = [path.relative_to(ROOT) for path in (ROOT / "nanoinfer").rglob("*") if path.is_file()]
     wanted = {str(path) for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
@@ -135,6 +137,7 @@ def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[P
     assert packed == wanted
 
 
+@pytest.mark.slow
 def test_what_is_bundled_takes_no_more_bytes_than_it_may(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         sizes = {entry.filename: entry.file_size for entry in wheel.infolist() if "/_bundled/" in entry.filename}
@@ -143,6 +146,7 @@ def test_what_is_bundled_takes_no_more_bytes_than_it_may(archives: tuple[Path, P
         assert 0 < size <= limit, name
 
 
+@pytest.mark.slow
 def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
@@ -156,6 +160,7 @@ def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path])
     assert wanted - names == set()
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_serves_the_bundled_model_from_any_directory(
     archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
