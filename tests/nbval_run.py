@@ -11,6 +11,8 @@ from tests.helpers.waiting import HANG_S
 
 # Pictures are not compared, those inside the HTML of a folded answer included; what is said about them is.
 SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
+# No other plugins: some take seconds to load.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 CELL_SECONDS, NOTEBOOK_SECONDS = 2 * HANG_S, 15 * HANG_S  # they only end what hangs
 
 
@@ -27,7 +29,7 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "pytest", *plugins, *options, str(path)],
             cwd=ROOT,
-            env={**kernel_environment(ROOT, folder), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+            env={**kernel_environment(ROOT, folder), **ENVIRONMENT},
             capture_output=True,
             text=True,
             timeout=NOTEBOOK_SECONDS,
