@@ -1,8 +1,8 @@
 """Processes that end while requests are in flight, at a random moment and in a random way.
 
-`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once
-per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that Python
-gives for that way of leaving. What is in flight follows from the seed; what the moment of leaving meets does not.
+`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks
+once per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that
+Python gives for that way of leaving. What is in flight follows from the seed; what the moment of leaving meets does not.
 """
 
 import argparse
