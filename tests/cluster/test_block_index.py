@@ -154,7 +154,7 @@ events = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=25),
     st.permutations(range(9)),
 )
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100)
 def test_deliveries_in_any_order_come_to_what_the_replicas_hold(
     steps: Sequence[tuple[int, list[BlockEvent]]], deliveries: Sequence[tuple[int, int]], prompt: Sequence[int]
 ) -> None:
@@ -188,7 +188,7 @@ def test_deliveries_in_any_order_come_to_what_the_replicas_hold(
 
 
 @given(st.lists(st.sets(st.integers(0, 5), max_size=6), max_size=4), st.lists(st.sets(st.integers(0, 5)), max_size=4))
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100)
 def test_a_block_counts_if_either_of_two_sets_has_it(first: list[set[int]], second: list[set[int]]) -> None:
     sets = BlockSets(), BlockSets()
     for each, holders in zip(sets, (first, second), strict=True):
@@ -205,7 +205,7 @@ def test_a_block_counts_if_either_of_two_sets_has_it(first: list[set[int]], seco
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "end", "forget", "gone", "expire"]), st.integers(0, 5)), max_size=40))
-@settings(max_examples=150, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100)
 def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, int]]) -> None:
     pending, now = PendingPrefixes(), 0.0
     brings: dict[str, tuple[int, list[int], float]] = {}

@@ -13,8 +13,7 @@ from nanoinfer.cluster.simulate.results import Results, read_results
 from nanoinfer.cluster.simulate.router_speed import router_speed
 from nanoinfer.cluster.simulate.table import table
 from nanoinfer.cluster.simulate.traces import make_trace
-from nanoinfer.cluster.simulate.validate import OPTIONS, THINK_SCALE, Case, compare, standard_cases
-from nanoinfer.cluster.simulate.worker import WorkerSpec
+from nanoinfer.cluster.simulate.validate import THINK_SCALE, Case, standard_cases
 
 SHORT = ["--seconds", "2", "--rate", "8", "--slots", "20000", "--trace", "shared"]
 
@@ -136,26 +135,6 @@ def test_the_picture_and_the_table_of_routers(tmp_path: Path) -> None:
     assert "blocks in the index" in table(content)
     with pytest.raises(ValueError, match="kind='nothing'"):
         draw({"settings": {"kind": "nothing"}, "runs": runs}, tmp_path / "none.png")
-
-
-def test_real_replicas_that_sleep_serve_the_same_sessions_with_the_same_hits(tmp_path: Path) -> None:
-    costs = PassCosts(0.002, 1e-5, 1e-4, 1e-8, source="a test")
-    case = Case("2 asleep", 2, "prefix", "shared", 10.0, 1.0, 0.1, WorkerSpec(options=OPTIONS, costs=costs))
-    quick = compare(case, probes=2)
-    assert quick.measured.requests == quick.simulated.requests > 10
-    assert quick.measured.open == quick.simulated.open == 0
-    assert quick.measured.hit_rate == pytest.approx(quick.simulated.hit_rate, abs=0.1)
-    assert quick.measured.ttft_mean > 0
-    assert quick.slower > 0.9, "passes never take less than they sleep"
-    content = {"settings": {"kind": "validate"}, "runs": {case.name: quick.as_dict()}}
-    assert "| 2 asleep " in table(content)
-    draw(content, tmp_path / "validate.png")
-
-
-def test_a_replica_that_cannot_start_is_an_error_and_leaves_no_process() -> None:
-    case = Case("none", 1, "round-robin", "chat", 1.0, 1.0, 0.1, WorkerSpec("no-such-folder/model", OPTIONS))
-    with pytest.raises(RuntimeError, match="exit code 1"):
-        compare(case)
 
 
 def test_the_standard_cases_are_those_of_the_page() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 
 from nanoinfer import LLM, SamplingParams
-
-TIMEOUT_S = 120
+from tests.helpers.waiting import HANG_S
 
 
 @dataclass
@@ -33,7 +32,7 @@ async def stream(url: str, body: dict[str, Any], read: asyncio.Event | None = No
     asked = {"model": "story", "stream": True, "return_token_ids": True, **body}
     try:
         async with (
-            httpx.AsyncClient(timeout=TIMEOUT_S) as client,
+            httpx.AsyncClient(timeout=HANG_S) as client,
             client.stream("POST", f"{url}/v1/completions", json=asked) as response,
         ):
             if response.status_code != 200:
@@ -63,7 +62,7 @@ async def stream(url: str, body: dict[str, Any], read: asyncio.Event | None = No
 
 async def whole(url: str, body: dict[str, Any]) -> Answer:
     """A completion that is not streamed."""
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    async with httpx.AsyncClient(timeout=HANG_S) as client:
         response = await client.post(f"{url}/v1/completions", json={"model": "story", "return_token_ids": True, **body})
     if response.status_code != 200:
         return Answer(error=f"{response.status_code} {response.text}")

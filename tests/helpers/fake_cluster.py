@@ -8,8 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
+import numpy as np
+
+from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
+from nanoinfer.cluster import LeastLoaded, PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
 from tests.helpers.trees import make_cache, put
@@ -220,3 +225,54 @@ class FakeCluster:
             for number, router in enumerate(self.routers):
                 router.note_load(name, self.replicas[name].load(number))
             self.at(self.now + self.report_s, lambda: self._report(name))
+
+
+# --- policies and traffic ------------------------------------------------------------------------------------------
+
+
+def router(**options: Any) -> Make:
+    return lambda clock: PrefixRouter(COSTS, clock=clock, **options)
+
+
+def request(name: str, tokens: list[int], max_new_tokens: int = 8, **fields: Any) -> RoutedRequest:
+    return RoutedRequest(name, tokens, max_new_tokens, **fields)
+
+
+def tokens_of(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 50_000, size=length).tolist()
+
+
+def stored(name: str, tokens: list[int], seq: int = 0) -> EventBatch:
+    return EventBatch(seq, 0.0, [BlockStored(block_hashes(tokens, 16), None, tokens, 16, None, None)], name)
+
+
+def chats(cluster: FakeCluster, users: int = 48, turns: int = 5, seconds: float = 1.5) -> None:
+    """Conversations under one of eight system prompts; a turn repeats everything before it."""
+    rng = np.random.default_rng(7)
+    systems = [tokens_of(100 + i, 200) for i in range(8)]
+    for user in range(users):
+        history, start = list(systems[user % 8]), float(rng.uniform(0, 4))
+        for turn in range(turns):
+            history = history + tokens_of(1000 * user + turn, 120)
+            cluster.arrive(start + turn * seconds, request(f"{user}.{turn}", history))
+
+
+POLICIES: dict[str, Make] = {
+    "round robin": lambda clock: RoundRobin(),
+    "least loaded": lambda clock: LeastLoaded(),
+    "prefix hash": lambda clock: PrefixHash(),
+    "prefix router": router(),
+}
+
+
+def burst(make: Make, size: int = 30, prefix_tokens: int = 1000, **options: Any) -> FakeCluster:
+    """Requests with one new prefix, all within the time that it takes to compute it."""
+    cluster = FakeCluster(make, **options)
+    prefix = tokens_of(1, prefix_tokens)
+    for i in range(size):
+        cluster.arrive(0.01 * i, request(f"{i}", prefix + tokens_of(50 + i, 20)))
+    return cluster.run()
+
+
+def times_computed(cluster: FakeCluster) -> int:
+    return sum(done.cached_tokens == 0 for done in cluster.done.values())

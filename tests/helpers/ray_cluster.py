@@ -11,6 +11,7 @@ from typing import Any
 
 from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, STARTS, prepare_environment, start_serve
 from nanoinfer.engine import Engine
+from tests.helpers.waiting import HANG_S, until
 
 prepare_environment()
 WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "without_slow_imports"
@@ -33,7 +34,6 @@ NOTICES_SOON = {  # that a node is gone, whose connections are refused; one that
     "health_check_timeout_ms": 30_000,
     "health_check_failure_threshold": 4,
 }
-PATIENCE_S = 90
 
 
 class ThreeNodes:
@@ -113,12 +113,12 @@ class Watcher:
 
     def names(self) -> list[str]:
         """The replicas that there are; waits until Serve has said so."""
-        wait_for(lambda: bool(self._ask_any()), "no replica answers")
+        until(lambda: bool(self._ask_any()), "an answer of a replica")
         return sorted(self.fleet.replicas)
 
     def _ask_any(self) -> Any:
         async def ask() -> Any:
-            return await self._links.describe(PATIENCE_S)
+            return await self._links.describe(HANG_S)
 
         return asyncio.run(ask())
 
@@ -126,7 +126,7 @@ class Watcher:
         """What `function` returns in the engine's thread of this replica."""
 
         async def ask() -> Any:
-            return await self._links.ask("visit", Addressed(name, content=function), PATIENCE_S)
+            return await self._links.ask("visit", Addressed(name, content=function), HANG_S)
 
         return asyncio.run(ask())
 
@@ -149,7 +149,7 @@ class Watcher:
             found[:] = [name for name in self.names() if self.visit(name, running) >= least]
             return bool(found)
 
-        wait_for(look, f"no replica runs {least} requests")
+        until(look, f"a replica that runs {least} requests")
         return found[0]
 
 
@@ -178,13 +178,5 @@ def freeze_at_work(engine: Engine) -> bool:
 def hang_at_work(engine: Engine) -> bool:
     """The engine's thread stays in here, if it has something to do; the process says all the same that it lives."""
     if engine.scheduler.running:
-        time.sleep(PATIENCE_S)
+        time.sleep(HANG_S)
     return False
-
-
-def wait_for(condition: Callable[[], bool], or_else: str) -> None:
-    """Wait until something is so. AssertionError if it never is."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, or_else
-        time.sleep(0.05)

@@ -1,15 +1,22 @@
 """Servers that tests talk to: a real one in a thread, over real sockets."""
 
+import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
+from nanoinfer import Engine
+from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
+from nanoinfer.server.settings import SECONDS
+from tests.helpers.async_engines import Gate, gated
+from tests.helpers.waiting import HANG_S, until
+
+BODY = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
 
 
 class Running:
@@ -18,17 +25,18 @@ class Running:
     def __init__(self, app: FastAPI, serving: ServerThread):
         self.app, self.service = app, serving.service
         self.url, self.port, self.end = serving.address, serving.port, serving.end
-        self.server, self.thread = serving._server, serving._thread
+        self.call, self.wait = serving.call, serving.wait
+        self.server = serving._server
 
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return httpx.post(self.url + path, json=body, timeout=HANG_S, **more)
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **more)
+        return httpx.get(self.url + path, timeout=HANG_S, **more)
 
     def connect(self) -> socket.socket:
         """A connection that speaks bytes."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
@@ -38,15 +46,32 @@ class Running:
         assert len(lines) == 1, lines
         return float(lines[0].rpartition(" ")[2])
 
+    def write_time_is_over(self) -> None:
+        """As if `write_timeout_s` had passed for every client that does not read."""
+
+        async def run_timers() -> None:
+            for connection in list(self.server.server_state.connections):
+                if (timer := connection._write_timer) is not None:  # type: ignore[union-attr]
+                    timer._run()
+                    timer.cancel()
+
+        self.call(run_timers())
+
     def check_idle(self) -> None:
         """Nothing is left of any request, every slot has its owner, and the next client is served."""
-        wait_until(lambda: not self.service.open and not self.service.drain.serving)
-        wait_until(lambda: not (stats := self.service.core.stats()).running and not stats.waiting and not stats.paused)
+        until(lambda: not self.service.open and not self.service.drain.serving)
+        until(lambda: not (stats := self.service.core.stats()).running and not stats.waiting and not stats.paused)
         self.service.core.check_integrity()
         stats = self.service.core.stats()
         assert stats.free_slots + stats.evictable_slots == stats.total_slots
         answer = self.post("/v1/completions", {"model": self.service.base_name, "prompt": [1, 2, 3], "max_tokens": 2})
         assert answer.status_code == 200, answer.text
+
+
+def patient_app(llm: Any, **settings: Any) -> FastAPI:
+    """`make_app`, whose every time limit is as long as tests wait, where `settings` give no other one: no request fails
+    because the machine is busy."""
+    return make_app(llm, **{**dict.fromkeys(SECONDS, HANG_S), **settings})
 
 
 @contextmanager
@@ -59,15 +84,54 @@ def running(app: FastAPI) -> Iterator[Running]:
     finally:
         up.end()
         up.end()  # tests do not wait for what is still served
-        assert serving.wait(30), "the server does not end"
+        assert serving.wait(HANG_S), "the server does not end"
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30) -> None:
-    """Look again and again until it is true."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never becomes true"
-        time.sleep(0.005)
+@contextmanager
+def gated_server(
+    is_open: bool = False, settings: dict[str, Any] | None = None, **options: Any
+) -> Iterator[tuple[Running, Gate, Engine]]:
+    """A server over a model that counts, whose passes the test lets through."""
+    engine, gate = gated(is_open, **options)
+    with running(patient_app(engine, **(settings or {}))) as server:
+        try:
+            yield server, gate, engine
+        finally:
+            gate.open()
+
+
+def queued(engine: Engine, count: int) -> bool:
+    return len(engine.open_requests.groups) == count
+
+
+def let_in(server: Running, gate: Gate, engine: Engine, count: int) -> None:
+    """Let the passes through after which the engine adds requests, until `count` of them are queued: only when one has
+    been posted, for each pass brings those that run nearer to their end."""
+    commands = server.service.engine._thread._commands
+    while not queued(engine, count):
+        until(lambda: queued(engine, count) or commands.qsize())
+        if not queued(engine, count):
+            passes = gate.passes
+            gate.let_one_through()
+            until(lambda: gate.passes > passes)  # noqa: B023
+
+
+def send(sock: socket.socket, body: dict[str, Any], *headers: str) -> None:
+    """Send the body to the route of completions."""
+    sock.sendall(request_bytes("/v1/completions", json.dumps(body).encode(), *headers))
+
+
+class BreakingTokenizer:
+    """A tokenizer that calls `how` for the text `break`."""
+
+    def __init__(self, tokenizer: Any, how: Any):
+        self._tokenizer, self._how = tokenizer, how
+
+    def encode(self, text: str, *more: Any) -> list[int]:
+        return self._how() if text == "break" else self._tokenizer.encode(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def request_bytes(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:

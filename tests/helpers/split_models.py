@@ -19,8 +19,7 @@ from nanoinfer.parallel.communicator import Communicator
 from nanoinfer.parallel.ranks import Ranks
 from nanoinfer.parallel.shard import Shard
 from nanoinfer.parallel.worker import Worker
-
-SECONDS = 300.0  # the longest that a rank waits for another one
+from tests.helpers.waiting import HANG_S
 
 
 class Room:
@@ -28,7 +27,7 @@ class Room:
 
     def __init__(self, size: int):
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=SECONDS)
+        self.barrier = threading.Barrier(size, timeout=HANG_S)
         self.tensors: list[torch.Tensor | None] = [None] * size
 
     def wait(self) -> None:
@@ -97,7 +96,7 @@ class ThreadMembers:
         if not patiently:
             self.room.barrier.abort()
         for thread in self._threads:
-            thread.join(SECONDS)
+            thread.join(HANG_S)
             assert not thread.is_alive()
 
 

@@ -77,7 +77,7 @@ def test_events_and_the_tree_agree(page_size: int, block_size: int) -> None:
     machine = type("Machine", (BlockModel,), fields)
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, database=None, derandomize=True),
+        settings=settings(max_examples=20, stateful_step_count=30),
     )
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from nanoinfer.model.loader import LoadedModel
-from tests.episodes import by_hand
 from tests.helpers.pressure import FAULTS, VOCAB, Oracle, World, make_model, never_twice_in_a_row
+from tests.soak.episodes import by_hand
 
 MAX_NEW_TOKENS = 12
 REQUESTS = st.fixed_dictionaries(

@@ -22,9 +22,9 @@ from nanoinfer.model.layers.kept_weights import quantization_of, weight_bytes
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights
 from nanoinfer.model.loader import load_model
-from tests.episodes import by_hand
 from tests.helpers.checkpoints import FAMILIES, save_checkpoint
 from tests.helpers.pressure import TINY_MODEL, VOCAB, NetworkOracle, World
+from tests.soak.episodes import by_hand
 
 Checkpoint = Callable[..., Path]
 Kind = type[Int8Weights] | type[Int4Weights]
@@ -303,7 +303,7 @@ def test_quantized_weights_take_less_memory(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_under_pressure_gives_the_tokens_of_each_request_alone(kind: str, tmp_path: Path) -> None:
-    """One short episode of tests/soak.py, which runs as many as one likes."""
+    """One short episode of tests/soak, which runs as many as one likes."""
     tiny = load_model(save_checkpoint(tmp_path, "llama", seed=3, **TINY_MODEL), torch.float32, quantization=kind)
     oracle, rng = NetworkOracle(tiny, by_hand.MAX_NEW_TOKENS), np.random.default_rng(5)
     world = World(tiny, oracle, **{**by_hand.random_config(rng), "disable_radix_cache": False})

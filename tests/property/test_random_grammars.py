@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from tests.episodes import grammars
 from tests.helpers.fetches import Fetches
+from tests.soak.episodes import grammars
 
 
 def test_random_grammars_hold_under_pressure_and_drafts_change_no_token() -> None:

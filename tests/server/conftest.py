@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.server import make_app
-from tests.helpers.servers import Running, running
+from tests.helpers.servers import Running, patient_app, running
+from tests.helpers.waiting import HANG_S
 
 
 @pytest.fixture(scope="session")
@@ -24,13 +24,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     for name in ("sea", "rhymes"):
         (root / name).symlink_to(bundled_adapter(name))  # links out of the root: refused
     llm = LLM("story", max_total_tokens=4096, max_queue=300, adapters={"sea": "sea"})
-    with running(make_app(llm, adapter_root=root)) as up:
+    with running(patient_app(llm, adapter_root=root)) as up:
         yield up
 
 
 @pytest.fixture(scope="session")
 def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S)
 
 
 def greedy(max_new_tokens: int, **more: object) -> SamplingParams:

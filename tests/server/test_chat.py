@@ -1,5 +1,6 @@
 """/v1/chat/completions as OpenAI's own client sees it."""
 
+import asyncio
 import json
 
 import jsonschema
@@ -7,8 +8,10 @@ import openai
 import pytest
 
 from nanoinfer import LLM
-from tests.helpers.servers import Running
+from tests.helpers.servers import Running, patient_app
+from tests.helpers.waiting import run
 from tests.server.conftest import greedy
+from tests.server.test_lock import ask
 
 MESSAGES = [{"role": "user", "content": "Hello! Who are you?"}]
 PERSON = {
@@ -32,12 +35,11 @@ def test_an_answer_is_what_chat_gives(client: openai.OpenAI, reference: LLM) -> 
     assert made.usage.prompt_tokens == wanted.prompt_tokens
 
 
-def test_without_max_tokens_the_rest_of_the_context_is_allowed(client: openai.OpenAI) -> None:
-    made = client.chat.completions.create(
-        model="story", messages=MESSAGES, temperature=0, extra_body={"ignore_eos": True, "logit_bias": {"2": -100}}
-    )
-    assert made.usage is not None
-    assert (made.usage.total_tokens, made.choices[0].finish_reason) == (1024, "length")
+def test_without_max_tokens_the_rest_of_the_context_is_allowed() -> None:
+    app = patient_app(LLM("story", max_total_tokens=256, max_context_len=128))
+    body = {"model": "story", "messages": MESSAGES, "temperature": 0, "ignore_eos": True, "logit_bias": {"2": -100}}
+    made = ask(app, "POST", "/v1/chat/completions", json=body).json()
+    assert (made["usage"]["total_tokens"], made["choices"][0]["finish_reason"]) == (128, "length")
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -178,9 +180,7 @@ def test_an_adapter_is_a_model(client: openai.OpenAI, reference: LLM) -> None:
 
 
 def test_asyncio_clients_are_served_side_by_side(server: Running) -> None:
-    import asyncio
-
-    async def ask() -> list[str | None]:
+    async def answers() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             calls = (
                 client.chat.completions.create(model="story", messages=MESSAGES, temperature=0, max_tokens=9)
@@ -188,4 +188,4 @@ def test_asyncio_clients_are_served_side_by_side(server: Running) -> None:
             )
             return [made.choices[0].message.content for made in await asyncio.gather(*calls)]
 
-    assert len(set(asyncio.run(ask()))) == 1
+    assert len(set(run(answers))) == 1

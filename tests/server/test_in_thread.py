@@ -8,11 +8,12 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
+from tests.helpers.waiting import HANG_S
 
 
 def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
     with ServerThread(make_app(LLM("story", max_total_tokens=256))) as server:
-        assert httpx.get(f"{server.address}/health").json() == {"status": "ok"}
+        assert httpx.get(f"{server.address}/health", timeout=HANG_S).json() == {"status": "ok"}
         assert server.address.endswith(f":{server.port}")
         assert server.call(server.service.engine.stats()).running == 0
 

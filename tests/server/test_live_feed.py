@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,10 @@ from nanoinfer.server.live.excerpts import UNREADABLE, Texts
 from nanoinfer.server.live.feed import Feed, FeedEndedError, TooManyWatchersError, Watcher
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.view import View
-from tests.helpers.async_engines import gated, run
+from tests.helpers.async_engines import gated
 from tests.helpers.engines import Clock, greedy
 from tests.helpers.live import SpellingTokenizer, merged, read_frame
-
-NEVER = 1000.0  # seconds
+from tests.helpers.waiting import HANG_S, run, until_async
 
 
 class SteppedFeed(Feed):
@@ -64,7 +64,7 @@ def with_feed(
 
 
 async def next_frame(watcher: Watcher) -> dict[str, Any]:
-    frame = await watcher.next(NEVER)
+    frame = await watcher.next(HANG_S)
     assert frame is not None
     return read_frame(frame)
 
@@ -134,7 +134,7 @@ def test_nothing_is_sent_when_nothing_has_changed() -> None:
         await next_frame(watcher)
         await feed.look()
         await feed.look()
-        assert await watcher.next(0.001) is None
+        assert await watcher.next(0) is None
         assert feed.number == 0
 
     with_feed(test)()
@@ -143,10 +143,10 @@ def test_nothing_is_sent_when_nothing_has_changed() -> None:
 def test_all_watchers_get_the_same_bytes() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         watchers = [feed.join() for _ in range(5)]
-        keyframes = [await watcher.next(NEVER) for watcher in watchers]
+        keyframes = [await watcher.next(HANG_S) for watcher in watchers]
         await front.generate("abc", greedy(3))
         await feed.look()
-        changes = [await watcher.next(NEVER) for watcher in watchers]
+        changes = [await watcher.next(HANG_S) for watcher in watchers]
         assert all(frame is keyframes[0] for frame in keyframes)
         assert all(frame is changes[0] for frame in changes)
         assert changes[0] != keyframes[0]
@@ -174,7 +174,7 @@ def test_who_misses_frames_gets_the_whole_state_and_the_others_do_not() -> None:
 
 def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("nanoinfer.server.live.view.time.perf_counter", clock)
+    monkeypatch.setattr("nanoinfer.server.live.view.time", SimpleNamespace(perf_counter=clock))
 
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         look = feed.view._map
@@ -194,7 +194,7 @@ def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: 
 
 def test_speed_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("nanoinfer.server.live.feed.time.perf_counter", clock)
+    monkeypatch.setattr("nanoinfer.server.live.feed.time", SimpleNamespace(perf_counter=clock))
 
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         speeds = []
@@ -227,7 +227,7 @@ def test_watchers_are_sent_away_when_the_server_ends() -> None:
         feed.is_over = True
         feed._go.release()
         with pytest.raises(FeedEndedError):
-            await watcher.next(NEVER)
+            await watcher.next(HANG_S)
         with pytest.raises(FeedEndedError):
             feed.join()
 
@@ -241,7 +241,7 @@ def test_watchers_are_sent_away_when_the_engine_is_shut_down() -> None:
         await front.shutdown()
         feed._go.release()
         with pytest.raises(FeedEndedError):
-            await watcher.next(NEVER)
+            await watcher.next(HANG_S)
 
     with_feed(test)()
 
@@ -256,7 +256,7 @@ def test_a_failure_ends_the_feed_but_no_request_and_the_next_watcher_starts_anew
         with caplog.at_level(logging.ERROR):
             feed._go.release()
             with pytest.raises(FeedEndedError):
-                await watcher.next(NEVER)
+                await watcher.next(HANG_S)
         assert "the live page's feed failed" in caplog.text
         assert (await front.generate("abc", greedy(2))).text == "de"
         feed.view._map = real  # type: ignore[method-assign]
@@ -315,11 +315,6 @@ class Client:
         self.messages.append(message)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 def test_a_client_that_reads_nothing_skips_frames() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         client = Client()
@@ -331,7 +326,7 @@ def test_a_client_that_reads_nothing_skips_frames() -> None:
             await feed.look()
         for _ in range(2):
             client.takes.release()
-        await until(lambda: len(client.messages) == 3)
+        await until_async(lambda: len(client.messages) == 3)
         start, *bodies = client.messages
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
         frames = [read_frame(body["body"]) for body in bodies]
@@ -373,7 +368,7 @@ def test_the_end_is_an_event() -> None:
         client = Client()
         client.takes = asyncio.Semaphore(9)
         stream = asyncio.create_task(EventStream(feed, feed.limits)({}, client.receive, client.send))  # type: ignore[arg-type]
-        await until(lambda: len(client.messages) == 2)
+        await until_async(lambda: len(client.messages) == 2)
         feed.is_over = True
         feed._go.release()
         await stream

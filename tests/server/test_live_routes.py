@@ -7,18 +7,18 @@ from typing import Any
 import httpx
 import pytest
 
-from nanoinfer.server import make_app
 from nanoinfer.server.live.files import OWN, PALETTE, POLICY, SHARED
 from tests.helpers.engines import make_engine
 from tests.helpers.live import SpellingTokenizer
-from tests.helpers.servers import Running, running
+from tests.helpers.servers import Running, patient_app, running
+from tests.helpers.waiting import HANG_S
 
 KEY = {"authorization": "Bearer a-key"}
 
 
 def serving(**settings: Any) -> Any:
     engine = make_engine(tokenizer=SpellingTokenizer(), slots=512)
-    return running(make_app(engine, **settings))
+    return running(patient_app(engine, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def shown() -> Iterator[Running]:
 
 def first_frames(up: Running, count: int, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
     frames = []
-    with httpx.stream("GET", f"{up.url}/live/events", headers=headers, timeout=60) as response:
+    with httpx.stream("GET", f"{up.url}/live/events", headers=headers, timeout=HANG_S) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: "):
@@ -105,7 +105,7 @@ def test_texts_of_nodes_are_kept_secret(locked: Running) -> None:
 def test_texts_of_nodes_can_be_read_where_prompts_are_shown(shown: Running) -> None:
     complete(shown, "abcdef")
     complete(shown, "abcxyz")
-    with httpx.stream("GET", f"{shown.url}/live/events", timeout=60) as response:  # somebody watches
+    with httpx.stream("GET", f"{shown.url}/live/events", timeout=HANG_S) as response:  # somebody watches
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
         state = json.loads(next(lines).removeprefix("data: "))["state"]
         (number,) = [number for number, fields in state["nodes"].items() if fields.get("text", "").startswith("xyz")]
@@ -117,7 +117,7 @@ def test_texts_of_nodes_can_be_read_where_prompts_are_shown(shown: Running) -> N
 
 
 def test_a_server_ends_while_somebody_watches() -> None:
-    with serving() as up, httpx.stream("GET", f"{up.url}/live/events", timeout=60) as response:
+    with serving() as up, httpx.stream("GET", f"{up.url}/live/events", timeout=HANG_S) as response:
         lines = response.iter_lines()
         assert next(lines) == "event: frame"
         up.end()

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from nanoinfer.server import ServerSettings, make_app
 from nanoinfer.server.keys import read_keys
 from tests.helpers.engines import make_engine
+from tests.helpers.waiting import run
 
 BODY = {"model": "nanoinfer", "prompt": "abc", "max_tokens": 3, "temperature": 0}
 
@@ -24,7 +25,7 @@ def ask(app: FastAPI, method: str, path: str, base: str = "http://test", **more:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
             return await client.request(method, path, **more)
 
-    return asyncio.run(send())
+    return run(send)
 
 
 def app_with(**settings: Any) -> FastAPI:
@@ -198,20 +199,21 @@ def test_bodies_are_bounded_each_and_all_together() -> None:
     assert answer.status_code == 413
 
     async def together() -> list[int]:
-        go = asyncio.Event()
+        is_held, go = asyncio.Event(), asyncio.Event()
 
         async def slow() -> Any:
             yield b"x" * 900
+            is_held.set()  # the application asks for more
             await go.wait()
 
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             first = asyncio.create_task(client.post("/v1/completions", content=slow()))
-            await asyncio.sleep(0.05)
+            await is_held.wait()
             second = await client.post("/v1/completions", content=b"x" * 900)
             go.set()
             return [second.status_code, (await first).status_code]
 
-    assert asyncio.run(together()) == [503, 400]
+    assert run(together) == [503, 400]
     assert ask(app, "POST", "/v1/completions", json=BODY).status_code == 200
 
 
@@ -243,7 +245,7 @@ def test_after_the_lifespan_the_engine_is_closed() -> None:
         async with app.router.lifespan_context(app):
             pass
 
-    asyncio.run(live())
+    run(live)
     answer = ask(app, "POST", "/v1/completions", json=BODY)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert ask(app, "GET", "/health").status_code == 503

@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.adapters.manager import bundled_adapter
-from nanoinfer.server import make_app
 from tests.helpers.engines import make_engine
-from tests.helpers.servers import Running
+from tests.helpers.servers import Running, patient_app
 from tests.server.conftest import greedy
 from tests.server.test_lock import ask
 
@@ -160,7 +159,7 @@ def adapter_server(tmp_path: Path) -> Any:
     shutil.copytree(str(bundled_adapter("rhymes")), tmp_path / "beside")
     (root / "link").symlink_to(tmp_path / "beside")
     (root / "empty").mkdir()
-    return make_app(LLM("story", max_total_tokens=1024), adapter_root=root, max_adapters=1)
+    return patient_app(LLM("story", max_total_tokens=1024), adapter_root=root, max_adapters=1)
 
 
 def test_an_adapter_is_loaded_used_and_unloaded(adapter_server: Any) -> None:
@@ -229,7 +228,7 @@ def test_files_of_an_adapter_may_not_be_links_out_of_the_root(adapter_server: An
 
 
 def test_without_a_root_nothing_is_loaded_or_unloaded() -> None:
-    app = make_app(make_engine())
+    app = patient_app(make_engine())
     for path, body in (
         ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "sea"}),
         ("/v1/unload_lora_adapter", {"lora_name": "x"}),
@@ -242,7 +241,7 @@ def test_without_a_root_nothing_is_loaded_or_unloaded() -> None:
 
 
 def test_metrics_are_vllms_and_add_up() -> None:
-    app = make_app(make_engine(rows=2), served_model_name="letters")
+    app = patient_app(make_engine(rows=2), served_model_name="letters")
     for stream in (False, True):
         body = {"model": "letters", "prompt": "abc", "max_tokens": 4, "temperature": 0, "stream": stream}
         assert ask(app, "POST", "/v1/completions", json=body).status_code == 200
@@ -286,7 +285,7 @@ def test_metrics_are_vllms_and_add_up() -> None:
 
 @pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
 def test_the_cache_can_be_emptied(path: str) -> None:
-    app = make_app(make_engine())
+    app = patient_app(make_engine())
     body = {"model": "nanoinfer", "prompt": "abc", "max_tokens": 4, "temperature": 0}
     ask(app, "POST", "/v1/completions", json=body)
     assert ask(app, "POST", path).json() == {"success": True, "freed_tokens": 6}
@@ -295,7 +294,7 @@ def test_the_cache_can_be_emptied(path: str) -> None:
 
 
 def test_the_description_has_every_route_and_no_status_that_is_never_sent() -> None:
-    described = ask(make_app(make_engine()), "GET", "/openapi.json").json()
+    described = ask(patient_app(make_engine()), "GET", "/openapi.json").json()
     assert set(described["paths"]) >= {
         "/v1/completions",
         "/v1/chat/completions",
@@ -311,7 +310,7 @@ def test_the_description_has_every_route_and_no_status_that_is_never_sent() -> N
 def test_a_model_without_a_tokenizer_serves_token_ids() -> None:
     engine = make_engine()
     engine.builder.tokenizer = None
-    app = make_app(engine)
+    app = patient_app(engine)
     body = {"model": "nanoinfer", "max_tokens": 2, "temperature": 0}
     answer = ask(app, "POST", "/v1/completions", json={**body, "prompt": [5], "return_token_ids": True, "logprobs": 1})
     assert answer.json()["choices"][0]["token_ids"] == [6, 7]

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import Histogram
 from prometheus_client.registry import CollectorRegistry
 
-from nanoinfer.server import make_app
 from nanoinfer.server.buckets import Buckets
 from nanoinfer.server.json_text import dumps, quoted
 from nanoinfer.server.logprobs import chat_logprobs, completion_logprobs
 from nanoinfer.server.shape import Shape
 from nanoinfer.server.token_names import Offsets, TokenNames
 from tests.helpers.engines import make_engine
-from tests.helpers.servers import Running, running
+from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.texts import TOKENIZER, encode
+from tests.helpers.waiting import HANG_S
 
 NAMES = TokenNames(TOKENIZER)
 TEXT = "The fox 🦊 said: schön!"
@@ -90,7 +90,7 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
 
     monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
     caplog.set_level(logging.INFO)
-    with running(make_app(make_engine())) as server:
+    with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}
         if stream:
             with pytest.raises(httpx.RemoteProtocolError):
@@ -116,7 +116,7 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
         return "data: {}\n\n"
 
     monkeypatch.setattr(Shape, "piece", fail_later)
-    with running(make_app(make_engine())) as server:
+    with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
         answer = server.post("/v1/completions", body)
         *_, error, done, _ = answer.text.split("\n\n")
@@ -140,7 +140,7 @@ def test_text_is_never_cut_inside_a_character(server: Running) -> None:
         "return_token_ids": True,
     }
     text = ""
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG_S) as answer:
         for part in answer.iter_raw():
             part.decode()
             for event in part.split(b"\n\n"):

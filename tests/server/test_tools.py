@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server import make_app
 from nanoinfer.server.tool_calls import CallParser
-from tests.helpers.servers import running
+from tests.helpers.servers import patient_app, running
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+from tests.helpers.waiting import HANG_S
 from tests.server.test_lock import ask
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
@@ -84,7 +84,7 @@ def test_calls_are_found_however_the_text_is_cut(text: str, content: str, names:
 def app(tmp_path_factory: pytest.TempPathFactory) -> Any:
     llm = tiny_llm(make_llm_model(tmp_path_factory.mktemp("tiny")))
     llm.tokenizer.hf_tokenizer.chat_template = TEMPLATE
-    return make_app(llm)
+    return patient_app(llm)
 
 
 def chat(app: Any, **more: Any) -> Any:
@@ -129,7 +129,7 @@ def story() -> Any:
     llm = LLM("story", max_total_tokens=1024)
     tokenizer = llm.tokenizer.hf_tokenizer
     tokenizer.chat_template += '{% if false and tools %}<tool_call>{"arguments": 1}{% endif %}'
-    return make_app(llm)
+    return patient_app(llm)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -200,8 +200,8 @@ ARGUMENTS = {"weather": [{"warm": True}, {"warm": False}], "time": [{"zone": "Os
 def client() -> Iterator[openai.OpenAI]:
     llm = LLM("story", max_total_tokens=4096)
     llm.tokenizer.hf_tokenizer.chat_template += '{% if false and tools %}<tool_call>{"arguments": 1}{% endif %}'
-    with running(make_app(llm)) as up:
-        yield openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=60)
+    with running(patient_app(llm)) as up:
+        yield openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=HANG_S)
 
 
 Made = tuple[str | None, list[tuple[str, Any]], str]  # content, calls, finish reason
@@ -229,7 +229,7 @@ def made_by(client: openai.OpenAI, stream: bool, **more: Any) -> Made:
 @pytest.mark.parametrize("stream", [False, True])
 def test_with_required_what_comes_out_is_calls_that_the_schemas_allow(client: openai.OpenAI, stream: bool) -> None:
     names = set()
-    for seed in range(6):
+    for seed in range(3):
         content, calls, reason = made_by(client, stream, tools=TWO, tool_choice="required", seed=seed, temperature=1.5)
         assert (content, reason) == (None, "tool_calls")
         assert calls
@@ -241,7 +241,7 @@ def test_with_required_what_comes_out_is_calls_that_the_schemas_allow(client: op
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) -> None:
-    for seed in range(4):
+    for seed in range(2):
         content, calls, reason = made_by(client, stream, tools=TWO, tool_choice=NAMED, seed=seed, temperature=2)
         assert (content, reason) == (None, "stop"), "OpenAI's: the model had no choice"
         assert len(calls) == 1
@@ -252,7 +252,7 @@ def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_required_without_parallel_calls_is_one_call(client: openai.OpenAI, stream: bool) -> None:
     several = 0
-    for seed in range(8):
+    for seed in range(3):
         more = {"tools": TWO, "tool_choice": "required", "seed": seed, "temperature": 2}
         several += len(made_by(client, stream, **more)[1]) > 1
         assert len(made_by(client, stream, **more, parallel_tool_calls=False)[1]) == 1

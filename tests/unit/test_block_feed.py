@@ -1,6 +1,5 @@
 """An engine's feed: one batch per step or visit that changes the tree, for any thread."""
 
-import asyncio
 import threading
 
 import pytest
@@ -10,6 +9,7 @@ from nanoinfer.cache.block_events import BlockRemoved, BlockStored, block_hashes
 from nanoinfer.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import finish, greedy, make_engine, serve, step
+from tests.helpers.waiting import Worker, run
 
 
 def test_each_step_that_changes_the_tree_makes_one_batch() -> None:
@@ -125,8 +125,7 @@ def test_other_threads_may_read_it_while_the_engine_steps() -> None:
         while not done.is_set():
             reader.follow(lost=len(reader.mirror.blocks) % 2)
 
-    thread = threading.Thread(target=follow)
-    thread.start()
+    worker = Worker(follow)
     try:
         for round_ in range(20):
             for i in range(4):
@@ -134,7 +133,7 @@ def test_other_threads_may_read_it_while_the_engine_steps() -> None:
             finish(engine)
     finally:
         done.set()
-        thread.join()
+    worker.result()
     reader.catch_up()
     assert reader.mirror.blocks == blocks_of_tree(engine.radix_cache, 2)
 
@@ -150,4 +149,4 @@ def test_an_async_engine_has_it_too() -> None:
                 block_hashes(list(b"abcdefgh"), 4), None, [*b"abcdefgh"], 4, None, None
             )
 
-    asyncio.run(main())
+    run(main)

@@ -1,19 +1,13 @@
 """Pausing and resuming a request: it holds nothing meanwhile, and its tokens are what they would have been."""
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from nanoinfer import LLM, AsyncEngine, SamplingParams
+from nanoinfer import AsyncEngine, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
-from tests.helpers.async_engines import gated, run
+from tests.helpers.async_engines import llm_around
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import FakeServer
 
-Checkpoint = Callable[..., Path]
 A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
 
 
@@ -114,9 +108,9 @@ def test_a_request_that_has_ended_or_never_was_can_be_neither_paused_nor_resumed
             getattr(engine, call)(unknown)
 
 
-def test_a_call_that_would_wait_for_paused_requests_alone_raises(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint(), max_total_tokens=64)
-    stream = llm.stream([5, 6], SamplingParams(max_new_tokens=4, temperature=0))
+def test_a_call_that_would_wait_for_paused_requests_alone_raises() -> None:
+    llm = llm_around(make_engine())
+    stream = llm.stream([5, 6], greedy(4))
     first = next(stream)
     llm.engine.pause(first.request_id)
     with pytest.raises(RuntimeError, match="every request is paused"):
@@ -198,34 +192,14 @@ def test_a_request_that_ended_before_its_deadline_is_no_work() -> None:
 
 
 def test_reading_a_paused_stream_raises_although_another_callers_output_is_kept() -> None:
-    llm = LLM("story", max_total_tokens=64)
-    params = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
-    stream = llm.stream([5, 6], params)
+    llm = llm_around(make_engine())
+    stream = llm.stream([5, 6], greedy(8))
     first = next(stream)
-    other = llm.engine.add_request([7, 8], replace(params, max_new_tokens=3))
+    other = llm.engine.add_request([7, 8], greedy(3))
     llm.engine.pause(first.request_id)
     with pytest.raises(RuntimeError, match="every request is paused"):
         list(stream)
     assert finish(llm.engine)[other].finish_reason == "length"
-
-
-def test_an_async_engine_lets_the_deadline_of_a_paused_request_pass() -> None:
-    async def test() -> None:
-        inner, gate = gated(open_at_once=False)
-        async with AsyncEngine(inner) as engine:
-            stream = await engine.add([5], greedy(60), timeout_s=0.5)
-            gate.let_one_through()
-            await anext(aiter(stream))
-            pausing = asyncio.create_task(engine.pause(stream.request_id))
-            await asyncio.sleep(0)  # it is posted now, and waits for the pass that is being made
-            gate.let_one_through()
-            await pausing
-            output = await stream.output()
-            assert output.finish_reason == "timeout"
-            assert output.token_ids in ([6], [6, 7])  # the second pass may have begun
-            assert (await engine.stats()).paused == 0
-
-    run(test)
 
 
 def test_an_async_engine_is_not_made_of_one_with_paused_requests() -> None:

@@ -1,9 +1,9 @@
 """Calls of a cluster without Ray: the replicas are engines in this process, and fail when a test says so."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.async_engine import AsyncEngine
 from nanoinfer.async_stream import AsyncStream, Delivery
+from nanoinfer.cluster.serve import remote_call
 from nanoinfer.cluster.serve.answering import answer_call
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.cluster.serve.remote_call import RemoteCall
@@ -18,6 +19,8 @@ from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullEr
 from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
+from tests.helpers.engines import Clock
+from tests.helpers.waiting import HANG_S, run
 
 PROMPT = [1, 5, 9, 12]
 Spoil = Callable[[Call, int, Answer], Answer | None]  # an answer of the attempt with this number; None: it is lost
@@ -70,23 +73,28 @@ def llm() -> LLM:
     return LLM("story", max_total_tokens=2048, max_running_requests=8)
 
 
-async def run(
-    llm: LLM, request: Request, spoil: Spoil, most_moves: int = 4, patience_s: float = 5.0
-) -> tuple[list[StreamPiece], RequestOutput, FakeReplicas]:
+Called = tuple[list[StreamPiece], RequestOutput, FakeReplicas]
+
+
+def called(request: Request, spoil: Spoil, most_moves: int = 4, patience_s: float = HANG_S) -> Called:
     """Bring a request to its end; the error that it ends with is raised."""
-    async with AsyncEngine(LLM(llm.model.name, max_total_tokens=2048, max_running_requests=8)) as engine:
-        replicas = FakeReplicas(engine, spoil)
-        delivery = Delivery(asyncio.get_running_loop())
-        call = RemoteCall(7, request, "door", replicas, delivery, (2.0, patience_s, most_moves))
-        task = asyncio.create_task(call.run())
-        await call.accepted
-        stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
-        pieces = [piece async for piece in stream]
-        await task
-        assert stream.final is not None
-        assert all(answers.cancelled for answers in replicas.answers)
-        await engine.check_integrity()
-        return pieces, stream.final, replicas
+
+    async def call_and_read() -> Called:
+        async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
+            replicas = FakeReplicas(engine, spoil)
+            delivery = Delivery(asyncio.get_running_loop())
+            call = RemoteCall(7, request, "door", replicas, delivery, (HANG_S, patience_s, most_moves))
+            task = asyncio.create_task(call.run())
+            await call.accepted
+            stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
+            pieces = [piece async for piece in stream]
+            await task
+            assert stream.final is not None
+            assert all(answers.cancelled for answers in replicas.answers)
+            await engine.check_integrity()
+            return pieces, stream.final, replicas
+
+    return run(call_and_read)
 
 
 def alone(llm: LLM, request: Request) -> RequestOutput:
@@ -136,7 +144,7 @@ def test_a_call_that_moves_gives_what_one_engine_gives(
     llm: LLM, params: SamplingParams, counts: tuple[int, ...]
 ) -> None:
     request = Request(PROMPT, params)
-    pieces, output, replicas = asyncio.run(run(llm, request, lose_after(*counts)))
+    pieces, output, replicas = called(request, lose_after(*counts))
     wanted = alone(llm, request)
     same(pieces, output, wanted)
     assert output.prompt_logprobs == wanted.prompt_logprobs
@@ -154,19 +162,19 @@ def test_a_replica_that_takes_over_is_told_that_the_reader_is_behind(llm: LLM) -
             replicas = FakeReplicas(engine, lose_after(5))
             delivery = Delivery(asyncio.get_running_loop(), 1, lambda delivery, hold: held.append(hold))
             request = Request(PROMPT, SamplingParams(max_new_tokens=20, temperature=0))
-            call = RemoteCall(7, request, "door", replicas, delivery, (2.0, 5.0, 4))
+            call = RemoteCall(7, request, "door", replicas, delivery, (HANG_S, HANG_S, 4))
             await call.run()
             assert len(replicas.calls) == 2
             stream = AsyncStream(delivery, 7, lambda delivery, keep: None)
             assert len((await stream.output()).outputs[0].token_ids) == 20
         return held
 
-    assert asyncio.run(hold_twice()) == [True, True, False]
+    assert run(hold_twice) == [True, True, False]
 
 
 def test_what_was_sent_is_not_computed_again(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=20, seed=3, n=2))
-    _, _, replicas = asyncio.run(run(llm, request, lose_after(8)))
+    _, _, replicas = called(request, lose_after(8))
     first, second = replicas.calls
     assert [len(each.output_ids) for each in first.requests] == [0, 0]
     assert sum(len(each.output_ids) for each in second.requests) >= 8
@@ -184,7 +192,7 @@ def test_an_engine_that_ends_aborts_nothing(llm: LLM) -> None:
         return News([cut], [Ended(0, 0, 0)])
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1))
-    pieces, output, replicas = asyncio.run(run(llm, request, spoil))
+    pieces, output, replicas = called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert len(replicas.calls) == 2
 
@@ -195,7 +203,7 @@ def test_a_replica_that_refuses_is_avoided(llm: LLM, error: Exception) -> None:
         return Refused("replica 0", error) if number == 0 else answer
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, temperature=0))
-    pieces, output, replicas = asyncio.run(run(llm, request, spoil))
+    pieces, output, replicas = called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert replicas.calls[1].avoid == {"replica 0"}
 
@@ -205,13 +213,13 @@ def test_a_full_cluster_refuses(llm: LLM) -> None:
         return Refused("the only one", QueueFullError("256 requests wait"))
 
     with pytest.raises(QueueFullError, match="256 requests wait"):
-        asyncio.run(run(llm, Request(PROMPT), spoil))
+        called(Request(PROMPT), spoil)
 
 
 def test_a_request_that_cannot_be_served_is_refused_once(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, seed=1, regex="(("))
     with pytest.raises(InvalidRequestError, match="regex"):
-        asyncio.run(run(llm, request, lambda call, number, answer: answer))
+        called(request, lambda call, number, answer: answer)
 
 
 def test_a_step_that_fails_ends_the_request_and_is_not_tried_elsewhere(llm: LLM) -> None:
@@ -225,14 +233,14 @@ def test_a_step_that_fails_ends_the_request_and_is_not_tried_elsewhere(llm: LLM)
         return answer
 
     with pytest.raises(StepFailedError, match="ArithmeticError: no"):
-        asyncio.run(run(llm, Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1)), spoil))
+        called(Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1)), spoil)
     assert len({id(call) for call in calls}) == 1
 
 
 def test_a_request_that_is_lost_again_and_again_ends_with_a_sentence(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1))
     with pytest.raises(ReplicaLostError, match="was lost 3 times, at last because replica 2: ConnectionError"):
-        asyncio.run(run(llm, request, lose_after(*[0] * 9), most_moves=2))
+        called(request, lose_after(*[0] * 9), most_moves=2)
 
 
 def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
@@ -241,8 +249,12 @@ def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
             replicas = FakeReplicas(engine, lambda call, number, answer: answer)
             first = replicas.generate
 
-            def generate(call: Call) -> Any:
-                return Silence() if not replicas.calls and not replicas.calls.append(call) else first(call)  # type: ignore[func-returns-value]
+            def generate(asked: Call) -> Any:
+                if not replicas.calls:
+                    replicas.calls.append(asked)
+                    return Silence()
+                call._silence_s = call._patience_s = HANG_S  # the others may take their time
+                return first(asked)
 
             replicas.generate = generate  # type: ignore[method-assign]
             delivery = Delivery(asyncio.get_running_loop())
@@ -256,20 +268,37 @@ def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
 
     class Silence:
         async def __anext__(self) -> Answer:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             return Accepted("never")
 
         def cancel(self) -> None: ...
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, temperature=0))
-    pieces, output, calls = asyncio.run(silent())
+    pieces, output, calls = run(silent)
     same(pieces, output, alone(llm, request))
-    assert calls >= 2
+    assert calls == 2
 
 
-def test_a_deadline_counts_from_the_first_attempt(llm: LLM) -> None:
-    request = Request(PROMPT, SamplingParams(max_new_tokens=900, seed=1, ignore_eos=True), timeout_s=0.3)
-    pieces, output, _ = asyncio.run(run(llm, request, lose_after(3)))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What calls take for the time."""
+    clock = Clock()
+    monkeypatch.setattr(remote_call, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
+    lose = lose_after(3, 0)
+
+    def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
+        found = lose(call, number, answer)
+        if found is None:
+            clock.now += (990, 20)[number]
+        return found
+
+    request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True), timeout_s=1000)
+    pieces, output, replicas = called(request, spoil)
+    assert [call.requests[0].timeout_s for call in replicas.calls] == [1000, 10], "and the third would come too late"
     assert output.finish_reason is FinishReason.TIMEOUT
     assert pieces[-1].finish_reason is FinishReason.TIMEOUT
 
@@ -283,7 +312,7 @@ def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params
         return None if (is_end and len(answer.ends) == len(call.requests)) or (is_end and params.n > 1) else answer
 
     request = Request(PROMPT, params)
-    pieces, output, replicas = asyncio.run(run(llm, request, spoil))
+    pieces, output, replicas = called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert output.error is None
     assert len(replicas.calls) == 1 if params.n == 1 else len(replicas.calls) <= 3
@@ -304,31 +333,39 @@ def test_a_replica_that_cannot_be_told_to_go_on_loses_the_call(llm: LLM) -> None
 
             replicas = FakeReplicas(engine, spoil)
             delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(7, Request(PROMPT, PARAMS[0]), "door", replicas, delivery, (2.0, 5.0, 4))
+            call = RemoteCall(7, Request(PROMPT, PARAMS[0]), "door", replicas, delivery, (HANG_S, HANG_S, 4))
             await call.run()
             stream = AsyncStream(delivery, 7, lambda delivery, keep: None)
             return await stream.output(), len(replicas.calls)
 
-    output, calls = asyncio.run(act())
+    output, calls = run(act)
     assert calls == 2
     assert output.token_ids == alone(llm, Request(PROMPT, PARAMS[0])).token_ids
 
 
-def test_a_call_that_ran_for_long_has_its_whole_patience_when_it_moves(llm: LLM) -> None:
+def test_a_call_that_ran_for_long_has_its_whole_patience_when_it_moves(
+    llm: LLM, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its replica dies after longer than `patience_s`; the others are full for a while."""
+    monkeypatch.setattr(remote_call, "PAUSE_S", 0)
     refusals = 0
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         nonlocal refusals
         if number == 0 and isinstance(answer, News) and answer.pieces:
-            time.sleep(0.7)
+            clock.now += 2 * HANG_S
             return None
-        if 1 <= number <= 3 and isinstance(answer, Accepted):
+        if 1 <= number <= most and isinstance(answer, Accepted):
+            clock.now += 0.3 * HANG_S
             refusals += 1
             return Refused("the only other one", QueueFullError("full"))
         return answer
 
-    request = Request(PROMPT, PARAMS[0])
-    pieces, output, _ = asyncio.run(run(llm, request, spoil, patience_s=0.6))
+    request, most = Request(PROMPT, PARAMS[0]), 3
+    pieces, output, _ = called(request, spoil)
     assert refusals == 3
     same(pieces, output, alone(llm, request))
+    refusals, most = 0, 9
+    with pytest.raises(ReplicaLostError, match="no replica takes the request: full"):
+        called(request, spoil)
+    assert refusals == 4

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
+from tests.helpers.waiting import HANG_S
 
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 PARAMS = SamplingParams(max_new_tokens=12, seed=11)
@@ -41,7 +42,7 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture
 def given(nodes: Any) -> dict[str, Any]:
-    return {"params": PARAMS, "options": OPTIONS, "rows_per_block": 8, "use_tqdm": False, "stall_timeout_s": 180.0}
+    return {"params": PARAMS, "options": OPTIONS, "rows_per_block": 8, "use_tqdm": False, "stall_timeout_s": HANG_S}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_a_nodes_death_loses_and_repeats_nothing(nodes: Any, given: Any, wanted:
             nodes.kill_node(killed[0])
 
     dataset = ray.data.from_items(rows(96))
-    patient = {**given, "stall_timeout_s": 90.0, "most_failures": 6}
+    patient = {**given, "stall_timeout_s": HANG_S, "most_failures": 6}
     answers = generate_dataset(dataset, tmp_path / "out", on_progress=kill_one, **patient)
     assert killed
     assert texts(answers.take_all()) == wanted

@@ -11,6 +11,7 @@ import pytest
 
 from nanoinfer import LLM
 from tests.helpers.cluster_clients import bodies, expected, stream, whole
+from tests.helpers.waiting import HANG_S, until
 
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 PORT = 8917
@@ -63,7 +64,7 @@ async def damage_while_streaming(damage: Callable[[], object], asked: list[dict[
 
 
 def test_a_door_that_has_served_nothing_yet_can_say_how_the_engines_are(watcher: Any) -> None:
-    with urlopen(f"{URL}/metrics", timeout=30) as answer:
+    with urlopen(f"{URL}/metrics", timeout=HANG_S) as answer:
         assert b"vllm:num_requests_running" in answer.read()
 
 
@@ -117,7 +118,6 @@ def test_a_node_dies(nodes: Any, watcher: Any, llm: LLM) -> None:
 
 def check_replacement(watcher: Any, llm: LLM, damage: Callable[[str], object]) -> None:
     """Damage a replica at work: nothing is lost, and another one takes its place."""
-    from tests.helpers.ray_cluster import wait_for
 
     damaged: list[str] = []
 
@@ -127,18 +127,17 @@ def check_replacement(watcher: Any, llm: LLM, damage: Callable[[str], object]) -
 
     asked = bodies(8, MAX_TOKENS)
     assert asyncio.run(damage_while_streaming(damage_one, asked)) == expected(llm, asked)
-    wait_for(lambda: len(set(watcher.names()) - set(damaged)) == 2, "Serve does not replace the replica")
+    until(lambda: len(set(watcher.names()) - set(damaged)) == 2, "the replacement of the replica")
 
 
 def test_the_replicas_are_replaced_piece_by_piece_while_requests_go_on(watcher: Any, settings: Any, llm: LLM) -> None:
     from nanoinfer.cluster.serve.applications import deploy
-    from tests.helpers.ray_cluster import wait_for
 
     before = set(watcher.names())
     newer = replace(settings, replica=replace(settings.replica, options={**OPTIONS, "schedule_policy": "fcfs"}))
     asked = bodies(12, MAX_TOKENS)
     assert asyncio.run(damage_while_streaming(lambda: deploy(newer), asked)) == expected(llm, asked)
-    wait_for(lambda: not before & set(watcher.names()) and len(watcher.names()) == 2, "old replicas stay")
+    until(lambda: not before & set(watcher.names()) and len(watcher.names()) == 2, "the replacement of both replicas")
     for name in watcher.names():
         assert watcher.visit(name, lambda engine: engine.config.schedule_policy) == "fcfs"
 
@@ -161,7 +160,7 @@ def test_the_door_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM)
     gets the same. The replicas forget what nobody reads."""
     import ray
 
-    from tests.helpers.ray_cluster import running, wait_for
+    from tests.helpers.ray_cluster import running
 
     asked = bodies(8, MAX_TOKENS)
 
@@ -183,13 +182,13 @@ def test_the_door_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM)
         again[:] = asyncio.run(damage_while_streaming(lambda: None, asked))
         return all(error is None for *_, error in again)
 
-    wait_for(answered, "the door does not come back")
+    until(answered, "the return of the door")
     assert again == wanted
-    wait_for(lambda: not any(watcher.visit(name, running) for name in watcher.names()), "calls of a dead door stay")
+    until(lambda: not any(watcher.visit(name, running) for name in watcher.names()), "the end of a dead door's calls")
 
 
 def test_a_client_that_leaves_frees_its_slots(watcher: Any) -> None:
-    from tests.helpers.ray_cluster import running, wait_for
+    from tests.helpers.ray_cluster import running
 
     async def leave() -> None:
         begun = asyncio.Event()
@@ -198,7 +197,7 @@ def test_a_client_that_leaves_frees_its_slots(watcher: Any) -> None:
         reading.cancel()
 
     asyncio.run(leave())
-    wait_for(lambda: not any(watcher.visit(name, running) for name in watcher.names()), "an aborted request runs on")
+    until(lambda: not any(watcher.visit(name, running) for name in watcher.names()), "the end of an aborted request")
     for name in watcher.names():
         watcher.visit(name, lambda engine: engine.check_integrity())
 

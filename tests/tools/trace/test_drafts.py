@@ -16,8 +16,8 @@ from nanoinfer.trace.final import final_state
 from nanoinfer.trace.perfetto import trace_events
 from nanoinfer.trace.phases import spans
 from tests.helpers.engines import finish, greedy, make_engine, model_of, serve
+from tests.helpers.runners import make_runner
 from tests.helpers.traces import assert_same
-from tests.unit.test_input_metadata import make_runner
 
 PROMPTS = ["Tom said hello. Tom said hello. Tom said", "The fox ran. The fox ran. The"]
 DRAFTERS: dict[str, dict[str, Any]] = {
