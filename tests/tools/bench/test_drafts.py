@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanoinfer.bench import drafts
 from nanoinfer.bench.draft_peers import draft_peers, with_ngrams
-from nanoinfer.bench.draft_settings import DraftSettings, Variant, variants
+from nanoinfer.bench.draft_settings import ONCE_MORE, DraftSettings, Variant, variants
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS
 from nanoinfer.bench.drafts import measure_drafts
 from nanoinfer.bench.drafts_report import format_drafts
@@ -19,6 +21,24 @@ from tests.helpers.fake_sessions import FAKE, table_after
 SMALL = DraftSettings(
     draft_model="story", requests=(1, 2), num_draft_tokens=(3,), rounds=1, new_tokens=6, least_requests=2
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "WARM_UP", 0)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command serves a few short requests."""
+    small = partial(DraftSettings, new_tokens=8, least_requests=4)
+    monkeypatch.setattr("nanoinfer.bench.draft_settings.DraftSettings", small)
+
+
+@pytest.fixture
+def only_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own engines, none with drafts."""
+    monkeypatch.setattr(drafts, "variants", lambda workload, num_draft_tokens: [ONCE_MORE])
 
 
 # --- what is measured and reported -----------------------------------------------------------------------------------
@@ -109,6 +129,7 @@ def test_a_difference_is_in_the_report() -> None:
     assert "tokens equal" not in text
 
 
+@pytest.mark.usefixtures("few")
 def test_the_command_fails_if_a_drafter_changes_tokens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,9 +151,10 @@ def test_the_command_fails_if_a_drafter_changes_tokens(
     assert "request " in out
 
 
+@pytest.mark.usefixtures("few")
 def test_the_command_prints_tables_and_writes_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "drafts.json"
-    argv = ["--workloads", "json", "--requests", "8", "--num-draft-tokens", "2", "--rounds", "1", "--threads", "1"]
+    argv = ["--workloads", "json", "--requests", "2", "--num-draft-tokens", "2", "--rounds", "1", "--threads", "1"]
     assert main(["bench", "drafts", *argv, "--draft-model", "story", "--out", str(file)]) == 0
     out = capsys.readouterr().out
     assert set(table_after(out, "Speed, as")) == {"grammar, 2", "grammar+model, 2", "once more"}
@@ -173,7 +195,9 @@ def test_each_engine_is_told_about_n_grams_in_its_own_words() -> None:
     assert parse_engine("llamacpp").file.name == "llamacpp.py", "elsewhere it is the one that batches"
 
 
-def test_other_engines_are_compared_with_themselves_and_with_our_tokens() -> None:
+@pytest.mark.usefixtures("only_noise")
+def test_other_engines_are_compared_with_themselves_and_with_our_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "WARM_UP", 1)  # a round that is not in the results
     peers = [replace(spec, options={**spec.options, "off_by": 1}) for spec in draft_peers([str(FAKE)])]
     settings = replace(SMALL, workloads=("copying",), requests=(2,), num_draft_tokens=(2, 3), rounds=2, peers=peers)
     results = json.loads(json.dumps(measure_drafts(settings)))
@@ -190,6 +214,7 @@ def test_other_engines_are_compared_with_themselves_and_with_our_tokens() -> Non
     assert rows["fake_peer, 2"][0].count("..") == 1
 
 
+@pytest.mark.usefixtures("only_noise")
 def test_an_engine_that_cannot_draft_says_why_and_its_speed_without_is_shown(tmp_path: Path) -> None:
     picky = tmp_path / "picky.py"
     picky.write_text(
