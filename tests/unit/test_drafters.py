@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
@@ -55,9 +55,6 @@ def test_what_reaches_the_end_of_the_text_is_continued_by_repetition() -> None:
     assert drafts_of([8, 1, 2, 3, 1, 2, 3], 8) == [1, 2, 3, 1, 2, 3, 1, 2]
     assert drafts_of([4, 4, 4], 5) == [4] * 5
     assert drafts_of([9, 1, 2, 1, 2], 3) == [1, 2, 1]
-
-
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 9))
 def test_drafts_follow_an_occurrence_of_the_longest_suffix(tokens: list[int], most: int) -> None:
     drafts = drafts_of(tokens, most)
@@ -125,9 +122,6 @@ def known_continuations(stored: Sequences, tokens: Sequence[int], count: int, pa
     """What follows `tokens` in any of the sequences, as far as each goes; the empty one if it is not known."""
     kept = [whole(each, page_size) for each in stored]
     return {tuple(each[len(tokens) : len(tokens) + count]) for each in kept if each[: len(tokens)] == list(tokens)}
-
-
-@settings(deadline=None)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
     stored=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8),
@@ -151,9 +145,6 @@ def test_a_continuation_is_one_of_those_that_were_stored(
         assert found, "a continuation is known"
         longer = {each for each in known if each[: len(found)] == tuple(found) and len(each) > len(found)}
         assert not longer, "it ends where nothing more is known"
-
-
-@settings(deadline=None)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
     stored=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=6),
@@ -304,9 +295,6 @@ def test_a_request_without_a_grammar_gets_no_forced_tokens() -> None:
 
 
 # --- stamps ----------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=2, max_size=5),
 )
@@ -318,9 +306,6 @@ def test_stamps_are_equal_exactly_where_the_tokens_up_to_there_are(texts: Sequen
         for end, stamp in enumerate(found, start=1):
             assert stamps.setdefault(tuple(text[:end]), stamp) == stamp
     assert len(set(stamps.values())) == len(stamps)
-
-
-@settings(deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=5),
     rounds=st.lists(
