@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
@@ -57,7 +57,6 @@ def test_what_reaches_the_end_of_the_text_is_continued_by_repetition() -> None:
     assert drafts_of([9, 1, 2, 1, 2], 3) == [1, 2, 1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 9))
 def test_drafts_follow_an_occurrence_of_the_longest_suffix(tokens: list[int], most: int) -> None:
     drafts = drafts_of(tokens, most)
@@ -127,7 +126,6 @@ def known_continuations(stored: Sequences, tokens: Sequence[int], count: int, pa
     return {tuple(each[len(tokens) : len(tokens) + count]) for each in kept if each[: len(tokens)] == list(tokens)}
 
 
-@settings(deadline=None)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
     stored=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8),
@@ -153,7 +151,6 @@ def test_a_continuation_is_one_of_those_that_were_stored(
         assert not longer, "it ends where nothing more is known"
 
 
-@settings(deadline=None)
 @given(
     page_size=st.sampled_from([1, 2, 4]),
     stored=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=6),
@@ -304,9 +301,6 @@ def test_a_request_without_a_grammar_gets_no_forced_tokens() -> None:
 
 
 # --- stamps ----------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=2, max_size=5),
 )
@@ -320,7 +314,6 @@ def test_stamps_are_equal_exactly_where_the_tokens_up_to_there_are(texts: Sequen
     assert len(set(stamps.values())) == len(stamps)
 
 
-@settings(deadline=None)
 @given(
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=5),
     rounds=st.lists(

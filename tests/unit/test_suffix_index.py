@@ -28,13 +28,12 @@ def check_after_each_token(tokens: list[int]) -> None:
             assert tokens[index.follows - length : index.follows] == tokens[size - length : size]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=40)))
 def test_match_and_place_are_those_of_a_search_after_each_token(tokens: list[int]) -> None:
     check_after_each_token(tokens)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(2, 8), st.lists(st.integers(0, 5), max_size=4))
 def test_repetitions_that_break_off_are_found(period: list[int], times: int, rest: list[int]) -> None:
     check_after_each_token(period * times + rest + period)
@@ -47,7 +46,7 @@ def test_of_several_occurrences_the_latest_that_was_looked_up_counts() -> None:
     assert (index.match_length, index.follows) == (2, 5)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 3).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), min_size=3, max_size=300)))
 def test_states_and_transitions_grow_with_the_tokens_and_not_with_their_square(tokens: list[int]) -> None:
     index = SuffixIndex()

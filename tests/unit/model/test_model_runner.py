@@ -1,4 +1,4 @@
-"""ModelRunner: logits of single passes are those of transformers (of every variant of every family: tests/property)."""
+"""ModelRunner: logits of single passes are those of transformers (of every variant of every family: tests/families)."""
 
 import weakref
 from collections.abc import Callable

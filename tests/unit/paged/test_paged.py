@@ -13,7 +13,7 @@ from tests.helpers.paged import PROMPTS, Caller, Checkpoint, close
 # --- prefill and decode ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama"])  # all of them: tests/property/test_paged_families.py
+@pytest.mark.parametrize("family", ["llama"])  # all of them: tests/families/test_paged_families.py
 @pytest.mark.parametrize("block_size", [1, 4, 16, 128])
 def test_prefill_and_decode_have_the_logits_of_transformers(
     family: str, block_size: int, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]

@@ -1,9 +1,5 @@
-"""Attention in C++: near torch's, and the same bits for a token whoever is computed beside it, on every kind of CPU."""
+"""Attention in C++: near torch's, and the same bits for a token whoever is computed beside it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,27 +7,19 @@ import pytest
 import torch
 
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import ForwardMode
+from tests.helpers.kernels import DTYPES, TOLERANCE, need_cpp, random
 
-DTYPES = (torch.float32, torch.bfloat16)
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}  # relative to the largest value
 SHAPES = [(4, 4, 32), (6, 2, 48), (8, 2, 64), (7, 1, 80), (5, 1, 96), (6, 1, 128), (8, 1, 256), (40, 2, 36), (2, 1, 6)]
 LENGTH = 200
 
 
 def cpp_attention(dtype: torch.dtype) -> CppAttention:
-    try:
-        return CppAttention(dtype)
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    need_cpp(dtype)
+    return CppAttention(dtype)
 
 
 def int32(*numbers: int) -> torch.Tensor:
@@ -187,27 +175,3 @@ def test_the_kernel_stores_int8_as_the_storage_does(dtype: torch.dtype, dim: int
     for name in ("key_numbers", "value_numbers", "key_scales", "value_scales"):
         assert torch.equal(getattr(kernels.kv_storage, name)[0], getattr(torchs.kv_storage, name)[0])
     assert not kernels.read(0, slots[3:4].long())[0].any()
-
-
-@pytest.mark.parametrize(
-    ("flags", "tests"),
-    [("-march=haswell", "not bfloat16"), ("-mno-amx-tile -mno-amx-bf16 -mno-amx-int8", "")],
-    ids=["avx2", "without amx"],
-)
-def test_lesser_cpus_have_the_same_guarantees(flags: str, tests: str, tmp_path: Path):
-    """The same source, compiled without some instructions: the tests of this file in another process."""
-    cpp_attention(torch.float32)
-    environment = {**os.environ, "NANOINFER_CACHE": str(tmp_path), "NANOINFER_CXXFLAGS": flags}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        f"not lesser and {tests}" if tests else "not lesser",
-    ]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:]  # also 5, when no test has such a name

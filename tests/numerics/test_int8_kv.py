@@ -11,15 +11,14 @@ from nanoinfer.cache.int8_kv_storage import Int8KVStorage
 from nanoinfer.cache.kv_storage import PlainKVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES
+from tests.helpers.kernels import CPU, need_cpp
 
-CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16")
 PROMPTS = ["Once upon a time", "Once upon a time, there was a dog", "The cat", "One day, Tom and his mom"]
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, logprobs=2)
@@ -55,8 +54,7 @@ def _registered() -> Iterator[None]:
 
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> str:
-    if (reason := CppKernels.why_not(getattr(torch, request.param), CPU)) is not None:
-        pytest.skip(reason)
+    need_cpp(request.param)
     return str(request.param)
 
 

@@ -1,6 +1,7 @@
 """Rotary tables that are stretched to longer contexts, against transformers: bit for bit, and in the tokens they give."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,17 @@ OPTIONS: list[dict[str, object]] = [
 ]
 
 
-def tables_of_transformers(config: transformers.PretrainedConfig, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines `[max_len, D]` from the rotary module of the family's own model."""
-    rotary = transformers.AutoModelForCausalLM.from_config(config).model.rotary_emb
+@cache
+def rotary_class(family: str) -> type[torch.nn.Module]:
+    """That of transformers' own model of the family."""
+    return type(transformers.AutoModelForCausalLM.from_config(tiny_config(family)).model.rotary_emb)
+
+
+def tables_of_transformers(
+    family: str, config: transformers.PretrainedConfig, max_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines `[max_len, D]` from the family's rotary module."""
+    rotary = rotary_class(family)(config)
     cos, sin = rotary(torch.zeros(1), torch.arange(max_len)[None])
     return cos[0], sin[0]
 
@@ -60,7 +69,7 @@ def test_yarn_tables_are_those_of_transformers_bit_for_bit(
     ours = RotaryEmbedding(
         config.head_dim, max_len, config.rope_theta, config.rope_scaling, torch.float32, torch.device("cpu")
     )
-    cos, sin = tables_of_transformers(hf, max_len)
+    cos, sin = tables_of_transformers(family, hf, max_len)
     assert torch.equal(torch.cat((ours.cos, ours.cos), dim=-1), cos)
     assert torch.equal(torch.cat((ours.sin, ours.sin), dim=-1), sin)
 

@@ -27,8 +27,13 @@ def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("block_size", [1, 4, 16, 128])
+@pytest.mark.parametrize(
+    ("family", "block_size"),
+    [
+        *(("llama", block_size) for block_size in (1, 4, 16, 128)),
+        *((family, block_size) for i, family in enumerate(FAMILIES[1:]) for block_size in ((1, 16), (4, 128))[i % 2]),
+    ],
+)
 def test_prefill_and_decode_have_the_logits_of_transformers(
     family: str, block_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
@@ -45,7 +50,7 @@ def test_prefill_and_decode_have_the_logits_of_transformers(
         close(caller.decode(new), torch.stack([expected(caller.tokens[i])[-1] for i in new]))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 def test_any_mix_of_chunks_and_drafts_in_any_order(
     seed: int, family: str, checkpoint: Checkpoint, oracle: Oracle

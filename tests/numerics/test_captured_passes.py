@@ -1,17 +1,14 @@
 """Captured decode passes: the same bits as the passes they were recorded from, for any batch, on memory of their own."""
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool
-from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
@@ -21,17 +18,16 @@ from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import DecodeRows
 from tests.helpers.checkpoints import FAMILIES
-from tests.helpers.kernels import need_cpp
+from tests.helpers.kernels import CPU, DTYPES, need_cpp
+from tests.helpers.waiting import Worker
 
 Checkpoint = Callable[..., Path]
-
-CPU = torch.device("cpu")
 WIDTH, SLOTS = 64, 900
-PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
-GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-without_kernels = CppKernels.why_not(torch.float32, CPU)
-pytestmark = pytest.mark.skipif(without_kernels is not None, reason=str(without_kernels))
-DTYPES = [torch.float32] + [torch.bfloat16] * (CppKernels.why_not(torch.bfloat16, CPU) is None)
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    need_cpp("float32")
 
 
 def make_runner(path: Path, dtype: torch.dtype = torch.float32, rows: int = 24) -> ModelRunner:
@@ -73,9 +69,10 @@ class Sequences:
         return logits.clone()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_bits_are_those_of_the_pass_it_was_recorded_from(family: str, dtype: torch.dtype, checkpoint: Checkpoint):
+    need_cpp(dtype)
     runner = make_runner(checkpoint(family), dtype)
     passes = CapturedPasses(runner)
     for seed in range(3):  # the first one records
@@ -110,12 +107,13 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
     assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("count", "likeliest"), [(1, True), (3, True), (3, False), (17, False)])
 def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
     count: int, likeliest: bool, dtype: torch.dtype, checkpoint: Checkpoint
 ) -> None:
     """Some greedy, some drawn; each request stops at its own count, and what is behind stays as it was."""
+    need_cpp(dtype)
     steps, rng = 4, np.random.default_rng(count)
     counts = rng.integers(1, steps + 1, count)
     counts[0] = steps
@@ -219,8 +217,6 @@ def test_forward_hooks_are_called_in_every_pass_while_there_are_any(checkpoint: 
 
 
 def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
-    import signal
-
     runner, seen = make_runner(checkpoint("llama")), []
     some, captured = Sequences(runner, 2), CapturedPass(runner, 2)
 
@@ -309,24 +305,20 @@ def test_what_torch_computes_cannot_be_recorded():
 
 
 def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
-    import threading
-
     runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("llama"))
     some, others = Sequences(runner, 2), Sequences(other, 2)
     expected = some.eager()
-    ended = threading.Event()
+    computed = []
 
-    def compute() -> Iterator[Any]:
-        thread = threading.Thread(target=lambda: (others.eager(), ended.set()))
-        thread.start()
-        thread.join()
+    def compute() -> tuple[torch.Tensor, ...]:
+        computed.append(Worker(others.eager).result())
         return (runner.run(captured.input_ids, captured.metadata).logits,)
 
     captured = CapturedPass(runner, 2)
     captured._compute = compute
     captured.fill(some.ids, some.rows, some.lens, some.slots)
     captured.run()
-    assert ended.is_set()
+    assert torch.equal(computed[0], others.eager())
     alone = CapturedPass(runner, 2)
     alone.fill(some.ids, some.rows, some.lens, some.slots)
     alone.run()
@@ -335,78 +327,3 @@ def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
     assert len(captured.program.calls) == len(alone.program.calls)
     assert captured.program.labels == alone.program.labels
     assert torch.equal(captured.run()[0], expected)
-
-
-# --- through the engine ----------------------------------------------------------------------------------------------
-
-
-def tokens(llm: LLM) -> list[list[int]]:
-    return [out.token_ids for out in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_are_the_same_with_and_without(family: str, checkpoint: Checkpoint):
-    captured, eager = (LLM(checkpoint(family), capture=capture, max_total_tokens=200) for capture in (True, False))
-    assert tokens(captured) == tokens(eager) == tokens(captured)
-    passes = captured.engine.model_runner.captured
-    assert passes is not None
-    assert set(passes.passes) == {(1, 1, False), (3, 1, True)}  # the first tells whether passes can be captured
-    assert eager.engine.model_runner.captured is None
-    assert captured.engine.stats().capture == "yes"
-    assert eager.engine.stats().capture == "no (capture=False)"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_greedy_tokens_are_found_without_storing_the_logits(
-    dtype: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-):
-    """Unless a request needs the logits for something else: then they are all there, and the tokens are the same."""
-    need_cpp(dtype)
-    llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
-    passes = llm.engine.model_runner.captured
-    assert passes is not None
-    sample, kinds = llm.engine.sampler.sample, []
-    monkeypatch.setattr(llm.engine.sampler, "sample", lambda got, reqs: kinds.append(type(got)) or sample(got, reqs))
-    found = tokens(llm)
-    assert kinds == [torch.Tensor] + [Likeliest] * 11
-    assert [shape for shape, each in passes.passes.items() if each.program.outputs[0].ndim == 1] == [(3, 1, True)]
-    for more in ({"logprobs": 2}, {"logit_bias": {5: 0.0001}}, {"repetition_penalty": 1.0001}, {"min_new_tokens": 12}):
-        params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, **more)
-        assert [out.token_ids for out in llm.generate(PROMPTS, params, use_tqdm=False)] == found
-        assert set(kinds[12:]) == {torch.Tensor}
-    assert set(passes.passes) == {(3, 1, True), (3, 1, False)}
-
-
-@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"attention_backend": "torch_native"}])
-def test_what_cannot_be_captured_runs_as_before_and_says_why(options: dict[str, str], checkpoint: Checkpoint):
-    llm = LLM(checkpoint("llama"), **options)
-    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
-    ((_option, value),) = options.items()
-    assert value in llm.engine.stats().capture
-    assert "only" in llm.engine.stats().capture
-    with pytest.raises(KernelsUnavailableError, match=f"capture=True: .*{value}"):
-        LLM(checkpoint("llama"), capture=True, **options)
-
-
-def test_a_kind_of_weights_that_torch_computes_is_found_out_in_the_first_pass(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-):
-    from nanoinfer.model.layers.linear_weights import DenseWeights
-    from nanoinfer.registry import QUANTIZATIONS
-
-    class Doubled(DenseWeights):
-        def multiply(self, x: torch.Tensor) -> torch.Tensor:
-            return super().multiply(x) * 2 / 2
-
-    monkeypatch.setitem(QUANTIZATIONS, "doubled", Doubled)
-    llm = LLM(checkpoint("llama"), quantization="doubled")
-    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
-    assert llm.engine.stats().capture == "no (torch computes mul)"
-    with pytest.raises(KernelsUnavailableError, match="capture=True: torch computes mul"):
-        LLM(checkpoint("llama"), quantization="doubled", capture=True)
-
-
-@pytest.mark.parametrize("capture", ["yes", 1, 0, None, "True"])
-def test_other_values_are_refused(capture: Any):
-    with pytest.raises(ValueError, match=f"capture={capture!r}: must be auto, True or False"):
-        LLM("no/such-model", capture=capture)

@@ -17,9 +17,12 @@ PROMPT = [(7 * i * i + 3 * i) % 300 + 5 for i in range(45)]
 
 
 @pytest.mark.parametrize(
-    ("page_size", "chunk"), [(1, 1), (1, 2), (1, 7), (4, 4), (4, 13), (16, 16), (16, 33), (1, None)]
+    ("page_size", "chunk", "disable_radix_cache"),
+    [
+        *((*sizes, False) for sizes in [(1, 1), (1, 2), (1, 7), (4, 4), (4, 13), (16, 16), (16, 33), (1, None)]),
+        *((*sizes, True) for sizes in [(1, 2), (4, 13), (16, 16)]),
+    ],
 )
-@pytest.mark.parametrize("disable_radix_cache", [False, True])
 def test_tokens_do_not_depend_on_the_chunk_size(
     checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int | None, disable_radix_cache: bool
 ) -> None:

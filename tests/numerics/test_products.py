@@ -1,43 +1,33 @@
 """C++ products: the same bits for any number of rows, and fused operations equal to the separate ones to the last bit."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nanoinfer.kernels import TorchKernels
-from nanoinfer.kernels.build import library_or_reason
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.kernels.huge_pages import PAGE, HugePages
 from nanoinfer.model.layers.linear import LMHead
+from tests.helpers.kernels import CPU, DTYPES, TOLERANCE, need_cpp
+from tests.helpers.kernels import random as numbers
 
-CPU = torch.device("cpu")
 ACTIVATIONS = ("silu_and_mul", "gelu_tanh_and_mul")
 SIZES = [(64, 64), (33, 70), (896, 100), (1500, 18), (130, 6)]  # inputs, outputs: also no whole tile, word or group
 ROWS = (1, 2, 3, 5, 6, 7, 13, 16, 17, 31, 32, 33, 40, 64, 65, 70)
 MANY_ROWS = 1100  # more than one item of work has
-LESSER = {
-    "no tiles": "-mno-amx-tile -mno-amx-bf16 -mno-amx-int8",
-    "no tiles, no bfloat16": "-mno-amx-tile -mno-amx-bf16 -mno-amx-int8 -mno-avx512bf16",
-    "AVX2": "-march=x86-64-v3",
-}
 
 
-@pytest.fixture(params=(torch.float32, torch.bfloat16), ids=str)
+@pytest.fixture(params=DTYPES, ids=str)
 def kernels(request: pytest.FixtureRequest) -> CppKernels:
-    if (reason := CppKernels.why_not(request.param, CPU)) is not None:
-        pytest.skip(reason)
+    need_cpp(request.param)
     made = CppKernels(request.param)
     made.dtype = request.param
     return made
 
 
 def random(kernels: CppKernels, *shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(kernels.dtype)
+    return numbers(*shape, dtype=kernels.dtype, seed=seed)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
@@ -55,7 +45,7 @@ def test_many_rows_are_torchs(kernels: CppKernels, inputs: int, outputs: int):
     x, weight = random(kernels, MANY_ROWS, inputs), random(kernels, outputs, inputs, seed=1)
     got = kernels.linear(x, kernels.pack(weight), None, outputs).float()
     wanted = x.float() @ weight.float().T
-    assert (got - wanted).abs().max() <= (2e-6 if kernels.dtype is torch.float32 else 8e-3) * wanted.abs().max()
+    assert (got - wanted).abs().max() <= TOLERANCE[kernels.dtype] * wanted.abs().max()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -137,19 +127,3 @@ def test_packed_weights_lie_one_after_another_and_do_not_overlap():
     assert all(tensor.data_ptr() % 64 == 0 for tensor in kept)
     assert kept[1].data_ptr() - kept[0].data_ptr() == 64
     assert kept[3].data_ptr() % PAGE == 0
-
-
-@pytest.mark.skipif("NANOINFER_LESSER" in os.environ, reason="this is the process that the test below starts")
-@pytest.mark.skipif(isinstance(library_or_reason(), str), reason="no C++ kernels")
-@pytest.mark.parametrize("flags", LESSER.values(), ids=LESSER)
-def test_all_of_this_holds_for_lesser_processors(flags: str, tmp_path: Path):
-    environment = {
-        **os.environ,
-        "NANOINFER_CXXFLAGS": flags,
-        "NANOINFER_CACHE": os.environ.get("NANOINFER_CACHE", str(tmp_path)),
-        "NANOINFER_LESSER": "1",
-    }
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "....." in done.stdout

@@ -1,6 +1,5 @@
 """num_scheduler_steps with a model: whatever is asked for, in any pool, groups of passes return the same."""
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,10 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, RequestOutput, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.engines import assert_all_free, step
-from tests.helpers.pressure import VOCAB, never_twice_in_a_row
+from tests.helpers.oracles import VOCAB
+from tests.helpers.pressure import never_twice_in_a_row
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
+from tests.helpers.waiting import run
 
 GROUPS = [2, 3, 8]
 STEM = np.random.default_rng(1).integers(0, VOCAB, 30).tolist()
@@ -121,7 +122,7 @@ def test_streams_come_in_groups_and_say_the_same(model: LoadedModel, k: int) -> 
         async with AsyncEngine(llm) as engine:
             return [piece.token_ids async for piece in engine.stream(prompt, asked)]
 
-    groups = asyncio.run(streamed())
+    groups = run(streamed)
     assert [token for group in groups for token in group] == wanted.token_ids
     assert max(map(len, groups)) >= k
 

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_neither_import_nor_the_bundled_model_touches_the_network() -> None:
     program = """
 import socket
