@@ -1,7 +1,7 @@
 """Processes that end while requests are in flight, at a random moment and in a random way.
 
-`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks
-once per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that
+`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once
+per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that
 Python gives for that way of leaving. What is in flight follows from the seed; what the moment of leaving meets does not.
 """
 
@@ -165,10 +165,10 @@ def wait_for(pid: int, seconds: float) -> int | None:
     return None
 
 
-def run_episode(checkpoint: Path, seed: int, count: int, *options: str) -> Counter[str]:
+def run_episode(checkpoint: Path, seed: int, count: int) -> Counter[str]:
     """`count` processes, from another one that has no threads yet. AssertionError with what was wrong."""
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.soak.episodes.exits", str(checkpoint)]
-    command += ["--seed", str(seed), "--count", str(count), *options]
+    command += ["--seed", str(seed), "--count", str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + count * (SECONDS + 5))
     assert done.returncode == 0, done.stdout + done.stderr
     return Counter({"exits": count})
@@ -180,25 +180,18 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument(
-        "--scenes", nargs="+", help="ways to leave and what is asynchronous, as 'sys.exit/run', in turn"
-    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     model, failures = load_model(args.checkpoint), 0
     for seed in range(args.seed, args.seed + args.count):
         scene = random_scene(random.Random(seed))
-        if args.scenes:
-            scene["way"], scene["asynchronous"] = args.scenes[seed % len(args.scenes)].split("/")
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
             if pid == 0:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                torch.set_num_threads(
-                    1
-                )  # torch makes its thread pool anew after a fork, and not from two threads at once
+                torch.set_num_threads(1)  # torch makes its thread pool anew, which two threads may not do at once
                 act(scene, model)
                 return
             code = wait_for(pid, SECONDS)
