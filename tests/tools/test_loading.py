@@ -440,6 +440,43 @@ def test_an_unsupported_architecture_is_refused_with_what_is_supported(
     assert all(architecture in str(caught.value) for architecture in MODEL_FAMILIES)
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized with gptq"),
+        ({"quantization_config": {"bits": 4}}, "quantized with an unknown method"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "a mixture of experts"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "a mixture of experts"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}, "a model with vision"),
+        (
+            {
+                "architectures": ["Llama4ForConditionalGeneration"],
+                "vision_config": {},
+                "text_config": {"num_local_experts": 16},
+            },
+            "a mixture of experts and a model with vision",
+        ),
+    ],
+)
+def test_a_kind_of_model_that_is_refused_is_named_with_its_folder(
+    changes: dict[str, object], kind: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "other", **changes)
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: is {kind}, which is not supported; "):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": "gelu"}, {"architectures": ["NewestForCausalLM"]}, {"head_dim": "a"}]
+)
+def test_whatever_is_refused_the_folder_is_named(
+    changes: dict[str, object], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "other", **changes)
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: "):
+        LLM(path)
+
+
 @pytest.mark.parametrize("unsaid", [REMOVED, [], None])
 def test_an_architecture_that_is_not_said_is_the_one_of_the_model_type(
     unsaid: object, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
