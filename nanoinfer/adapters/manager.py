@@ -72,7 +72,8 @@ class Adapters(Mapping[str, Adapter]):
         try:
             with uninterrupted():
                 folder = bundled_adapter(path) or path
-                adapter = Adapter(name, Path(folder), read_adapter(folder, self._network))
+                parts = read_adapter(folder, self._network)
+                adapter = Adapter(name, Path(folder), parts)
                 if self._loaded.setdefault(name, adapter) is not adapter:
                     raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
             return adapter
@@ -91,7 +92,7 @@ class Adapters(Mapping[str, Adapter]):
                 if wanted.name not in self._loaded:  # otherwise another thread was faster
                     raise
         adapter = self._loaded[wanted.name]
-        if adapter.path != Path(bundled_adapter(wanted.path) or wanted.path):
+        if adapter.path != Path(str(bundled_adapter(wanted.path) or wanted.path)):
             raise AdapterError(f"adapter {wanted.name!r}: is loaded already, from {adapter.path}; unload it first")
         return adapter
 

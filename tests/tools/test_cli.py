@@ -183,10 +183,10 @@ def test_the_demos_help_says_what_it_does_alone(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["generate", "Once", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens?"),
-        (["generate", "Once", "--max-tokens=3"], "--max-tokens; did you mean --max-new-tokens?"),
+        (["generate", "Once", "--max-newtokens", "3"], "--max-newtokens; did you mean --max-new-tokens?"),
+        (["generate", "Once", "--max-newtokens=3"], "--max-newtokens; did you mean --max-new-tokens?"),
         (["chat", "--temprature", "3"], "--temprature; did you mean --temperature?"),
-        (["bench", "decode", "--block-size", "4"], "--block-size; did you mean --page-size?"),
+        (["bench", "decode", "--pagesize", "4"], "--pagesize; did you mean --page-size?"),
         (["demo", "--temperature", "1"], "--temperature"),
         (["info", "--top-k", "1"], "--top-k"),
     ],
@@ -351,7 +351,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["surf"], "surf"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
-        (["generate", "x", "--top-k", "0"], "top_k=0"),
+        (["generate", "x", "--top-k", "-2"], "top_k=-2"),
         (["generate", "x", "--temperature", "nan"], "temperature=nan"),
         (["generate", "x", "--model", "nowhere"], "nowhere"),
         (["generate", "x", "--max-new-tokens", "100000"], "max_context_len"),
