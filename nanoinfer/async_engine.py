@@ -29,6 +29,7 @@ from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.translations import NamedAdapter
 from nanoinfer.stats import EngineStats
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class AsyncEngine:
     async def add(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         extra_key: Hashable = None,
         name: str = "prompt",
@@ -131,7 +132,7 @@ class AsyncEngine:
     async def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         extra_key: Hashable = None,
         name: str = "prompt",
@@ -153,7 +154,7 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         extra_key: Hashable = None,
         name: str = "prompt",
@@ -171,7 +172,7 @@ class AsyncEngine:
     async def chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         extra_key: Hashable = None,
         name: str = "messages",
@@ -188,7 +189,7 @@ class AsyncEngine:
     async def stream_chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         extra_key: Hashable = None,
         name: str = "messages",
@@ -250,7 +251,9 @@ class AsyncEngine:
 
 
 def _takes_long(requests: Sequence[Request]) -> bool:
-    """True when preparing them could keep other coroutines waiting: long texts, or a grammar that has to be compiled."""
+    """True when preparing them could keep other coroutines waiting: long texts, a grammar that has to be compiled,
+    or an adapter that has to be loaded."""
     texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
     params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
-    return texts > SHORT_TEXT or any(each.has_grammar for each in params)
+    brought = any(isinstance(request.adapter, NamedAdapter) for request in requests)
+    return brought or texts > SHORT_TEXT or any(each.has_grammar for each in params)

@@ -1,9 +1,10 @@
 """Engine: requests in, tokens out, one step at a time."""
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.requests.translations import NamedAdapter
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
@@ -89,11 +91,12 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    @request_keywords()
+    @request_keywords(last="submit")
     def add_request(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
@@ -110,22 +113,29 @@ class Engine:
         """
         self.turns.drive(self.open_requests.ids, step=False)
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
-        return self.submit(self.prepare(request))
+        return self.prepare(request)  # type: ignore[return-value]  # `submit` makes the id of it
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
         several requests, all or none."""
         with exit_gate:
-            prompt_ids = self.builder.check(request, self.config.max_context_len)
+            most = self.config.max_total_tokens
+            request, prompt_ids = self.builder.check(request, self.config.max_context_len, most)
             self._check_pool(prompt_ids, request)
             self._check_queue(request.params.n)
-            adapter = self._find_adapter(request)
             new_matcher = self.grammars.prepare(request.params, request.name)
+            adapter = self._find_adapter(request)
             request_id = next(self._ids)
             reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter, new_matcher)
             if len(request.output_ids):
                 replay(reqs[0], request.output_ids, request.name)
             return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
+
+    def check_arguments(self, request: Request) -> None:
+        """Check all of a request but its prompt: for a call that has no prompts. Errors as in `add_request`."""
+        self.builder.check_params(request.params, request.extra_key, request.name)
+        self.builder.check_timeout(request.timeout_s, request.name)
+        self._find_adapter(request)
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` returned, and return its request id. Errors as in `submit_all`."""
@@ -367,6 +377,8 @@ class Engine:
 
     def _find_adapter(self, request: Request) -> Adapter | None:
         try:
+            if isinstance(request.adapter, NamedAdapter):
+                return self.adapters.loaded(request.adapter)
             return self.adapters.find(request.adapter)
         except AdapterError as error:
             raise InvalidRequestError(f"{request.name}: {error}") from error

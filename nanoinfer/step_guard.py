@@ -9,7 +9,7 @@ from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.signals import uninterrupted
+from nanoinfer.signals import raised_by_handler, uninterrupted
 from nanoinfer.stats import StepMeter, log_step
 from nanoinfer.turns import Turns
 
@@ -103,5 +103,6 @@ class StepGuard:
     def _end_unfinished_pass(self) -> None:
         if self._in_pass:
             failed = dict.fromkeys(req.request_id for req in self._scheduler.planned)
-            self.end(failed, FinishReason.ABORT, "failed", self._error)
+            stopped = self._error is not None and raised_by_handler(self._error)  # by Ctrl-C, for example
+            self.end(failed, FinishReason.ABORT, "aborted" if stopped else "failed", self._error)
             self._in_pass, self._error = False, None

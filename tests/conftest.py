@@ -12,6 +12,7 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.device import npu_problem
+from nanoinfer.kernels.build import library_or_reason
 
 if TYPE_CHECKING:
     import transformers
@@ -42,6 +43,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels() -> None:
+    """They are compiled, if they must be, before a test looks at standard error, where that is told."""
+    library_or_reason()
 
 
 @pytest.fixture(autouse=True, scope="session")

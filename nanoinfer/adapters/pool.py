@@ -87,12 +87,13 @@ class AdapterPool:
         return self._failures.popitem() if self._failures else None
 
     def remove(self, adapter: Adapter) -> None:
-        """Forget `adapter`, and empty its place. No running request may use it."""
+        """Forget `adapter`, and empty its place and the room that it needed. No running request may use it."""
         self._failures.pop(adapter, None)
         if (future := self._fetching.pop(adapter, None)) is not None:
             future.cancel()
         if adapter in self._places:
             self._empty(self._places.index(adapter))
+            self.version += sum(table.shrink() for table in self.tables.values())  # each of them
 
     def _vacant(self, in_use: Collection[Adapter | None]) -> int | None:
         """A place without an adapter. If there is none, that of the adapter whose last use is longest ago is emptied, among

@@ -54,9 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter-root", metavar="FOLDER", help="adapters in it can be loaded over HTTP (default: none)"
     )
     group.add_argument(
-        "--max-queue", type=int, default=MAX_QUEUE, metavar="N", help=f"most requests that wait (default: {MAX_QUEUE})"
-    )
-    group.add_argument(
         "--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)"
     )
     group.add_argument(
@@ -74,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_cluster_options(parser)
     add_options(parser, "engine", ENGINE_OPTIONS, but=("model",))
+    parser.set_defaults(max_queue=MAX_QUEUE)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -110,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
         serve_cluster(args, settings)
         return
     with bound_socket(args.host, args.port) as sock:
-        app = make_app(load(args, max_queue=args.max_queue), settings)
+        app = make_app(load(args), settings)
         _log_to_standard_error()
         gc.collect()
         gc.freeze()  # what is loaded is no garbage, and a collection that looks at it keeps everybody waiting for 0.2 s

@@ -62,7 +62,7 @@ def serve_cluster(args: argparse.Namespace, server: "ServerSettings") -> None:
 
     threads = args.threads or 1
     costs = None if args.costs is None else PassCosts.load(args.costs)
-    options = {**llm_options(args), "max_queue": args.max_queue}
+    options = llm_options(args)
     settings = ClusterSettings(
         ReplicaSettings(args.model, options, threads, costs=costs),
         args.replicas,

@@ -7,12 +7,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from nanoinfer.requests.aliases import OUTPUT_ATTRIBUTES
+from nanoinfer.requests.aliases import COMPLETION_ATTRIBUTES, OUTPUT_ATTRIBUTES
 from nanoinfer.requests.keywords import attribute_answers
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request import Prompt
 
 
+@attribute_answers(COMPLETION_ATTRIBUTES)
 @dataclass(frozen=True, eq=False)
 class CompletionOutput:
     """The state of one completion after a step; later steps do not change it.
@@ -44,6 +45,11 @@ class CompletionOutput:
     @cached_property
     def logprobs(self) -> list[dict[int, float]] | None:
         return None if self._logprobs is None else [dict(entry) for entry in self._logprobs[: self._end - self._start]]
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the sampled tokens' log-probabilities; None unless `logprobs` were requested."""
+        return None if self.logprobs is None else sum(next(iter(entry.values())) for entry in self.logprobs if entry)
 
 
 @attribute_answers(OUTPUT_ATTRIBUTES)

@@ -12,7 +12,7 @@ from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.continuation import check_output_ids
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request import Prompt, Request, got, no_params
+from nanoinfer.requests.request import Prompt, Request, got
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
@@ -37,14 +37,24 @@ class RequestBuilder:
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._rng = np.random.default_rng(random_seed)
 
-    def check(self, request: Request, max_context_len: int) -> np.ndarray:
-        """Check a request and return its prompt's token ids, int64 `[prompt_len]`. InvalidRequestError naming a field."""
+    def check(self, request: Request, max_context_len: int, most: int | None = None) -> tuple[Request, np.ndarray]:
+        """Check a request. Returns it with its `max_new_tokens`, and its prompt's token ids, int64 `[prompt_len]`.
+
+        If `max_new_tokens` is None, it is what is left of the context, or of `most` tokens in all. InvalidRequestError
+        naming a field.
+        """
         prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
+        if request.params.max_new_tokens is None:
+            left = min(max_context_len, most or max_context_len) - len(prompt_ids)
+            try:
+                request = replace(request, params=replace(request.params, max_new_tokens=max(left, 1)))
+            except ValueError as error:  # min_new_tokens
+                raise InvalidRequestError(f"{request.name}: {error}, what is left of the context") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
         check_output_ids(request, self.vocab_size)
-        return prompt_ids
+        return request, prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
         """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, is neither text nor token ids,
@@ -87,7 +97,7 @@ class RequestBuilder:
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
         """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
         if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"{name}: {no_params(params)}")
+            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams or a mapping of its fields")
         if not _is_plain(extra_key):
             raise InvalidRequestError(
                 f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"

@@ -33,11 +33,11 @@ class SamplingParams:
 
     | field | range | meaning |
     |---|---|---|
-    | `max_new_tokens` | >= 1 | the maximum number of tokens to generate |
+    | `max_new_tokens` | >= 1, None | the maximum number of tokens to generate; None: the rest of the context |
     | `min_new_tokens` | 0..max_new_tokens | before that, no stop token is sampled and stop strings don't end the request |
     | `temperature` | 0, 1e-30..1e30 | divides the logits; 0 is greedy: always the likeliest token |
     | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with at least this total probability |
-    | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
+    | `top_k` | -1 or 0 (off), >= 1 | sample from the k likeliest tokens |
     | `min_p` | [0, 1] | drop tokens less likely than min_p times the likeliest |
     | `frequency_penalty` | [-2, 2] | subtracted from a token's logit once per occurrence in the output |
     | `presence_penalty` | [-2, 2] | subtracted from the logits of tokens that occur in the output |
@@ -70,7 +70,7 @@ class SamplingParams:
     field that is given under two names.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = 128  # once a request is prepared, never None
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -102,9 +102,10 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "logits_processors"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
-        self._check_int("max_new_tokens", 1)
         self._check_int("min_new_tokens", 0)
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None:
+            self._check_int("max_new_tokens", 1)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
             )
@@ -113,8 +114,6 @@ class SamplingParams:
             raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
         self._check_real("top_p", 0.0, 1.0, open_below=True)
         self._check_int("top_k", -1)
-        if self.top_k == 0:
-            raise ValueError("top_k=0: must be -1 (off) or at least 1")
         self._check_real("min_p", 0.0, 1.0)
         self._check_real("frequency_penalty", -2.0, 2.0)
         self._check_real("presence_penalty", -2.0, 2.0)
@@ -145,6 +144,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        if self.top_k == 0:
+            object.__setattr__(self, "top_k", -1)
         if self.choice is not None:
             object.__setattr__(self, "choice", tuple(self.choice))
         if self.json_schema is not None and not isinstance(self.json_schema, str):
@@ -188,9 +189,7 @@ class SamplingParams:
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Integral):
-            hint = "; for as many as fit, use llm.config.max_context_len minus the prompt's tokens"
-            hint *= name == "max_new_tokens" and value is None
-            raise ValueError(f"{name}={value!r}: must be an integer{hint}")
+            raise ValueError(f"{name}={value!r}: must be {'None or ' * (name == 'max_new_tokens')}an integer")
         if value < least:
             raise ValueError(f"{name}={value}: must be at least {least}")
 

@@ -76,7 +76,7 @@ async def _wish(service: Service, body: GenerateRequest) -> tuple[Wish, bool]:
     is_list = given is prompt
     names = [f"{field}[{i}]" for i in range(len(given))] if is_list else [field]
     prompts = await encode_prompts(service, given, names)
-    fields = dict(body.sampling_params or {})
+    fields = {name: value for name, value in (body.sampling_params or {}).items() if value is not None}
     if isinstance(fields.get("logit_bias"), dict):
         fields["logit_bias"] = token_biases(fields["logit_bias"], service.settings)
     if fields.get("prompt_logprobs"):

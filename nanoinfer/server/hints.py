@@ -3,9 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from nanoinfer.requests.keywords import CLOSE
-
-LONGEST = 60  # characters of a name that is compared with others: longer ones take time, and are no slip of the pen
+from nanoinfer.requests.keywords import CLOSE, LONGEST
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

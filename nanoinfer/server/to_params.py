@@ -35,7 +35,7 @@ NAMES = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-NOTHING = (("top_k", 0), ("seed", -1))  # with these values, vLLM's clients ask for nothing
+NO_SEED = -1  # vLLM's clients ask for none with it
 MAX_MESSAGE = 1000  # characters: messages quote values
 ANY_OBJECT = {"type": "object"}
 OURS = {each.name for each in fields(SamplingParams)}
@@ -57,7 +57,7 @@ def given_by(request: GenerationFields, settings: ServerSettings) -> Given:
         {
             ours: value
             for theirs, ours in NAMES.items()
-            if (value := getattr(request, theirs)) is not None and (theirs, value) not in NOTHING
+            if (value := getattr(request, theirs)) is not None and (theirs, value) != ("seed", NO_SEED)
         }
     )
     if request.logit_bias is not None:

@@ -1,10 +1,13 @@
 """StepGuard: what a step promises when signals arrive, when exceptions come in pairs, and when they are no Exception."""
 
 import _signal
+import ctypes
 import gc
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -155,6 +158,38 @@ def test_nothing_is_queued_when_a_handler_raises_in_add_request(monkeypatch: pyt
     last = engine.add_request([90], greedy(2))
     assert {rid: output.token_ids for rid, output in finish(engine).items()} == {other: [81, 82], last: [91, 92]}
     assert_all_free(engine)
+
+
+@pytest.mark.parametrize("names", ["params", "sampling_params"])
+def test_a_request_is_queued_only_if_its_caller_gets_the_id(
+    monkeypatch: pytest.MonkeyPatch, number: int, names: str
+) -> None:
+    """The signal comes as `submit` returns, when its variables are deleted: by C code, so that its handler has not run
+    yet. From there to the caller's variable, there must be no place where Python would run it."""
+
+    class Variable:
+        pass
+
+    raise_signal = ctypes.CDLL(None)["raise"]
+    raise_signal.argtypes = [ctypes.c_int, ctypes.py_object]
+    callback = partial(raise_signal, number)
+    engine, refs = make_engine(), []
+    returned: int | None = None
+    submit = engine.submit
+
+    def interrupted(group: Any) -> int:
+        variable = Variable()
+        refs.append(weakref.ref(variable, callback))
+        return submit(group)
+
+    monkeypatch.setattr(engine, "submit", interrupted)
+    with pytest.raises(Interrupted):  # noqa: PT012 - it is raised by the last statement
+        if names == "params":
+            returned = engine.add_request([5], params=greedy(2))
+        else:
+            returned = engine.add_request([5], sampling_params=greedy(2))  # type: ignore[call-arg]
+        str(returned)
+    assert list(engine.open_requests.groups) == [returned]
 
 
 @pytest.mark.parametrize("call", ["abort", "abort_all", "shutdown"])

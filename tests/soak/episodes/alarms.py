@@ -46,12 +46,9 @@ def interrupted(error: BaseException | None) -> bool:
 def in_package(frame: FrameType | None) -> bool:
     """Whether code of nanoinfer is being run, or what it calls.
 
-    Not while Python imports a module: an exception there may leave the module's lock taken for ever. Not in the wrapper
-    that checks names of arguments: it has nothing to take back as it returns, as little as the caller's frame has.
+    Not while Python imports a module: an exception there may leave the module's lock taken for ever.
     """
     is_running = False
-    if frame is not None and frame.f_code.co_filename.endswith("keywords.py"):
-        return False
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return False

@@ -217,7 +217,7 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["surf"], "surf"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
-        (["generate", "x", "--top-k", "0"], "top_k=0"),
+        (["generate", "x", "--top-k", "-2"], "top_k=-2"),
         (["generate", "x", "--temperature", "nan"], "temperature=nan"),
         (["generate", "x", "--model", "nowhere"], "nowhere"),
         (["generate", "x", "--max-new-tokens", "100000"], "max_context_len"),

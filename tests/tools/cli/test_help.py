@@ -31,10 +31,10 @@ def test_the_demos_help_says_what_it_does_alone(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["generate", "Once", "--max-tokens", "3"], "--max-tokens; did you mean --max-new-tokens?"),
-        (["generate", "Once", "--max-tokens=3"], "--max-tokens; did you mean --max-new-tokens?"),
+        (["generate", "Once", "--max-newtokens", "3"], "--max-newtokens; did you mean --max-new-tokens?"),
+        (["generate", "Once", "--max-newtokens=3"], "--max-newtokens; did you mean --max-new-tokens?"),
         (["chat", "--temprature", "3"], "--temprature; did you mean --temperature?"),
-        (["bench", "decode", "--block-size", "4"], "--block-size; did you mean --page-size?"),
+        (["bench", "decode", "--pagesize", "4"], "--pagesize; did you mean --page-size?"),
         (["demo", "--temperature", "1"], "--temperature"),
         (["info", "--top-k", "1"], "--top-k"),
     ],

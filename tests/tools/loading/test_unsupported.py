@@ -1,5 +1,6 @@
 """Checkpoints that the engine does not implement are refused by what is in their config.json."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,40 @@ def test_a_rope_scaling_that_is_refused_says_which_are_not(checkpoint: Checkpoin
     path = edited(checkpoint("qwen3"), tmp_path / "long", rope_parameters={"rope_theta": 1e4, **LONGROPE})
     with pytest.raises(UnsupportedModelError, match=r"'longrope': must be one of default, linear, llama3, yarn$"):
         ModelConfig.from_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized with gptq"),
+        ({"quantization_config": {"bits": 4}}, "quantized with an unknown method"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "a mixture of experts"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "a mixture of experts"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}, "a model with vision"),
+        (
+            {
+                "architectures": ["Llama4ForConditionalGeneration"],
+                "vision_config": {},
+                "text_config": {"num_local_experts": 16},
+            },
+            "a mixture of experts and a model with vision",
+        ),
+    ],
+)
+def test_a_kind_of_model_that_is_refused_is_named_with_its_folder(
+    changes: dict[str, object], kind: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "other", **changes)
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: is {kind}, which is not supported; "):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_act": "gelu"}, {"architectures": ["NewestForCausalLM"]}, {"head_dim": "a"}]
+)
+def test_whatever_is_refused_the_folder_is_named(
+    changes: dict[str, object], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "other", **changes)
+    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: "):
+        LLM(path)

@@ -39,7 +39,8 @@ from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, m
         (None, "got NoneType"),
         (5, "got int"),
         (b"abc", "got bytes"),
-        ({"prompt": "a"}, "got dict; give the text or the token ids themselves$"),
+        ({"prompt": "a", "multi_modal_data": {}}, "is a mapping with prompt, multi_modal_data: must have prompt or"),
+        ({}, "is a mapping with nothing: must have prompt or prompt_token_ids, and no more$"),
         ({1, 2}, "got set"),
         (object(), "got object"),
     ],
@@ -57,7 +58,7 @@ def test_a_prompt_that_cannot_be_served_is_refused_by_name_and_the_engine_goes_o
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"temperature": 0}, "must be SamplingParams"),
+        (5, "must be SamplingParams or a mapping of its fields$"),
         ([SamplingParams()], "must be SamplingParams"),
         (greedy(logprobs=V + 1), rf"logprobs={V + 1}: must be at most {V}"),
         (greedy(prompt_logprobs=True, prompt_top_logprobs=V + 1), rf"prompt_top_logprobs={V + 1}: must be at most {V}"),

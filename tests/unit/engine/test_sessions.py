@@ -186,7 +186,7 @@ def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -
         ([1], {"do_sample": 0}, "do_sample=0"),
         ([1], {"do_sample": False, "temperature": -1.0}, "temperature=-1.0"),
         ([1], {"temperature": -1.0}, "temperature=-1.0"),
-        ([1], {"top_k": 0}, "top_k=0"),
+        ([1], {"top_k": -2}, "top_k=-2"),
     ],
 )
 def test_a_refused_request_is_named_and_not_added(

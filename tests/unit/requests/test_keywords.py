@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,25 +14,18 @@ from nanoinfer.cache.kv_storage import kv_storage_kind
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import UnknownArgumentError
 from nanoinfer.requests.aliases import (
+    COMPLETION_ATTRIBUTES,
     LLM_ALIASES,
+    LLM_ATTRIBUTES,
     LLM_ELSEWHERE,
     OUTPUT_ATTRIBUTES,
     SAMPLING_ALIASES,
     SAMPLING_ELSEWHERE,
 )
 from nanoinfer.requests.keywords import Elsewhere, attribute_answers, keywords, nearest
-from tests.helpers.engines import greedy, make_engine
+from tests.helpers.engines import finish, greedy, make_engine
 
-CONSTRAINTS = {
-    "guided_decoding": "json_schema=",
-    "structured_outputs": "json_schema=",
-    "response_format": "json_schema=",
-    "guided_json": "json_schema=",
-    "guided_regex": "regex=",
-    "guided_choice": "choice=",
-    "guided_grammar": "Lark",
-    "ebnf": "Lark",
-}
+CONSTRAINTS = {"response_format": "json_schema=", "structural_tag": "json_schema=", "ebnf": "Lark"}
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
 
 
@@ -71,8 +65,12 @@ def test_a_name_without_an_equal_gets_its_sentence_unless_it_asks_for_what_happe
 
 def test_a_name_that_is_only_somewhat_similar_is_not_taken_for_a_misspelt_one() -> None:
     known = ["top_p", "model_path", "kv_cache_dtype", "repetition_penalty", "page_size"]
-    for other in ("top_n", "lora_paths", "torch_dtype", "length_penalty", "np_size"):
-        assert nearest(other, known).startswith("has top_p, "), other
+    for other, close in (
+        ("top_n", "top_p"),
+        ("torch_dtype", "kv_cache_dtype"),
+        ("length_penalty", "repetition_penalty"),
+    ):
+        assert nearest(other, known) == f"the nearest name is {close!r}"
     for misspelt, meant in (("topp", "top_p"), ("repeat_penalty", "repetition_penalty"), ("pagesize", "page_size")):
         assert nearest(misspelt, known) == f"did you mean {meant!r}?"
 
@@ -96,23 +94,45 @@ def test_outputs_and_llm_name_what_vllm_and_sglang_call_otherwise() -> None:
     engine.add_request([5], greedy(1))
     (output,) = engine.step()
     for name, ours in OUTPUT_ATTRIBUTES.items():
-        assert hasattr(output, ours.split(",")[0])
-        with pytest.raises(AttributeError, match=rf"'{name}'; use {ours}$"):
+        assert hasattr(output, re.split(r"\W", ours)[0])
+        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
             getattr(output, name)
+    for name, ours in COMPLETION_ATTRIBUTES.items():
+        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
+            getattr(output.outputs[0], name)
     with pytest.raises(TypeError, match=r"an output has attributes: use output\.text$"):
         output["text"]  # type: ignore[index]
     assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == [6]
-    with pytest.raises(AttributeError, match=r"'get_tokenizer'; use tokenizer$"):
-        LLM.__new__(LLM).get_tokenizer()  # type: ignore[attr-defined]
+    for name, ours in LLM_ATTRIBUTES.items():
+        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
+            getattr(LLM.__new__(LLM), name)
 
 
-def test_a_misspelt_name_gets_the_nearest_and_any_other_all_of_them() -> None:
+def test_the_sum_of_log_probabilities_is_there_under_vllms_name() -> None:
+    engine = make_engine()
+    engine.add_request([5], greedy(3, logprobs=2))
+    engine.add_request([5], greedy(3))
+    asked, not_asked = finish(engine).values()
+    wanted = sum(entry[token] for token, entry in zip(asked.token_ids, asked.logprobs, strict=True))
+    assert asked.outputs[0].cumulative_logprob == pytest.approx(wanted)
+    assert (asked.outputs[0].index, not_asked.outputs[0].cumulative_logprob) == (0, None)
+
+
+def test_an_unknown_name_gets_the_nearest_one_of_ours_and_of_other_engines() -> None:
     with pytest.raises(UnknownArgumentError, match=r"^function: no argument 'lenght'; did you mean 'length'\?$"):
         function(1, lenght=5)  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgumentError, match=r"no argument 'b_alia'; did you mean 'b'\?$"):  # not the alias
+    with pytest.raises(UnknownArgumentError, match=r"no argument 'b_alia'; did you mean 'b_alias', here 'b'\?$"):
         function(1, b_alia=5)  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgumentError, match=r"no argument 'zzz'; has a, b, length$"):
-        function(1, zzz=5)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgumentError, match=r"no argument 'gonne'; did you mean 'gone'\?$"):
+        function(1, gonne=5)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgumentError, match=r"no argument 'lens'; the nearest name is 'length'$"):
+        function(1, lens=5)  # type: ignore[call-arg]
+    with pytest.raises(
+        UnknownArgumentError, match=r"^LLM: no argument 'max_model_length'; did you mean 'max_model_len', "
+    ):
+        LLM(NOWHERE, max_model_length=5)
+    with pytest.raises(UnknownArgumentError, match=r"^LLM: no argument 'qqq'; the nearest name is '\w+', here '\w+'$"):
+        LLM(NOWHERE, qqq=5)
 
 
 def test_everything_that_is_wrong_is_named_at_once() -> None:
@@ -128,13 +148,15 @@ def test_such_an_error_is_a_type_error_and_a_value_error() -> None:
 # --- SamplingParams --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alias", SAMPLING_ALIASES)
+@pytest.mark.parametrize("alias", [name for name, ours in SAMPLING_ALIASES.items() if isinstance(ours, str)])
 def test_a_sampling_alias_sets_the_field_of_ours(alias: str) -> None:
-    value: Any = {"no_stop_trim": True, "stop_strs": ("a", "b")}.get(alias, 7)
+    others = {"no_stop_trim": True, "stop_strs": ("a", "b"), "guided_json": {"type": "null"}, "guided_choice": ["a"]}
+    value: Any = {**others, "guided_regex": "a+", "guided_grammar": 'start: "a"'}.get(alias, 7)
+    ours: Any = SAMPLING_ALIASES[alias]
     params = SamplingParams(**{alias: value})
-    assert params == SamplingParams(**{SAMPLING_ALIASES[alias]: value})
+    assert params == SamplingParams(**{ours: value})
     with pytest.raises(ValueError, match=alias):
-        SamplingParams(**{alias: value, SAMPLING_ALIASES[alias]: value})
+        SamplingParams(**{alias: value, ours: value})
 
 
 def test_an_alias_is_checked_as_the_field_it_names() -> None:
@@ -164,7 +186,7 @@ def test_a_sampling_name_without_an_equal_is_answered_with_ours(name: str, value
 
 def test_what_another_engine_has_by_default_changes_nothing() -> None:
     given: dict[str, Any] = {"best_of": None, "bad_words": None, "detokenize": True, "length_penalty": 1.0}
-    given |= {"return_logprob": False, "stream": False, **dict.fromkeys(CONSTRAINTS)}
+    given |= {"return_logprob": False, "stream": False, "structured_outputs": None, **dict.fromkeys(CONSTRAINTS)}
     assert SamplingParams(**given) == SamplingParams()
 
 
@@ -175,7 +197,7 @@ def test_params_may_still_be_replaced() -> None:
 # --- LLM and EngineConfig --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alias", LLM_ALIASES)
+@pytest.mark.parametrize("alias", [name for name, ours in LLM_ALIASES.items() if isinstance(ours, str)])
 def test_an_option_under_two_names_is_refused(alias: str) -> None:
     with pytest.raises(UnknownArgumentError, match=rf"^LLM: {alias} is another name of {LLM_ALIASES[alias]},"):
         LLM(**{"model": NOWHERE, alias: 8, LLM_ALIASES[alias]: 8})
@@ -184,9 +206,9 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "ours"),
     [
-        ("gpu_memory_utilization", 0.9, "max_total_tokens"),
+        ("kv_cache_memory_bytes", 2**30, "max_total_tokens"),
+        ("num_gpu_blocks_override", 100, "kv_memory_share"),
         ("trust_remote_code", True, "never run"),
-        ("enable_prefix_caching", False, "disable_radix_cache"),
         ("pipeline_parallel_size", 2, "tensor_parallel_size"),
         ("data_parallel_size", 2, "one engine"),
         ("load_format", "gguf", "safetensors"),
@@ -195,14 +217,12 @@ def test_an_option_under_two_names_is_refused(alias: str) -> None:
         ("hf_token", "secret", "HF_TOKEN"),
         ("chat_template", "{{ x }}", "chat_template_kwargs"),
         ("rope_scaling", {"factor": 2}, "config.json"),
-        ("lora_paths", ["a"], "use adapters="),
-        ("lora_modules", ["a=b"], "use adapters="),
-        ("max_lora_rank", 64, "any rank"),
-        ("speculative_config", {"model": "m"}, "not implemented"),
+        ("lora_paths", 5, "use adapters="),
+        ("speculative_num_steps", 3, "num_draft_tokens"),
         ("cpu_offload_gb", 4, "stay on the device"),
-        ("disable_cuda_graph", True, "use capture=False"),
         ("disable_overlap_schedule", False, "after the previous one"),
-        ("multi_step_stream_outputs", True, "num_scheduler_steps=1 for single tokens"),
+        ("multi_step_stream_outputs", True, "must be None or False, as there is nothing else here"),
+        ("async_scheduling", True, "must be None or False"),
         ("page_sise", 4, "'page_size'"),
         ("temperature", 0, "SamplingParams"),
         ("max_tokens", 5, "SamplingParams.max_new_tokens"),
@@ -216,7 +236,9 @@ def test_an_option_that_llm_does_not_have_is_answered_with_ours(name: str, value
 def test_options_that_ask_for_what_happens_anyway_are_accepted() -> None:
     given: dict[str, Any] = dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "tp"), 1)
     given |= {"load_format": "auto", "tokenizer_mode": "auto", "kv_cache_dtype": "auto", "cpu_offload_gb": 0}
-    given |= {"gpu_memory_utilization": None, "enable_lora": True, "disable_cuda_graph": False, "lora_paths": None}
+    given |= {"swap_space": 4, "disable_log_stats": True, "async_scheduling": False, "guided_decoding_backend": "auto"}
+    given |= {"gpu_memory_utilization": None, "speculative_config": None, "enable_prefix_caching": True}
+    given |= {"max_lora_rank": 8, "enable_lora": True, "disable_cuda_graph": False, "lora_paths": None}
     with pytest.raises(FileNotFoundError, match=NOWHERE):  # all of them are checked before the model is looked for
         LLM(NOWHERE, **given)
     assert kv_storage_kind("auto") is kv_storage_kind(None)
@@ -237,7 +259,7 @@ def test_every_sentence_is_about_a_name_that_is_not_ours() -> None:
     options = {field.name for field in dataclasses.fields(EngineConfig)}
     assert not fields & {*SAMPLING_ALIASES, *SAMPLING_ELSEWHERE}
     assert not options & {*LLM_ALIASES, *LLM_ELSEWHERE}
-    assert set(SAMPLING_ALIASES.values()) <= fields
+    assert {ours for ours in SAMPLING_ALIASES.values() if isinstance(ours, str)} <= fields
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -281,20 +303,3 @@ def test_add_request_takes_sampling_params_too() -> None:
 def test_a_request_id_after_the_params_is_refused_rather_than_taken_for_a_key(method: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="positional argument"):
         method(None, "a", greedy(1), "req-1")
-
-
-@pytest.mark.parametrize("prompts", ["a", ["a"]])
-def test_params_as_a_mapping_are_answered_with_the_call_that_makes_them(prompts: Any) -> None:
-    engine = make_engine()
-    params: Any = {"temperature": 0}
-    given, use = "params={'temperature': 0}: must be SamplingParams", r"; use SamplingParams\(\*\*params\)$"
-    with pytest.raises(ValueError, match=f"^{given} or a list of them{use}"):
-        LLM.generate(LLM.__new__(LLM), prompts, params)
-    with pytest.raises(ValueError, match=f"^prompt: {given}{use}"):
-        engine.add_request([5], params)
-
-
-def test_a_mapping_in_place_of_a_prompt_is_answered_with_what_to_give() -> None:
-    prompt: Any = {"prompt_token_ids": [5]}
-    with pytest.raises(ValueError, match=r"got dict; give the text or the token ids themselves$"):
-        LLM.generate(LLM.__new__(LLM), prompt)

@@ -49,29 +49,48 @@ def test_a_replacement_character_in_the_text_itself_is_kept() -> None:
     assert "".join(detokenizer.add(token) for token in encode(text)) + detokenizer.flush() == text
 
 
-def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
-    """Llama 2 and Mistral decode ▁a to "a" at the start of a text and to " a" elsewhere."""
-    vocab = {
-        "<unk>": 0,
-        "▁": 1,
-        "a": 2,
-        "▁a": 3,
-        "b": 4,
-        "▁b": 5,
-        **{f"<0x{byte:02X}>": 6 + byte for byte in range(256)},
-    }
+def with_byte_fallback() -> Tokenizer:
+    """As those of Llama 2 and Mistral: a byte's token is 6 + byte, and ▁a is "a" at the start of a text, " a" elsewhere."""
+    words = ["<unk>", "▁", "a", "▁a", "b", "▁b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: i for i, word in enumerate(words)}
     fast = FastTokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
     fast.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>"))
-    emoji = [6 + byte for byte in "😀".encode()]
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>"))
+
+
+def as_bytes(text: str) -> list[int]:
+    return [6 + byte for byte in text.encode()]
+
+
+def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
+    tokenizer, emoji = with_byte_fallback(), as_bytes("😀")
     prompt, output = [3, 5], [3, 2, 5, *emoji, 3, 3, 3, 3, 5, 3, 3, 5, 4, *emoji, 5]
     assert tokenizer.decode(prompt) == "a b"  # the oracle strips what it should
     detokenizer = IncrementalDetokenizer(tokenizer, prompt)
     out = "".join(detokenizer.add(token) for token in output)
     assert "a b" + out == tokenizer.decode(prompt + output)
     assert out.startswith(" aa b😀 a a")
+
+
+@pytest.mark.parametrize("prompt", [[], [3], as_bytes("語"), as_bytes("é語日本語日"), [3, *as_bytes("本日本日本日")]])
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_characters_in_bytes_side_by_side_come_out_once(prompt: list[int], shared: int) -> None:
+    """With byte fallback, a run of byte tokens is decoded as a whole: one byte more turns all of it into replacements."""
+    tokenizer, text = with_byte_fallback(), "日本😀😀語é" * 3
+    output = [*as_bytes(text), 3, *as_bytes("é"), 5]
+    prompt, output = [*prompt, *output[:shared]], output[shared:]  # the prompt may end inside a character
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    out = [detokenizer.add(token) for token in output]
+    assert "".join(out) + detokenizer.flush() == f"{text} aé b"
+    assert max(map(len, out)) == 2  # each as soon as it is certain
+
+
+def test_an_invalid_byte_leaves_what_was_released_before() -> None:
+    detokenizer = IncrementalDetokenizer(with_byte_fallback())
+    out = [detokenizer.add(token) for token in [*as_bytes("😀"), 6 + 0xFF, 2, *as_bytes("é")]]
+    assert out == ["", "", "", "😀", "", f"{REPLACEMENT}a", "", "é"]
 
 
 def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
