@@ -19,7 +19,6 @@ from nanoinfer.teaching.answers import folded_html, plain_text
 from notebooks.build import build
 from notebooks.tools.files import ROOT, as_text, read, write
 from notebooks.tools.tidy import output_problems
-from tests.helpers.chromium import chromium, needs_chromium
 from tests.nbval_run import nbval
 from tests.sample_series import code, notebook, save
 
@@ -127,21 +126,21 @@ def test_the_saved_output_is_compared_like_any_other(built: Path) -> None:
     assert "1 failed, 7 passed" in changed.stdout, "all others say the same again, and pictures are not compared"
 
 
-@needs_chromium
 @pytest.mark.slow
-def test_in_nbconverts_page_an_answer_is_folded_until_enter_is_pressed(built: Path, tmp_path: Path) -> None:
+def test_in_nbconverts_page_an_answer_is_folded_until_enter_is_pressed(
+    built: Path, tmp_path: Path, browser: Any
+) -> None:
     page = tmp_path / "sample.html"
     notebook = nbformat.reads(as_text(read(built)), as_version=4)
     page.write_text(HTMLExporter(template_name="basic").from_notebook_node(notebook)[0], encoding="utf-8")
-    with chromium(tmp_path / "profile") as driver:
-        driver.get(page.as_uri())
-        picture = driver.find_element(By.CSS_SELECTOR, "details img")
-        assert not picture.is_displayed()
-        assert driver.find_element(By.XPATH, "//pre[contains(., 'Think first.')]").is_displayed()
-        driver.find_element(By.XPATH, "//summary[.='Show the lengths']").send_keys(Keys.ENTER)
-        assert picture.is_displayed()
-        assert picture.get_property("naturalWidth") > 900
-        assert "a: 3 tokens" in picture.get_attribute("alt")
+    browser.get(page.as_uri())
+    picture = browser.find_element(By.CSS_SELECTOR, "details img")
+    assert not picture.is_displayed()
+    assert browser.find_element(By.XPATH, "//pre[contains(., 'Think first.')]").is_displayed()
+    browser.find_element(By.XPATH, "//summary[.='Show the lengths']").send_keys(Keys.ENTER)
+    assert picture.is_displayed()
+    assert picture.get_property("naturalWidth") > 900
+    assert "a: 3 tokens" in picture.get_attribute("alt")
 
 
 @pytest.mark.slow

@@ -8,12 +8,11 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import needs_chromium
 from tests.helpers.live_page import ask, find, letters, opened, set_field, shows, texts
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until
 
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
 def api(server: Running, *conversation: str, model: str | None = None, **fields: Any) -> dict[str, Any]:

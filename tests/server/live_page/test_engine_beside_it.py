@@ -9,12 +9,11 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import needs_chromium
 from tests.helpers.live_page import HOSTILE, find, letters, node_texts, opened, set_field, shows, texts
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until
 
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
 def test_a_second_clients_request_appears_while_it_is_served(browser: webdriver.Chrome) -> None:

@@ -10,10 +10,10 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import device, needs_chromium
+from tests.helpers.chromium import device
 from tests.helpers.live_page import LAPTOP, PHONE, ask, find, letters, opened, press, set_field, shows, texts
 
-pytestmark = [needs_chromium, pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 
 def test_the_key_is_asked_for_and_goes_in_a_header(browser: webdriver.Chrome) -> None:
