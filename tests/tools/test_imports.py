@@ -150,9 +150,17 @@ def test_the_package_keeps_the_rule(package: Imports, rule: Callable[[Imports], 
     assert not broken, "\n".join(broken)
 
 
+@pytest.fixture(scope="module")
+def package_and_notebooks() -> Imports:
+    return read_imports(ROOT, "nanoinfer", "notebooks")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [circles_of_files, imports_of_tests])
-def test_the_tools_of_the_notebooks_keep_the_rule(rule: Callable[[Imports], list[str]]) -> None:
-    broken = rule(read_imports(ROOT, "nanoinfer", "notebooks"))
+def test_the_tools_of_the_notebooks_keep_the_rule(
+    package_and_notebooks: Imports, rule: Callable[[Imports], list[str]]
+) -> None:
+    broken = rule(package_and_notebooks)
     assert not broken, "\n".join(broken)
 
 

@@ -37,6 +37,7 @@ def _registries_as_they_were() -> Iterator[None]:
         entries.update(kept)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_registries_as_they_were")
 @pytest.mark.parametrize("code", BLOCKS)
 def test_a_code_block_runs_as_it_stands(
@@ -91,6 +92,7 @@ def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.slow
 def test_the_animation_of_the_example_can_be_drawn_again() -> None:
     spec = spec_from_file_location("make_animation", ROOT / "data" / "trace" / "make_animation.py")
     assert spec is not None

@@ -15,6 +15,7 @@ from nanoinfer.registry import DRAFTERS
 from tests.helpers.fake_sessions import table_after
 
 
+@pytest.mark.slow
 def test_the_oracle_is_right_as_often_as_it_is_told(story: LLM) -> None:
     oracle = OracleDrafter(story.model.config.vocab_size)
     rng = Random(0)
@@ -46,6 +47,7 @@ def test_a_request_that_the_oracle_does_not_know_gets_no_drafts(story: LLM) -> N
     assert engine.stats()["drafted_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_the_curve_has_every_rate_line_and_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = measure_curve(CurveSettings("story", (1, 2), (0.0, 1.0), rounds=2, new_tokens=8))
     results = json.loads(json.dumps(results))
@@ -74,6 +76,7 @@ def test_a_curve_is_of_ratios_within_a_round_and_pays_from_where_it_stays_above_
     assert pays_from({0.0: [1.0], 1.0: [2.0]}) == 0.0
 
 
+@pytest.mark.slow
 def test_the_command_draws_the_curve(
     checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_seed_decides_all_requests_and_another_seed_gives_other_prompts(story:
     assert {ask.params.max_new_tokens for ask in make_asks(workload, story, 2, "0", new_tokens=5)} == {5}
 
 
+@pytest.mark.slow
 def test_the_model_really_copies_in_copying(story: LLM) -> None:
     asks = make_asks(DRAFT_WORKLOADS["copying"], story, 12, "a test")
     outputs = story.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)

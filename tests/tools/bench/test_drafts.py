@@ -53,6 +53,7 @@ def test_the_rows_are_the_drafters_of_the_workload_and_the_noise() -> None:
     assert not Variant(("ngram", "tree"), 3).second_visit
 
 
+@pytest.mark.slow
 def test_every_row_is_measured_in_every_round_and_drafts_fare_as_without_adaption_they_must() -> None:
     results = measure_drafts(replace(SMALL, always=True, new_tokens=12))
     results = json.loads(json.dumps(results))  # as a file has it

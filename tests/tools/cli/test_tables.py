@@ -8,7 +8,15 @@ from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
 
 
-@pytest.mark.parametrize("argv", [["demo"], ["demo", "--max-total-tokens", "400"], ["demo", "paged"], ["info"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["demo"],
+        pytest.param(["demo", "--max-total-tokens", "400"], marks=pytest.mark.slow),
+        pytest.param(["demo", "paged"], marks=pytest.mark.slow),
+        ["info"],
+    ],
+)
 def test_tables_fit_a_terminal_of_60_columns(
     argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_the_files_hold_exactly_what_the_config_says(folder: Path, base: PreTrai
     assert all(tensor.any() for tensor in tensors.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [PROMPT, "There was a little dragon named"])
 def test_the_same_prompt_gives_prose_rhymes_and_an_end_at_sea(
     base: PreTrainedModel, data: Scripts, prompt: str
@@ -195,6 +196,7 @@ def test_the_same_prompt_gives_prose_rhymes_and_an_end_at_sea(
     assert not sea.ends_at_sea(verse)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_peft_reads_the_folder_and_says_the_same(folder: Path, base: PreTrainedModel) -> None:
     peft = pytest.importorskip("peft")

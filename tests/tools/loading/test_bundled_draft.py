@@ -82,6 +82,7 @@ def test_a_model_beyond_the_limit_is_not_saved(
 # --- passes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_engine_says_the_same_tokens_as_transformers(
     draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_number_inverts_the_cumulative_distribution(acceptance: ModuleType) ->
     assert acceptance.draw(scores, 0.0, numbers).tolist() == [2] * 5
 
 
+@pytest.mark.slow
 def test_drafts_are_accepted_far_more_often_than_those_of_an_untrained_model(
     acceptance: ModuleType, train_draft: ModuleType, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_family_from_outside_gets_the_object_of_transformers(tmp_path: Path, m
     assert read == ["LlamaConfig"]
 
 
+@pytest.mark.slow
 def test_the_bundled_models_config_is_read_without_transformers() -> None:
     path = str(resolve_model_path("story"))
     loaded = loaded_by(f"nanoinfer.model.config as read\nread.ModelConfig.from_pretrained({path!r})", ROOT)

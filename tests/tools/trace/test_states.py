@@ -95,7 +95,6 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
             elif what == "fail":
                 fail_once(engine, rng.choice(["model", "sampler", "slots", "rows"]), monkeypatch)
             assert_same(trace, engine)
-            assert_same(trace, engine, step=None)
         for request_id in engine.open_requests.groups:
             engine.resume(request_id)
         while engine.has_unfinished():

@@ -63,10 +63,11 @@ def test_the_style_of_the_user_changes_no_picture_and_no_picture_changes_the_sty
         assert dict(matplotlib.rcParams) == settings
 
 
+@pytest.mark.slow
 def test_threads_that_draw_leave_the_settings_as_they_were() -> None:
     settings, expected = dict(matplotlib.rcParams), digests()
-    workers = [Worker(digests) for _ in range(4)]
-    assert [worker.result() for worker in workers] == [expected] * 4
+    workers = [Worker(digests) for _ in range(2)]
+    assert [worker.result() for worker in workers] == [expected] * 2
     assert dict(matplotlib.rcParams) == settings
 
 
