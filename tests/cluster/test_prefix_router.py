@@ -148,6 +148,7 @@ def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(lim
     assert len(cluster.counts()) == 4
 
 
+@pytest.mark.slow
 def test_several_routers_share_the_load_without_swinging(monkeypatch: pytest.MonkeyPatch) -> None:
     def traffic(**options: Any) -> FakeCluster:
         cluster = FakeCluster(router(**options), routers=4, report_s=1.0)

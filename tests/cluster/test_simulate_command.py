@@ -51,6 +51,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_file(tmp_path: Path, capsys: py
     assert "was made with seed=0, now it is 7" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sweeps_and_both_levels_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep.json"
     assert simulate("sweep", "--replicas", 1, 40, "--policy", "prefix", *SHORT, "--out", out) == 0

@@ -93,6 +93,7 @@ def gated_server(
 ) -> Iterator[tuple[Running, Gate, Engine]]:
     """A server over a model that counts, whose passes the test lets through."""
     engine, gate = gated(is_open, **options)
+    engine.model_runner.model = Entrance(gate)
     with running(patient_app(engine, **(settings or {}))) as server:
         try:
             yield server, gate, engine
@@ -100,20 +101,39 @@ def gated_server(
             gate.open()
 
 
+class Entrance:
+    """Counts the passes that come to a gate."""
+
+    def __init__(self, gate: Gate):
+        self.gate, self.passes = gate, 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.passes += 1
+        return self.gate(*arguments)
+
+
+def in_a_pass(engine: Engine) -> bool:
+    """Whether a pass waits at the gate: until it is let through, the engine's thread does nothing else."""
+    entrance = engine.model_runner.model
+    assert isinstance(entrance, Entrance)
+    return entrance.passes > entrance.gate.passes
+
+
 def queued(engine: Engine, count: int) -> bool:
     return len(engine.open_requests.groups) == count
 
 
 def let_in(server: Running, gate: Gate, engine: Engine, count: int) -> None:
-    """Let the passes through after which the engine adds requests, until `count` of them are queued: only when one has
-    been posted, for each pass brings those that run nearer to their end."""
+    """Let the passes through after which the engine adds requests, until `count` of them are queued and the next pass
+    waits: only when one has been posted, for each pass brings those that run nearer to their end."""
     commands = server.service.engine._thread._commands
     while not queued(engine, count):
-        until(lambda: queued(engine, count) or commands.qsize())
+        until(lambda: queued(engine, count) or (in_a_pass(engine) and commands.qsize()))
         if not queued(engine, count):
             passes = gate.passes
             gate.let_one_through()
             until(lambda: gate.passes > passes)  # noqa: B023
+    until(lambda: in_a_pass(engine))
 
 
 def send(sock: socket.socket, body: dict[str, Any], *headers: str) -> None:

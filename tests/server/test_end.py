@@ -1,5 +1,6 @@
 """The end of a server: what it accepted is served, or told that it is not; newcomers are refused."""
 
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,6 +33,22 @@ def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> N
         assert server.wait(HANG_S)
         engine.check_integrity()
         assert engine.stats().free_slots == engine.stats().total_slots
+
+
+def test_it_says_what_it_waits_for_and_told_to_end_once_more_waits_no_longer() -> None:
+    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
+        server.server._out = told = io.StringIO()
+        answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60}) for _ in range(2)]
+        let_in(server, gate, engine, 2)
+        server.end()
+        until(told.getvalue)
+        assert told.getvalue().startswith("nanoinfer is ending: it waits for 2 requests, until ")
+        server.end()
+        until(lambda: [generation.closed_by for generation in server.service.open] == ["shutdown"] * 2)
+        gate.open()
+        for answer in answers:
+            assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (503, "shutting_down")
+        assert server.wait(HANG_S)
 
 
 def test_after_the_drain_timeout_requests_are_told_that_they_were_ended() -> None:

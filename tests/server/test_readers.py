@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.async_engines import gated
-from tests.helpers.servers import BODY, Running, gated_server, let_in, patient_app, queued, read_all, send
+from tests.helpers.servers import BODY, Running, gated_server, in_a_pass, let_in, patient_app, read_all, send
 from tests.helpers.waiting import run, until, until_async
 
 
@@ -23,7 +23,7 @@ def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any)
     with gated_server() as (server, gate, engine):
         sock = server.connect()
         send(sock, {**BODY, "prompt": prompts, "stream": stream, "max_tokens": 40})
-        until(lambda: server.service.open)
+        until(lambda: server.service.open and in_a_pass(engine))
         sock.close()
         until(lambda: all_closed(server))
         gate.let_one_through()
@@ -40,7 +40,7 @@ def test_a_client_that_goes_before_its_request_has_begun_is_aborted_too() -> Non
     with gated_server(rows=1) as (server, gate, engine):
         first = server.connect()
         send(first, {**BODY, "max_tokens": 60})
-        until(lambda: queued(engine, 1))
+        until(lambda: in_a_pass(engine))
         second = server.connect()
         send(second, BODY)
         let_in(server, gate, engine, 2)

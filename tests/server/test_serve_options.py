@@ -65,3 +65,12 @@ def test_what_is_loaded_before_it_serves_is_not_looked_at_by_collections(monkeyp
         gc.unfreeze()
     ((frozen, others),) = seen
     assert frozen > 100 * others
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"--port {port}: cannot be listened at: Address already in use" in error
+    assert error.count("\n") == 1

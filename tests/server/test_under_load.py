@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from tests.helpers.engines import Clock
-from tests.helpers.servers import BODY, gated_server, let_in
+from tests.helpers.servers import BODY, gated_server, in_a_pass, let_in
 from tests.helpers.waiting import HANG_S, until
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
     with gated_server(rows=1, max_queue=2) as (server, gate, engine), ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})]
-        until(lambda: len(engine.scheduler.running) == 1)
+        until(lambda: in_a_pass(engine))
         answers += [threads.submit(server.post, "/v1/completions", BODY) for _ in range(2)]
         let_in(server, gate, engine, 3)
         late = threads.submit(server.post, "/v1/completions", {**BODY, "prompt": ["c", "d"]})
@@ -46,7 +46,7 @@ def test_a_deadline_before_the_first_token_is_a_504(stream: bool) -> None:
         ThreadPoolExecutor(2) as threads,
     ):
         first = threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})
-        until(lambda: len(engine.scheduler.running) == 1)
+        until(lambda: in_a_pass(engine))
         second = threads.submit(server.post, "/v1/completions", {**BODY, "stream": stream})
         let_in(server, gate, engine, 2)
         clock.now += 60
