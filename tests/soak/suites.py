@@ -28,8 +28,8 @@ def run_tests(seed: int) -> Counter[str]:
 
 
 def run_examples(seed: int) -> Counter[str]:
-    """The quick tests of all files that use hypothesis, with other examples than in the quick ring."""
-    return _pytest(seed, *files_with_examples())
+    """The quick tests that use hypothesis (it marks them so), with other examples than in the quick ring."""
+    return _pytest(seed, "-m", "hypothesis and not slow and not soak", *files_with_examples())
 
 
 def run_ray(seed: int) -> Counter[str]:
