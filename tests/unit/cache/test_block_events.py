@@ -40,7 +40,7 @@ def test_a_hash_covers_all_tokens_up_to_the_end_of_its_block() -> None:
 def test_hashes_are_the_same_in_every_process_and_for_every_kind_of_sequence() -> None:
     code = "from nanoinfer.cache.block_events import *; print(block_hashes([1, 2, 3, 4], 2, ('a', 1, b'x'), 'sea'))"
     env = {**os.environ, "PYTHONHASHSEED": "1"}
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parent.parent.parent.parent
     there = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True)
     here = block_hashes([1, 2, 3, 4], 2, ("a", 1, b"x"), "sea")
     assert there.stdout.strip() == str(here) == "[10092726229905872008, 1521302381630708020]"
