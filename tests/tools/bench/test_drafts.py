@@ -31,14 +31,15 @@ def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command serves a few short requests."""
-    small = partial(DraftSettings, new_tokens=32, least_requests=4)
+    small = partial(DraftSettings, new_tokens=40, least_requests=4)
     monkeypatch.setattr("nanoinfer.bench.draft_settings.DraftSettings", small)
 
 
 @pytest.fixture
-def few_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of our own engines, one with drafts."""
-    monkeypatch.setattr(drafts, "variants", lambda *args: [variants(*args)[0], ONCE_MORE])
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own engines, one with drafts, and the noise."""
+    rows = [Variant(("ngram",), 3), ONCE_MORE]
+    monkeypatch.setattr(drafts, "variants", lambda workload, num_draft_tokens: rows)
 
 
 # --- what is measured and reported -----------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_each_engine_is_told_about_n_grams_in_its_own_words() -> None:
     assert parse_engine("llamacpp").file.name == "llamacpp.py", "elsewhere it is the one that batches"
 
 
-@pytest.mark.usefixtures("few_engines")
+@pytest.mark.usefixtures("few_rows")
 def test_other_engines_are_compared_with_themselves_and_with_our_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "WARM_UP", 1)  # a round that is not in the results
     peers = [replace(spec, options={**spec.options, "off_by": 1}) for spec in draft_peers([str(FAKE)])]
@@ -215,7 +216,7 @@ def test_other_engines_are_compared_with_themselves_and_with_our_tokens(monkeypa
     assert rows["fake_peer, 2"][0].count("..") == 1
 
 
-@pytest.mark.usefixtures("few_engines")
+@pytest.mark.usefixtures("few_rows")
 def test_an_engine_that_cannot_draft_says_why_and_its_speed_without_is_shown(tmp_path: Path) -> None:
     picky = tmp_path / "picky.py"
     picky.write_text(
