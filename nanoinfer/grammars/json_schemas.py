@@ -9,6 +9,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from nanoinfer.grammars.json_bounds import compiled_bounds
 from nanoinfer.grammars.json_keywords import NAMED
 from nanoinfer.grammars.json_patterns import check_pattern
 from nanoinfer.grammars.json_sizes import check_sizes, levels
@@ -95,6 +96,7 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
             made[keyword] = value
         else:
             made[keyword] = _prepared_any(value)
+    made.update(compiled_bounds(schema))
     pattern = FORMATS.get(made["format"]) if isinstance(made.get("format"), str) else None
     if pattern is not None:
         del made["format"]
