@@ -44,18 +44,16 @@ def prepared_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON object, is {json.dumps(schema)[:50]}")
-    depth = _check_depth(schema)
-    check_sizes(schema, depth)
+    _check_depth(schema)
+    check_sizes(schema)
     _check_multiples(schema)
     return _prepared(schema)
 
 
-def _check_depth(schema: Any) -> int:
-    depth = 0
+def _check_depth(schema: Any) -> None:
     for depth, _ in enumerate(levels(schema), start=1):
         if depth > MAX_DEPTH:
             raise ValueError(f"has objects and lists inside each other: must not be more than {MAX_DEPTH} levels deep")
-    return depth
 
 
 def _check_multiples(schema: dict[str, Any]) -> None:
