@@ -144,6 +144,8 @@ class Matcher:
             if rest := tokens[self._position - start :]:
                 return rest
         self._computed_mask()  # first, as most of the work is the same, and here other threads can run meanwhile
+        if self._has_failed:
+            return []
         with self._watched():
             if forced := list(self._state.compute_ff_tokens()):
                 self._forced.append((self._position, forced))
