@@ -19,7 +19,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.make import scheduler_for
 from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
-from nanoinfer.grammars.grammars import Grammars
+from nanoinfer.grammars.grammars import Grammars, NewMatcher
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.continuation import replay
@@ -123,13 +123,21 @@ class Engine:
             request, prompt_ids = self.builder.check(request, self.config.max_context_len, most)
             self._check_pool(prompt_ids, request)
             self._check_queue(request.params.n)
-            new_matcher = self.grammars.prepare(request.params, request.name)
+            new_matcher, timeout_s = self._prepare_grammar(request)
             adapter = self._find_adapter(request)
             request_id = next(self._ids)
             reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter, new_matcher)
             if len(request.output_ids):
                 replay(reqs[0], request.output_ids, request.name)
-            return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
+            return self.open_requests.expect(RequestGroup(request_id, reqs, timeout_s, request.prompt))
+
+    def _prepare_grammar(self, request: Request) -> tuple[NewMatcher | None, float | None]:
+        """What makes the request's matchers, and how much of its `timeout_s` is left when its grammar is compiled."""
+        began = self._clock()
+        new_matcher = self.grammars.prepare(request.params, request.name, request.timeout_s)
+        if new_matcher is None or request.timeout_s is None:
+            return new_matcher, request.timeout_s
+        return new_matcher, max(request.timeout_s - (self._clock() - began), 0.0)
 
     def check_arguments(self, request: Request) -> None:
         """Check all of a request but its prompt: for a call that has no prompts. Errors as in `add_request`."""

@@ -55,6 +55,12 @@ class ExitGate:
                 del self._inside[me]
                 self._changed.notify_all()
 
+    @uninterrupted()
+    def admit(self, thread: threading.Thread) -> None:
+        """Let in a thread that is about to start and works for this one, which is inside. It leaves by `__exit__`."""
+        with self._changed:
+            self._inside[thread] = self._inside.get(thread, 0) + 1
+
     def before_closing(self, method: Callable[[], None]) -> None:
         """Call a bound method when Python exits, if its object still exists by then."""
         self._before_closing = [kept for kept in self._before_closing if kept() is not None]

@@ -231,6 +231,8 @@ class DraftLengths:
         """The most drafts that a request may get: not so many that a token would be left over."""
         if req.params.logits_processors:  # they may keep state, and must see each token once
             return 0
+        if req.matcher is not None and not req.matcher.takes_drafts:
+            return 0
         return max(min(self._num_draft_tokens, req.params.max_new_tokens - req.num_output_tokens - 1), 0)
 
     def _of(self, req: Req) -> _Known:

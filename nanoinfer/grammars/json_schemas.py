@@ -9,6 +9,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from nanoinfer.grammars.json_bounds import compiled_bounds
 from nanoinfer.grammars.json_keywords import NAMED
 from nanoinfer.grammars.json_patterns import check_pattern
 from nanoinfer.grammars.json_sizes import check_sizes, levels
@@ -43,18 +44,16 @@ def prepared_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON object, is {json.dumps(schema)[:50]}")
-    depth = _check_depth(schema)
-    check_sizes(schema, depth)
+    _check_depth(schema)
+    check_sizes(schema)
     _check_multiples(schema)
     return _prepared(schema)
 
 
-def _check_depth(schema: Any) -> int:
-    depth = 0
+def _check_depth(schema: Any) -> None:
     for depth, _ in enumerate(levels(schema), start=1):
         if depth > MAX_DEPTH:
             raise ValueError(f"has objects and lists inside each other: must not be more than {MAX_DEPTH} levels deep")
-    return depth
 
 
 def _check_multiples(schema: dict[str, Any]) -> None:
@@ -95,6 +94,7 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
             made[keyword] = value
         else:
             made[keyword] = _prepared_any(value)
+    made.update(compiled_bounds(schema))
     pattern = FORMATS.get(made["format"]) if isinstance(made.get("format"), str) else None
     if pattern is not None:
         del made["format"]

@@ -36,7 +36,7 @@ def calls_grammar(text: str, json_options: dict[str, Any]) -> str:
         begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
         rules.append(f"f{i}: {_quoted(begin)} @a{i} {_quoted('}')}")
         schemas.append(_prepared(name, schema))
-    check_sizes({"anyOf": schemas}, 1)
+    check_sizes(schemas)
     parts = [{"name": f"a{i}", "json_schema": {**schema, "x-guidance": options}} for i, schema in enumerate(schemas)]
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})
 

@@ -1,12 +1,12 @@
 """Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.cache_locks import kept
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.text_bound import check_length, max_chars_per_token
@@ -35,7 +35,7 @@ class Tokenizer:
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
-    @cached_property
+    @kept
     def max_chars_per_token(self) -> int | None:
         """The largest number of characters that one token can stand for; None if that is not certain."""
         return max_chars_per_token(getattr(self, "hf_tokenizer", None))

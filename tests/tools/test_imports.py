@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry signals exit_gate turns", "what needs nothing else of the package"),
+    ("errors device registry signals cache_locks exit_gate turns", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),

@@ -125,7 +125,7 @@ def test_a_schema_may_be_a_dict_or_its_text_and_later_changes_do_not_matter() ->
 
 
 INTEGER = {"type": "integer"}
-CHAIN = {f"k{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/k{i + 1}"}}} for i in range(400)}
+CHAIN = {f"k{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/k{i + 1}"}}} for i in range(200)}
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,9 @@ CHAIN = {f"k{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/k{i 
             "has 101 patternProperties: must not exceed 100",
         ),
         ({"json_schema": {"enum": list(range(5001))}}, "has 5001 values in enum: must not exceed 5000"),
-        ({"json_schema": {"$defs": CHAIN | {"k400": INTEGER}, "$ref": "#/$defs/k0"}}, "401 different targets of $ref"),
         ({"choice": [str(i) for i in range(10_001)]}, "has 10001 choices: must not exceed 10000"),
     ],
-    ids=["properties", "of all parts", "required", "patternProperties", "enum", "$ref", "choice"],
+    ids=["properties", "of all parts", "required", "patternProperties", "enum", "choice"],
 )
 def test_what_would_take_the_compiler_too_long_is_not_compiled(
     fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +173,8 @@ def test_a_schema_at_these_limits_is_compiled() -> None:
             "required": [f"k{i}" for i in range(200)],
         },
         {"enum": [f"value {i}" for i in range(1000)]},
+        {"type": "object", "properties": {f"k{i}": INTEGER for i in range(1000)}},
         {"$defs": {"k": recursive}, "$ref": "#/$defs/k"},
-        {"$defs": dict(list(CHAIN.items())[:200]) | {"k200": INTEGER}, "$ref": "#/$defs/k0"},
+        {"$defs": CHAIN | {"k200": INTEGER}, "$ref": "#/$defs/k0"},
     ):
         engine_with().add_request("a", greedy(json_schema=schema))

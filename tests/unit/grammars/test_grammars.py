@@ -68,12 +68,12 @@ def test_an_empty_output_ends_at_once() -> None:
         {"regex": "[^\\s\\S]"},
         {"json_schema": {"$ref": "#"}},
         {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
-        {"json_schema": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(800)}}},
-        {"choice": [f"word {i}" for i in range(9000)]},
+        {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1} | /{i}x+/" for i in range(2600)) + '\nr2600: "z"'},
+        {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(40)) + '\nr40: "z"'},
     ],
-    ids=["nothing", "itself", "endless", "properties", "choices"],
+    ids=["nothing", "itself", "endless", "choices", "doubled"],
 )
-def test_what_could_not_be_followed_to_its_first_choice_is_refused_before_anything_changes(
+def test_what_could_not_be_followed_for_a_few_tokens_is_refused_before_anything_changes(
     fields: dict[str, Any],
 ) -> None:
     engine = engine_with()
@@ -230,6 +230,14 @@ def test_sampled_outputs_match_at_any_temperature(temperature: float) -> None:
     last = finish(engine)
     assert all(re.fullmatch("(a|bc){2,5}[x-z]", last[i].text) for i in ids)
     assert len({last[i].text for i in ids}) > 3
+
+
+@pytest.mark.parametrize("count", [2_500, 10_000])
+def test_a_choice_has_as_many_options_as_it_may(count: int) -> None:
+    options = [f"{i:05d}" for i in range(count)]
+    assert one(engine_with(), choice=options).text in options
+    output = one(engine_with(), choice=[*options, "a", "ab"][2:], logit_bias={ord("a"): 99.0, EOS: 50.0})
+    assert output.token_ids == [ord("a"), EOS]  # "ab" would be allowed, too
 
 
 # --- scheduling ------------------------------------------------------------------------------------------------------
