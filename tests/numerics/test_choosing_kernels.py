@@ -26,6 +26,7 @@ def test_unknown_names_are_refused():
 
 
 def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
+    need_cpp("float32")
     kernels = select_kernels("auto", torch.float16, CPU)
     assert isinstance(kernels, TorchKernels)
     assert str(selection_of(kernels)).endswith("not onednn: oneDNN supports float32 and bfloat16 only)")
@@ -41,6 +42,7 @@ def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
 
 
 def test_what_was_selected_says_why_it_is_not_the_fastest():
+    need_cpp("float32")
     kernels = selection_of(select_kernels("auto", torch.float16, CPU))
     assert kernels.name == "torch"
     assert re.fullmatch(r"not cpp: .*float16.*; not onednn: .*float16.*", kernels.reason)

@@ -173,6 +173,7 @@ def test_what_int8_cannot_do_is_refused_by_name(story: LLM) -> None:
 
 def test_a_storage_that_derives_from_int8_is_not_read_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may keep something else in the same buffers."""
+    need_cpp("float32")
     monkeypatch.setitem(KV_STORAGES, "derived", type("Derived", (Int8KVStorage,), {}))
     with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*kv_cache_dtype"):
         LLM("story", kv_cache_dtype="derived", attention_backend="cpp")

@@ -15,8 +15,8 @@ from nanoinfer.model.attention import TorchNativeBackend, select_attention_backe
 from nanoinfer.model.attention.base import ENCODED_KV
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.registry import KV_STORAGES
+from tests.helpers.kernels import CPU, need_cpp
 
-CPU = torch.device("cpu")
 PROMPTS = ["Once upon a time", "Once upon a time, there was a dog", "The cat", "One day, Tom and his mom"]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
 Slots = torch.Tensor | slice
@@ -117,6 +117,7 @@ def test_the_pool_is_as_large_as_the_storage_lets_memory_hold(monkeypatch: pytes
 
 def test_without_plain_buffers_auto_attends_in_torch_and_cpp_is_refused() -> None:
     assert isinstance(select_attention_backend("auto", torch.float32, CPU, {ENCODED_KV}), TorchNativeBackend)
+    need_cpp("float32")
     with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*kv_cache_dtype"):
         LLM("story", kv_cache_dtype="int8_test", attention_backend="cpp")
 

@@ -145,13 +145,13 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
 
 
 def test_no_order_of_events_changes_a_token_or_loses_a_slot(model: tuple[LoadedModel, Oracle]) -> None:
-    settings = hypothesis.settings(max_examples=60, stateful_step_count=50)
+    settings = hypothesis.settings(max_examples=40, stateful_step_count=50)
     counts = dict.fromkeys(
         ("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused", "retractions"), 0
     )
     hypothesis.stateful.run_state_machine_as_test(machine(*model, counts), settings=settings)
     if settings.derandomize:  # of examples drawn anew, nobody knows
-        assert counts["steps"] > 1500
+        assert counts["steps"] > 1000
         assert all(counts.values()), counts
 
 
