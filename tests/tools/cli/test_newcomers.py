@@ -11,7 +11,7 @@ from nanoinfer.cli import main
 from nanoinfer.commands.chat import Chat
 from tests.helpers.interrupts import raising
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
 

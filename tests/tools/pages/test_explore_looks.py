@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from notebooks.tools.files import ROOT
-from tests.tools.test_explore_saved import data_of
+from tests.tools.pages.test_explore_saved import data_of
 
 FOLDER = ROOT / "notebooks" / "explorables"
 SAMPLING, ROOFLINE = ((FOLDER / f"{name}.html").read_text(encoding="utf-8") for name in ("sampling", "roofline"))
