@@ -1,6 +1,7 @@
 """Calls of an LLM from several threads: they are served together, and what one gets does not depend on the others."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[E
     """A call that another thread paused after its first pass."""
     engine, gate = gated(open_at_once=False, **options)
     before = gate.arrivals
-    call = Worker(llm_around(engine).generate, [5], greedy(3), False, timeout_s)
+    call = Worker(partial(llm_around(engine).generate, [5], greedy(3), timeout_s=timeout_s))
     until(lambda: gate.arrivals > before, "a pass")
     (rid,) = engine.open_requests.groups
     pause = Worker(engine.pause, rid)
