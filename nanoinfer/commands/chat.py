@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
 from nanoinfer.commands.ctrl_c import CtrlC
 from nanoinfer.commands.generate import note
 from nanoinfer.commands.line_editor import line_reader, read_text
@@ -214,6 +213,8 @@ class Chat:
     def set_adapter(self, name: str) -> None:
         """Answer with this adapter from now on; "base" is the base model, and a bundled one is loaded if it is not yet.
         Without a name, print the names. ValueError if there is no such adapter."""
+        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+
         bundled = [each for each in BUNDLED_ADAPTERS if each not in self.llm.adapters]
         if name:
             if name in bundled:

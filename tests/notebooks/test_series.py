@@ -45,6 +45,8 @@ ALLOWED = {
     "num_hidden_layers": "a field of the checkpoint's config.json, whose name says what it is",
     "vocab_size": "a field of the checkpoint's config.json, whose name says what it is",
     "kind": "numpy's: what kind of numbers an array has",
+    "raised_by_handler": "whether a signal's handler raised an exception, as its name says",
+    "_proposal_costs": "the seconds that a drafter's proposals took, by how many drafts each request gets",
     "rms_norm_eps": "a field of the checkpoint's config.json, whose name says what it is",
 }
 

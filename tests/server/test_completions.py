@@ -2,11 +2,14 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
+import numpy as np
 import openai
 import pytest
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.grammars.matcher import Matcher
 from tests.helpers.servers import Running
 from tests.server.conftest import greedy
 
@@ -313,18 +316,35 @@ def test_the_second_time_a_prompt_is_cached(server: Running, client: openai.Open
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_grammar_that_cannot_be_followed_is_the_requests_fault(server: Running, stream: bool) -> None:
+def test_a_grammar_that_cannot_be_followed_is_refused_on_arrival(server: Running, stream: bool) -> None:
     ambiguous = 'start: a\na: a a | "a" | "b" | " " | /[a-z]/'
     body = {"model": "story", "prompt": "x", "max_tokens": 300, "temperature": 0, "stream": stream}
     answer = server.post("/v1/completions", {**body, "guided_grammar": ambiguous})
+    found = answer.json()["error"]
+    assert (answer.status_code, found["type"], found["param"]) == (400, "invalid_request_error", "guided_grammar")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_can_be_followed_no_further_is_the_requests_fault(
+    server: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_mask, calls = Matcher.fill_mask, count()
+
+    def fails_later(matcher: Matcher, row: np.ndarray) -> bool:
+        if next(calls) < 30:
+            return fill_mask(matcher, row)
+        monkeypatch.setattr(Matcher, "error", property(lambda matcher: "too many items"))
+        row[:] = 0
+        return True
+
+    monkeypatch.setattr(Matcher, "fill_mask", fails_later)
+    body = {"model": "story", "prompt": "x", "max_tokens": 300, "temperature": 0, "stream": stream}
+    answer = server.post("/v1/completions", {**body, "guided_regex": "[a-z ]{200}"})
     if stream:
         found = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
     else:
         assert answer.status_code == 400
         found = answer.json()["error"]
-    assert (found["type"], found["param"], found["code"]) == (
-        "invalid_request_error",
-        "guided_grammar",
-        "no_token_allowed",
-    )
-    assert found["message"].startswith("guided_grammar: its grammar cannot be followed any further")
+    wanted = ("invalid_request_error", "guided_regex", "no_token_allowed")
+    assert (found["type"], found["param"], found["code"]) == wanted
+    assert found["message"].startswith("guided_regex: its grammar cannot be followed any further: too many items")

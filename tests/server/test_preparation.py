@@ -51,7 +51,7 @@ def test_tokenizers_that_hang_end_their_requests_and_do_not_pile_up() -> None:
 def test_grammars_have_threads_and_a_deadline_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
     with gated_server(is_open=True, settings={"preparation_timeout_s": 0.1}) as (server, _, engine):
-        monkeypatch.setattr(engine.grammars, "prepare", lambda params, name: free.wait(HANG_S))
+        monkeypatch.setattr(engine.grammars, "prepare", lambda *args: free.wait(HANG_S))
         slow = {**BODY, "prompt": [1], "guided_regex": "a"}
         with ThreadPoolExecutor(12) as threads:
             sent = [threads.submit(server.post, "/v1/completions", slow) for _ in range(8)]
