@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -28,10 +28,17 @@ hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("ri
 hypothesis.settings.load_profile("rings")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With `--dist loadgroup`, the tests of a file run in one process, unless they name a group of their own."""
-    if item.get_closest_marker("xdist_group") is None:
-        item.add_marker(pytest.mark.xdist_group(str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, the tests of a file run in one process, but each run of a notebook where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return nodeid if file.endswith("test_notebooks.py") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -127,7 +127,7 @@ def killed_by(mutation: Mutation, copied: Path, processes: int) -> str | None:
     try:
         for places in STAGES:
             command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", *places]
-            command += ["-n", str(processes), "--dist", "loadgroup"] if processes > 1 else []
+            command += ["-n", str(processes)] if processes > 1 else []
             environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
             try:
                 done = subprocess.run(

@@ -35,7 +35,7 @@ def every_run(paths: list[Path]) -> pytest.MarkDecorator:
     runs = []
     for path in ordered:
         id = str(path.relative_to(ROOT / "notebooks"))
-        runs.append(pytest.param(path, id=id, marks=[pytest.mark.slow, pytest.mark.xdist_group(f"run of {id}")]))
+        runs.append(pytest.param(path, id=id, marks=pytest.mark.slow))
     return pytest.mark.parametrize("path", runs)
 
 

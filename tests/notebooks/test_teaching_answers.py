@@ -23,8 +23,6 @@ from notebooks.tools.tidy import output_problems
 from tests.nbval_run import nbval
 from tests.sample_series import code, notebook, save
 
-pytestmark = pytest.mark.xdist_group("browser")  # all of them, as most need the same notebook
-
 SETUP = "from nanoinfer import viz\nfrom nanoinfer.teaching import answer"
 TEXT = 'print("Think first.")\nwith answer():\n    print(1 + 1)\n    print("is", "two & a <bit>")'
 PICTURE = (

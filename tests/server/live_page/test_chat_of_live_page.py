@@ -12,7 +12,7 @@ from tests.helpers.live_page import ask, find, letters, opened, set_field, shows
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 
 def api(server: Running, *conversation: str, model: str | None = None, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tests.helpers.live_page import HOSTILE, find, letters, node_texts, opened, 
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 
 def test_a_second_clients_request_appears_while_it_is_served(browser: webdriver.Chrome) -> None:

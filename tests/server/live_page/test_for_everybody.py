@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.helpers.chromium import device
 from tests.helpers.live_page import LAPTOP, PHONE, ask, find, letters, opened, press, set_field, shows, texts
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 
 def test_the_key_is_asked_for_and_goes_in_a_header(browser: webdriver.Chrome) -> None:

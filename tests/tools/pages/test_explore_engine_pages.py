@@ -26,7 +26,7 @@ from tests.helpers.explore_frames import expected_page, read_page
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     page_sizes,
     pool_sizes,

@@ -20,7 +20,7 @@ from tests.helpers.chromium import LAPTOP, PHONE, device
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 LARGEST = 200_000  # bytes of a page
 
 

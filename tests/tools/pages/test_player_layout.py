@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
