@@ -18,7 +18,7 @@ from corpus import rhymes, sea, styles, words
 from low_rank import Shape, attach, load, save
 from sample import Sampler
 from tqdm import tqdm
-from train_model import learning_rate
+from training_loop import learning_rate
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 DATA = Path(__file__).parent

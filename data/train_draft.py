@@ -3,23 +3,22 @@
 The first steps learn from the text of the corpus, which costs no pass of the story model. The others are distillation:
 the target of each position is the story model's whole distribution, not the one token that stands in the text.
 
-As in `train_model`, step `i` draws its batch from a generator seeded with `(seed, i)`, and `--resume` sees the same batches
-as an uninterrupted run. `--out` is replaced at every checkpoint, so the draft model can be tried while it learns.
+The loop is in `training_loop`, as that of `train_model`. `--out` is replaced at every checkpoint, so the draft model can be
+tried while it learns.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import os
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
-from train_model import DATA, LONG, LONG_EVERY, SHORT, build_optimizer, draw_batch, encode, learning_rate, save
+from train_model import DATA, build_optimizer, encode, save
+from training_loop import LONG, add_arguments, batch_of_step, resume, train_steps
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 TOKENS_PER_STEP = 4096
@@ -102,43 +101,24 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     draft = build_draft(teacher.config, args.layers, args.hidden_size, args.intermediate_size)
     optimizer = build_optimizer(draft, args.lr)
-    first, seconds = 0, 0.0
-    if args.resume:
-        state = torch.load(args.checkpoint)
-        draft.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first, seconds = state["step"], state["seconds"]
+    done_before = resume(args, draft, optimizer)
     print(f"{sum(parameter.numel() for parameter in draft.parameters()):,} parameters; {len(ids):,} training tokens")
 
     def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return torch.compile(function, dynamic=False) if args.compile else function
 
     on_text, on_teacher, ask = compiled(text_loss), compiled(distillation_loss), compiled(teacher_logits)
-    clock = time.perf_counter() - seconds
-    bar = tqdm(range(first, args.steps), initial=first, total=args.steps, desc="training", unit="step", mininterval=5)
-    for step in bar:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args.steps, args.lr, args.warmup)
-        length = LONG if step % LONG_EVERY == LONG_EVERY - 1 else SHORT
-        batch = draw_batch(ids, starts, np.random.default_rng((args.seed, step)), length, TOKENS_PER_STEP)
-        loss = on_text(draft, batch) if step < args.text_steps else on_teacher(draft, batch, ask(teacher, batch))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        done = step + 1
-        if done % args.save_every == 0 or done == args.steps:
-            found = evaluate(teacher, draft, valid_ids, limit=16)
-            bar.write(f"step {done}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-            state = {"model": draft.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
-            state["seconds"] = time.perf_counter() - clock
-            partial = args.checkpoint.with_suffix(".part")
-            torch.save(state, partial)
-            os.replace(partial, args.checkpoint)
-            save_draft(draft, args.out)
 
-    seconds = time.perf_counter() - clock
+    def loss_of(step: int) -> torch.Tensor:
+        batch = batch_of_step(step, ids, starts, args.seed, TOKENS_PER_STEP)
+        return on_text(draft, batch) if step < args.text_steps else on_teacher(draft, batch, ask(teacher, batch))
+
+    def report() -> str:
+        found = evaluate(teacher, draft, valid_ids, limit=16)
+        return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+
+    saved = partial(save_draft, draft, args.out)
+    seconds = train_steps(args, draft, optimizer, done_before, loss_of, report, saved)
     found = evaluate(teacher, draft.to(torch.bfloat16).float(), valid_ids, limit=len(valid_ids))
     size = sum(file.stat().st_size for file in args.out.iterdir())
     print(f"{args.steps * TOKENS_PER_STEP:,} tokens in {seconds:,.0f} s; {args.out} takes {size:,} bytes")
@@ -156,13 +136,9 @@ def main() -> None:
     parser.add_argument("--intermediate-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1500, help=f"optimizer steps of {TOKENS_PER_STEP} tokens")
     parser.add_argument("--text-steps", type=int, default=1150, help="the first of them learn from the text alone")
-    parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
-    parser.add_argument("--warmup", type=int, default=50, help="steps until the peak")
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser, lr=5e-3, warmup=50)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--compile", action="store_true", help="compile both models (needs a C++ compiler)")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     train(parser.parse_args())
 
 

@@ -1,9 +1,7 @@
 """Train the story model: a small Llama, on the CPU, with exact resume, saved as Hugging Face files.
 
-Step `i` draws its batch from a generator seeded with `(seed, i)`, so that a resumed run sees the same batches as an
-uninterrupted one. Documents are concatenated, each `<s> ... </s>`; a sequence starts at a document and covers as many
-as fit. Most steps read short sequences; every `LONG_EVERY`-th reads long ones, so that every position up to the limit
-is trained.
+Documents are concatenated, each `<s> ... </s>`; a sequence starts at a document and covers as many as fit. The loop is in
+`training_loop`.
 """
 
 from __future__ import annotations
@@ -13,17 +11,16 @@ import json
 import math
 import os
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
+from training_loop import LONG, add_arguments, batch_of_step, resume, train_steps
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DATA = Path(__file__).parent
 TOKENS_PER_STEP = 8192
-SHORT, LONG, LONG_EVERY = 256, 1024, 5
 SIZE_LIMIT = 12 * 2**20
 
 
@@ -44,15 +41,6 @@ def encode(path: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, 
     encoded = tokenizer(texts, add_special_tokens=False).input_ids
     starts = np.cumsum([0, *(len(ids) for ids in encoded[:-1])])
     return np.concatenate([np.array(ids, dtype=np.uint16) for ids in encoded]), starts
-
-
-def draw_batch(
-    ids: np.ndarray, starts: np.ndarray, rng: np.random.Generator, length: int, tokens: int = TOKENS_PER_STEP
-) -> torch.Tensor:
-    """`tokens` ids as [tokens // length, length], int64; every sequence starts at a document."""
-    usable = starts[: np.searchsorted(starts, len(ids) - length, side="right")]
-    picked = rng.choice(usable, size=tokens // length)
-    return torch.from_numpy(np.stack([ids[start : start + length] for start in picked]).astype(np.int64))
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -80,14 +68,6 @@ def build_optimizer(model: LlamaForCausalLM, lr: float) -> torch.optim.AdamW:
     vectors = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
-    """Linear warm-up, then a cosine down to a hundredth of the peak."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 @torch.no_grad()
@@ -140,40 +120,21 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     model = build_model(tokenizer)
     optimizer = build_optimizer(model, args.lr)
-    first, seconds = 0, 0.0
-    if args.resume:
-        state = torch.load(args.checkpoint)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first, seconds = state["step"], state["seconds"]
+    done_before = resume(args, model, optimizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters; {len(ids):,} training tokens in {len(starts):,} documents")
 
     forward = torch.compile(model, dynamic=False) if args.compile else model
-    clock = time.perf_counter() - seconds
-    bar = tqdm(range(first, args.steps), initial=first, total=args.steps, desc="training", unit="step", mininterval=5)
-    for step in bar:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, args.steps, args.lr, args.warmup)
-        length = LONG if step % LONG_EVERY == LONG_EVERY - 1 else SHORT
-        batch = draw_batch(ids, starts, np.random.default_rng((args.seed, step)), length)
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = forward(input_ids=batch, labels=batch, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        done = step + 1
-        if done % args.save_every == 0 or done == args.steps:
-            bar.write(f"step {done}: validation loss {evaluate(model, valid_ids, LONG, limit=64):.4f}")
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": done}
-            state["seconds"] = time.perf_counter() - clock
-            partial = args.checkpoint.with_suffix(".part")
-            torch.save(state, partial)
-            os.replace(partial, args.checkpoint)
 
-    seconds = time.perf_counter() - clock
+    def loss_of(step: int) -> torch.Tensor:
+        batch = batch_of_step(step, ids, starts, args.seed, TOKENS_PER_STEP)
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(input_ids=batch, labels=batch, use_cache=False).loss
+
+    def report() -> str:
+        return f"validation loss {evaluate(model, valid_ids, LONG, limit=64):.4f}"
+
+    seconds = train_steps(args, model, optimizer, done_before, loss_of, report)
     tokens = args.steps * TOKENS_PER_STEP
     loss = evaluate(model, valid_ids, LONG)
     size = save(model, tokenizer, args.out)
@@ -192,14 +153,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=DATA / "story", help="folder for the finished model")
     parser.add_argument("--steps", type=int, default=2400, help=f"optimizer steps of {TOKENS_PER_STEP} tokens")
-    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--warmup", type=int, default=100, help="steps until the peak")
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser, lr=3e-3, warmup=100)
     parser.add_argument(
         "--compile", action="store_true", help="compile the model (needs a C++ compiler; about 1.3x as fast)"
     )
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     train(parser.parse_args())
 
 

@@ -9,6 +9,7 @@ import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.layers.prompt_likeliest import Likely, likeliest_of
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.logits_processors import adjusts_logits
@@ -22,7 +23,8 @@ class Batch:
     a request's new tokens are its newest one and its drafts),
     `out_cache_loc` int32 [T]; `out_cache_cont_start` and `_end` are set if those slots are neighbours. After an EXTEND with
     `wants_prompt_logprobs`, `prompt_logprobs` float32 [T] has the log-probability of each new token given the tokens before
-    it (NaN for each request's first new token, because the token before it is not in this pass).
+    it (NaN for each request's first new token, because the token before it is not in this pass). `prompt_top_counts` [B]:
+    how many likeliest tokens each request wants at these positions, None if none does; `prompt_likeliest` then has them.
 
     `adapter_places` [B] int32: where each request's adapter is in the AdapterPool, −1 for none; None if none has one.
 
@@ -41,7 +43,9 @@ class Batch:
     out_cache_cont_end: int | None = None
     wants_prompt_logprobs: bool = False
     chunked_req: Req | None = None
+    prompt_top_counts: Sequence[int] | None = None
     prompt_logprobs: torch.Tensor | None = None
+    prompt_likeliest: Sequence[list[Likely] | None] | None = None
     adapter_places: np.ndarray | None = None
     num_sampled: int = 0
 
@@ -64,6 +68,8 @@ class Batch:
             reqs, ForwardMode.EXTEND, [req.kv_len for req in reqs], [req.chunk_end for req in reqs], cache
         )
         batch.wants_prompt_logprobs = any(req.wants_prompt_logprobs for req in reqs)
+        counts = [req.params.prompt_top_logprobs if req.wants_prompt_logprobs else 0 for req in reqs]
+        batch.prompt_top_counts = counts if any(counts) else None
         batch.chunked_req = reqs[-1] if reqs[-1].chunk_end < reqs[-1].num_tokens else None
         return batch
 
@@ -147,7 +153,8 @@ class Batch:
         return self.reqs if self.chunked_req is None else self.reqs[:-1]
 
     def gather_prompt_logprobs(self, logits: torch.Tensor) -> None:
-        """Hand the log-probabilities of the prompt tokens in this pass to the requests that want them.
+        """Hand the log-probabilities of the prompt tokens in this pass, and of the likeliest tokens at their positions, to
+        the requests that want them.
 
         `logits` [B, V] are those of each request's last token. They predict the first token of its next chunk.
         """
@@ -157,10 +164,14 @@ class Batch:
         values = np.split(self.prompt_logprobs.float().cpu().numpy(), ends)
         for i, (req, start) in enumerate(zip(self.reqs, self.prefix_lens.tolist(), strict=True)):
             if req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+                likeliest = None if self.prompt_likeliest is None else self.prompt_likeliest[i]
                 next_logprob = None
                 if req.chunk_end < req.prompt_len:
-                    next_logprob = float(logits[i].float().log_softmax(-1)[int(req.token_ids[req.chunk_end])])
-                req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob)
+                    table = logits[i].float().log_softmax(-1)
+                    next_logprob = float(table[int(req.token_ids[req.chunk_end])])
+                    if likeliest is not None:
+                        likeliest = likeliest + likeliest_of(table[None], req.params.prompt_top_logprobs)
+                req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob, likeliest)
 
 
 def only_likeliest(reqs: Sequence[Req]) -> bool:

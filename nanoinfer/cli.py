@@ -1,4 +1,5 @@
-"""The command line: demo, generate, chat, bench, trace, info. An error prints one line on standard error; exit code 2."""
+"""The command line: demo, generate, chat, serve, bench, simulate, trace, info. An error prints one line on standard
+error, and the exit code is 2."""
 
 import argparse
 import os
@@ -15,6 +16,9 @@ from nanoinfer.bench.command import with_default_command
 from nanoinfer.commands.chat import add_arguments as add_chat_arguments
 from nanoinfer.commands.generate import add_arguments as add_generate_arguments
 from nanoinfer.commands.options import ENGINE_OPTIONS, add_options, load
+from nanoinfer.commands.ranks import run_other_rank
+from nanoinfer.commands.serve import add_arguments as add_serve_arguments
+from nanoinfer.commands.simulate import add_arguments as add_simulate_arguments
 from nanoinfer.commands.terminal import one_line, room, side_by_side, styled
 from nanoinfer.commands.trace import add_arguments as add_trace_arguments
 
@@ -39,12 +43,16 @@ class OneLineErrorParser(argparse.ArgumentParser):
         known = word in options or (len(word) > len("--n") and any(option.startswith(word) for option in options))
         if not word.startswith("--") or " " in word or known:
             return  # not an option (a text may begin with dashes), or a known one, perhaps abbreviated to several letters
-        from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
+        from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ELSEWHERE, SAMPLING_ALIASES, SAMPLING_ELSEWHERE
 
         name = word.removeprefix("--").replace("-", "_")
-        ours = f"--{(SAMPLING_ALIASES | LLM_ALIASES).get(name, name)}".replace("_", "-")
+        other = (SAMPLING_ALIASES | LLM_ALIASES).get(name, name)
+        ours = f"--{other if isinstance(other, str) else name}".replace("_", "-")
         close = [ours] if ours in options else get_close_matches(ours, options, 1, 0.75)
-        self.error(f"unrecognized argument: {word}" + "".join(f"; did you mean {option}?" for option in close))
+        advice = [f"did you mean {option}?" for option in close]
+        if (elsewhere := (SAMPLING_ELSEWHERE | LLM_ELSEWHERE).get(name)) is not None:
+            advice = [elsewhere.sentence]
+        self.error("; ".join([f"unrecognized argument: {word}", *advice]))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -80,11 +88,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_generate_arguments(commands.add_parser("generate", help="complete one or more prompts"))
     add_chat_arguments(commands.add_parser("chat", help="chat with the model; shows how much of each turn was cached"))
+    add_serve_arguments(commands.add_parser("serve", help="serve a model over HTTP, with OpenAI's protocol"))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    single_passes = ("num_scheduler_steps",)  # it reads what each pass was about from the engine, after each step
-    add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS, but=single_passes))
+    # It reads what each pass was about from the engine, after each step; and bench parallel is about processes.
+    but = ("num_scheduler_steps", "tensor_parallel_size")
+    add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS, but=but))
 
+    add_simulate_arguments(commands.add_parser("simulate", help="what a cluster of replicas would do, without one"))
     add_trace_arguments(
         commands.add_parser("trace", help="show what the engine does, step by step, as text or as a web page")
     )
@@ -106,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import transformers  # takes a while, and Ctrl-C may come meanwhile
 
         transformers.utils.logging.set_verbosity_error()
-        code = args.run(args)
+        code = run_other_rank(args)
+        code = args.run(args) if code is None else code
     except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -166,6 +178,7 @@ def _info(args: argparse.Namespace) -> None:
     kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
     print(styled(f"{model.name}  ({model.path})", "bold"))
     rows: list[tuple[str, object]] = [
+        *([] if model.split is None else [("share of the model", f"that of 1 of {model.split.size} processes")]),
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),

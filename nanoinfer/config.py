@@ -7,6 +7,7 @@ from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, 
 from nanoinfer.requests.keywords import class_keywords
 
 MOST_DRAFT_TOKENS = 64
+MOST_ADAPTERS = 65_536  # each place takes memory in every layer
 
 
 @class_keywords()
@@ -89,6 +90,9 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: must be {'None or ' * optional}an integer of at least 1")
+        for name, most in (("num_draft_tokens", MOST_DRAFT_TOKENS), ("max_adapters_on_device", MOST_ADAPTERS)):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name}={getattr(self, name)}: must be in 1..{most}")
         if self.chunked_prefill_size is not None and self.chunked_prefill_size < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size={self.chunked_prefill_size}: must be None or at least page_size={self.page_size}"
@@ -129,8 +133,6 @@ class EngineConfig:
             DRAFTERS.check(name)
         if len(set(self.drafters)) < len(self.drafters):
             raise ValueError(f"drafter={self.drafter!r}: must name each drafter once")
-        if self.num_draft_tokens > MOST_DRAFT_TOKENS:
-            raise ValueError(f"num_draft_tokens={self.num_draft_tokens}: must be in 1..{MOST_DRAFT_TOKENS}")
         if self.drafters and self.num_scheduler_steps > 1:
             raise ValueError(
                 f"num_scheduler_steps={self.num_scheduler_steps}: must be 1 with a drafter, which is asked between passes"

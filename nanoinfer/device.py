@@ -15,6 +15,7 @@ except RuntimeError as error:  # importing torch loads installed device backends
         raise
     raise ImportError(f"{NO_CANN} To run without it, set TORCH_DEVICE_BACKEND_AUTOLOAD=0") from error
 
+OTHER_DTYPES = {"half": "float16", "float": "float32"}  # other names
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NPU_DISPATCH_KEY = "PrivateUse1"  # the dispatch key of torch_npu's tensors
 
@@ -44,22 +45,22 @@ def resolve_device(device: str | torch.device = "cpu") -> torch.device:
 def resolve_dtype(dtype: str | torch.dtype, *others: str) -> torch.dtype:
     """A torch dtype from its name, or `dtype` itself. ValueError that lists the supported ones, and the `others` that the
     caller also accepts."""
-    resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    resolved = DTYPES.get(OTHER_DTYPES.get(dtype, dtype)) if isinstance(dtype, str) else dtype
     if resolved is None or resolved not in DTYPES.values():
         raise ValueError(f"dtype={dtype!r}: must be one of {', '.join([*others, *DTYPES])}")
     return resolved
 
 
-def memory_for_kv(device: torch.device) -> int:
-    """How many bytes a K/V pool takes by default: half of an accelerator's free memory, or a quarter of the CPU's memory
-    (of the container's limit, if there is one)."""
+def memory_for_kv(device: torch.device, share: float | None = None) -> int:
+    """How many bytes a K/V pool takes: this share of an accelerator's free memory, or of the CPU's memory (of the
+    container's limit, if there is one). None: half and a quarter."""
     if device.type != "cpu":
-        return getattr(torch, device.type).mem_get_info(device)[0] // 2
+        return int(getattr(torch, device.type).mem_get_info(device)[0] * (share or 0.5))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
-    return memory // 4
+    return int(memory * (share or 0.25))
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:

@@ -1,9 +1,10 @@
 """Engine: requests in, tokens out, one step at a time."""
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,23 +12,26 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.batch import Batch
+from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.make import scheduler_for
 from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.exit_gate import exit_gate
-from nanoinfer.grammars.grammars import Grammars
+from nanoinfer.grammars.grammars import Grammars, NewMatcher
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.continuation import replay
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.req import AdapterKey, FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.requests.translations import NamedAdapter
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.signals import interruptible
 from nanoinfer.stats import EngineStats, engine_stats
@@ -69,10 +73,11 @@ class Engine:
         self.cache = CacheManager(model_runner.req_to_token_pool, model_runner.token_to_kv_pool, self.radix_cache)
         self.adapters = Adapters(model_runner.model, config.max_adapters_on_device)
         model_runner.adapters = self.adapters.pool
-        self.sampler = Sampler()
+        self.sampler = Sampler(getattr(model_runner.model, "kernels", None))
         self.scheduler = scheduler_for(
             config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner, vocab_size
         )
+        self._block_feed: BlockFeed | None = None  # made when somebody asks for it
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
@@ -86,11 +91,12 @@ class Engine:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    @request_keywords()
+    @request_keywords(last="submit")
     def add_request(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
         extra_key: Hashable = None,
         name: str = "prompt",
         timeout_s: float | None = None,
@@ -107,20 +113,37 @@ class Engine:
         """
         self.turns.drive(self.open_requests.ids, step=False)
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
-        return self.submit(self.prepare(request))
+        return self.prepare(request)  # type: ignore[return-value]  # `submit` makes the id of it
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
         several requests, all or none."""
         with exit_gate:
-            prompt_ids = self.builder.check(request, self.config.max_context_len)
+            most = self.config.max_total_tokens
+            request, prompt_ids = self.builder.check(request, self.config.max_context_len, most)
             self._check_pool(prompt_ids, request)
             self._check_queue(request.params.n)
+            new_matcher, timeout_s = self._prepare_grammar(request)
             adapter = self._find_adapter(request)
-            new_matcher = self.grammars.prepare(request.params, request.name)
             request_id = next(self._ids)
             reqs = self.builder.build(request_id, prompt_ids, request.params, request.extra_key, adapter, new_matcher)
-            return self.open_requests.expect(RequestGroup(request_id, reqs, request.timeout_s, request.prompt))
+            if len(request.output_ids):
+                replay(reqs[0], request.output_ids, request.name)
+            return self.open_requests.expect(RequestGroup(request_id, reqs, timeout_s, request.prompt))
+
+    def _prepare_grammar(self, request: Request) -> tuple[NewMatcher | None, float | None]:
+        """What makes the request's matchers, and how much of its `timeout_s` is left when its grammar is compiled."""
+        began = self._clock()
+        new_matcher = self.grammars.prepare(request.params, request.name, request.timeout_s)
+        if new_matcher is None or request.timeout_s is None:
+            return new_matcher, request.timeout_s
+        return new_matcher, max(request.timeout_s - (self._clock() - began), 0.0)
+
+    def check_arguments(self, request: Request) -> None:
+        """Check all of a request but its prompt: for a call that has no prompts. Errors as in `add_request`."""
+        self.builder.check_params(request.params, request.extra_key, request.name)
+        self.builder.check_timeout(request.timeout_s, request.name)
+        self._find_adapter(request)
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` returned, and return its request id. Errors as in `submit_all`."""
@@ -212,7 +235,7 @@ class Engine:
         return self.adapters.load(name, path)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Its cached tokens stay until they are evicted, but no request will ever find them.
+        """Forget an adapter, and free its cached tokens, which no request would ever find.
 
         AdapterError if there is no such adapter, or while requests use it: they would have to end first.
         """
@@ -225,6 +248,8 @@ class Engine:
                     f"adapter={name!r}: requests use it: {len(users)} (the first: request_id={min(users)}); abort them, or "
                     "wait until they have ended"
                 )
+            if adapter is not None:
+                self.radix_cache.evict_keys(lambda key: isinstance(key, AdapterKey) and key.id == adapter.id)
             self.adapters.unload(name)
 
     def shutdown(self) -> list[RequestOutput]:
@@ -237,6 +262,7 @@ class Engine:
             self._closed = True
             outputs = self.abort_all()
             self.flush_cache()
+            self.model_runner.close()
             return outputs
 
         return self._guard.hand_out(close)
@@ -324,6 +350,22 @@ class Engine:
         with self.turns.visit():
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
+    def block_feed(self, event_block_size: int = 16) -> BlockFeed:
+        """What the tree holds, in numbered batches: one for each step, and each visit between steps, that changes it. A
+        router learns from it what is cached where (`nanoinfer.cluster`).
+
+        The first call starts the feed; until then, it costs nothing. Later ones return the same feed; ValueError if they
+        want other blocks.
+        """
+        with self.turns.visit():
+            if self._block_feed is None:
+                turns = self.turns
+                self._block_feed = BlockFeed(self.radix_cache, event_block_size, turns.soon, turns.visit)
+            elif self._block_feed.event_block_size != event_block_size:
+                size = self._block_feed.event_block_size
+                raise ValueError(f"event_block_size={event_block_size}: must be {size}, as when the feed was started")
+            return self._block_feed
+
     # --- how it works --------------------------------------------------------------------------------------------
 
     def _open_group(self, request_id: int) -> RequestGroup:
@@ -335,12 +377,16 @@ class Engine:
     def _check_queue(self, more: int) -> None:
         if self._closed:
             raise EngineClosedError("this engine has been shut down; it takes no more requests")
+        if (broken := self.model_runner.broken) is not None:
+            raise EngineClosedError(f"this engine takes no more requests: {broken}") from broken
         waiting, limit = len(self.scheduler.waiting), self.config.max_queue
         if limit is not None and waiting + more > limit:
             raise QueueFullError(f"{waiting} requests wait and {more} more arrive: must not exceed max_queue={limit}")
 
     def _find_adapter(self, request: Request) -> Adapter | None:
         try:
+            if isinstance(request.adapter, NamedAdapter):
+                return self.adapters.loaded(request.adapter)
             return self.adapters.find(request.adapter)
         except AdapterError as error:
             raise InvalidRequestError(f"{request.name}: {error}") from error

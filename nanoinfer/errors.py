@@ -41,10 +41,28 @@ class EngineClosedError(RuntimeError):
     """A request was refused because the engine has been shut down."""
 
 
+class ReplicaLostError(EngineClosedError):
+    """A request of a cluster ended because one replica after the other was lost while it was there, or none could be
+    reached. Send it again later."""
+
+
 class NoTokenAllowedError(RuntimeError):
     """A request ended because no token was left to choose: its grammar allows only tokens that its other parameters
     forbid, or it takes too much time or memory to follow the grammar."""
 
 
+class RankError(RuntimeError):
+    """A process of a model that is split over several has ended, and with it the engine. The message says which one, and
+    how it ended."""
+
+
 class StepFailedError(RuntimeError):
     """A step that computed the request raised an exception, and so the request ended. `__cause__` is that exception."""
+
+
+class UnknownReplicaError(ValueError):
+    """A router was told of a replica that it does not have, or has removed. The message names it and those that it has."""
+
+
+class NoReplicaError(RuntimeError):
+    """A router has no replica to send the request to. Nothing was changed; add one, or ask again later."""

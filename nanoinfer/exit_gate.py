@@ -22,8 +22,9 @@ class ExitGate:
     """Threads enter it (`with exit_gate:`) to make passes and to tokenize.
 
     When Python exits, it first calls the methods that were given to `before_closing`. Then it waits until no thread is
-    inside, and lets only the main thread in. Threads that come later wait, and end with the process. But while one of the
-    user's exit functions waits for another thread (`join`, `Event.wait`, a queue, a future), they are let in.
+    inside, lets only the main thread in, and calls the methods that were given to `after_closing`. Threads that come later
+    wait, and end with the process. But while one of the user's exit functions waits for another thread (`join`,
+    `Event.wait`, a queue, a future), they are let in.
     """
 
     def __init__(self) -> None:
@@ -33,6 +34,7 @@ class ExitGate:
         self._is_empty = False  # True: it is closed, and the threads that were inside have left
         self._wait_seen: tuple[object, float] | None = None  # where the main thread is waiting, and since when
         self._before_closing: list[WeakMethod[Callable[[], None]]] = []
+        self._after_closing: list[WeakMethod[Callable[[], None]]] = []
 
     @uninterrupted()  # if a handler raised between taking and using the lock, the lock would stay taken forever
     def __enter__(self) -> None:
@@ -53,10 +55,21 @@ class ExitGate:
                 del self._inside[me]
                 self._changed.notify_all()
 
+    @uninterrupted()
+    def admit(self, thread: threading.Thread) -> None:
+        """Let in a thread that is about to start and works for this one, which is inside. It leaves by `__exit__`."""
+        with self._changed:
+            self._inside[thread] = self._inside.get(thread, 0) + 1
+
     def before_closing(self, method: Callable[[], None]) -> None:
         """Call a bound method when Python exits, if its object still exists by then."""
         self._before_closing = [kept for kept in self._before_closing if kept() is not None]
         self._before_closing.append(WeakMethod(method))
+
+    def after_closing(self, method: Callable[[], None]) -> None:
+        """Call a bound method when Python exits and no thread is inside any more, if its object still exists by then."""
+        self._after_closing = [kept for kept in self._after_closing if kept() is not None]
+        self._after_closing.append(WeakMethod(method))
 
     def after_fork(self) -> None:
         """Forget all other threads and their locks: in a forked process only the current thread is left."""
@@ -74,6 +87,9 @@ class ExitGate:
             while self._others_are_inside():
                 self._changed.wait()
             self._is_empty = True
+        for reference in self._after_closing:
+            if (method := reference()) is not None:
+                method()
 
     def _exit_function_waits(self) -> bool:
         """True when the main thread has been in the same wait for a while. The time since the exit began says nothing,

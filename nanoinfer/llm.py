@@ -27,7 +27,7 @@ from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import attribute_answers, keywords
 from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
 from nanoinfer.requests.progress import Progress
-from nanoinfer.requests.request import Prompt, Request, got, no_params, params_or_default
+from nanoinfer.requests.request import Prompt, Request, got, params_or_default
 from nanoinfer.requests.request_keywords import IN_PARAMS, request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.signals import uninterrupted
@@ -35,7 +35,8 @@ from nanoinfer.signals import uninterrupted
 if TYPE_CHECKING:
     from nanoinfer.trace import Trace
 
-Params = SamplingParams | Sequence[SamplingParams] | None
+OneParams = SamplingParams | Mapping[str, Any]
+Params = OneParams | Sequence[OneParams] | None
 
 
 @attribute_answers(LLM_ATTRIBUTES)
@@ -47,8 +48,12 @@ class LLM:
     - `max_context_len`: maximum number of prompt and output tokens of one request; None: what the model was trained for.
     - `max_running_requests`: how many requests can hold K/V at the same time.
     - `max_total_tokens`: slots for K/V; None: as many as all running requests can fill, if there is enough memory.
+      `kv_memory_share`: how much of the memory (on an accelerator, of what is free) they may take then, above 0 and at most
+      1; None: a quarter (on an accelerator, half).
     - `kernels`, `attention_backend`: which code does the arithmetic; auto takes the fastest that runs here (see
       `select_kernels` and `select_attention_backend`).
+    - `tensor_parallel_size`: over how many processes the model is split (see nanoinfer/parallel/). It must divide the
+      number of query heads. The tokens are the same. If one of the processes ends, so does the engine, with a RankError.
     - `quantization`: int8 or int4 keeps the weights of linear layers in so many bits (see `int8_weights.py`,
       `int4_weights.py`); None keeps the checkpoint's numbers.
     - `adapters`: LoRA adapters to load, the folder of each by its name, in PEFT's format (see `load_adapter`).
@@ -69,6 +74,7 @@ class LLM:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device = "cpu",
         max_total_tokens: int | None = None,
+        kv_memory_share: float | None = None,
         max_running_requests: int = 32,
         max_context_len: int | None = None,
         page_size: int = 1,
@@ -79,6 +85,7 @@ class LLM:
         quantization: str | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         draft_model: str | Path | None = None,
+        tensor_parallel_size: int = 1,
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -86,6 +93,7 @@ class LLM:
             raise ValueError(f"trace={trace!r}: must be True or False")
         if not isinstance(adapters, Mapping | None):
             raise ValueError(f"adapters={adapters!r}: must be folders by name, such as {{'sea': 'path/to/sea'}}")
+        _check_share(kv_memory_share, max_total_tokens)
         config = EngineConfig(
             max_running_requests=max_running_requests,
             max_total_tokens=page_size if max_total_tokens is None else max_total_tokens,
@@ -97,12 +105,21 @@ class LLM:
             **engine_options,
         )  # checked before anything is loaded; values that depend on the model come later
         draft_path = draft_model_of(model, draft_model, config.drafters)
-        self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
+        size = tensor_parallel_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"tensor_parallel_size={size!r}: must be an integer of at least 1")
+        if size == 1:
+            self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
+        else:
+            from nanoinfer.parallel.load import check_options, load_split_model
+
+            check_options(size, config, quantization)
+            self.model = load_split_model(size, model, dtype, device, max_context_len, kernels, quantization)
         context = self.model.max_context_len
         self.draft_model = None if draft_path is None else load_draft_model(draft_path, self.model, kernels)
         if max_total_tokens is None:
             wanted = max_running_requests * context
-            max_total_tokens = _affordable_tokens(wanted, self.model, self.draft_model, config)
+            max_total_tokens = _affordable_tokens(wanted, self.model, self.draft_model, config, kv_memory_share)
         self.config = EngineConfig(
             **{**asdict(config), "max_context_len": context, "max_total_tokens": max_total_tokens}
         )
@@ -122,6 +139,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
+        *,
         use_tqdm: bool = True,
         timeout_s: float | None = None,
         adapter: str | Sequence[str | None] | None = None,
@@ -129,26 +147,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or a list of prompts, each text or token ids. Returns one output per prompt, in order.
 
-        `params`: one SamplingParams for all prompts, or a list with one per prompt. A list of prompts shows a progress bar
-        unless `use_tqdm=False`. `timeout_s`: after so many seconds, unfinished requests end (FinishReason.TIMEOUT).
-        `adapter`: the name of a loaded adapter, or a list with one per prompt; None is the base model. `extra_key`: only
-        requests with equal keys share cached prefixes (see `Engine.add_request`).
+        `params`: one SamplingParams (or a mapping of its fields) for all prompts, or a list with one per prompt. A list of
+        prompts shows a progress bar unless `use_tqdm=False`. `timeout_s`: after so many seconds, unfinished requests end
+        (FinishReason.TIMEOUT). `adapter`: the name of a loaded adapter, or a list with one per prompt; None is the base
+        model. `extra_key`: only requests with equal keys share cached prefixes (see `Engine.add_request`).
         Raises InvalidRequestError naming the prompt. Then none of them was started, and the engine continues to serve.
         """
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        if isinstance(params, str | Mapping):
-            raise ValueError(no_params(params, " or a list of them"))
-        each = [params] * len(several) if params is None or isinstance(params, SamplingParams) else params
-        if len(each) != len(several):
-            raise ValueError(f"params: {len(each)} for {len(several)} prompts; must be one for all, or one per prompt")
-        if not isinstance(adapter, str | list | tuple | None):
-            raise ValueError(f"adapter={adapter!r}: must be a name, None, or a list with one of these per prompt")
-        names = [adapter] * len(several) if adapter is None or isinstance(adapter, str) else adapter
-        if len(names) != len(several):
-            raise ValueError(
-                f"adapter: {len(names)} for {len(several)} prompts; must be one for all, or one per prompt"
-            )
+        each, names = _one_each("params", params, several), _one_each("adapter", adapter, several)
+        if not len(several):  # then no request is checked below
+            one: list[Any] = [None if isinstance(it, list | tuple) else it for it in (params, adapter)]
+            self.engine.check_arguments(Request((), params_or_default(one[0]), extra_key, timeout_s, "prompts", one[1]))
         groups = [
             self.engine.prepare(Request(prompt, params_or_default(chosen), extra_key, timeout_s, f"prompt {i}", name))
             for i, (prompt, chosen, name) in enumerate(zip(several, each, names, strict=True))
@@ -160,6 +170,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         params: Params = None,
+        *,
         use_tqdm: bool = True,
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -182,7 +193,8 @@ class LLM:
                 prompts.append(self.chat_prompt(conversation, chat_template_kwargs))
             except ValueError as error:
                 raise ValueError(f"conversation {i}: {error}") from error
-        return self.generate(prompts, params, use_tqdm and not single, timeout_s, adapter, extra_key)
+        options: Any = {"timeout_s": timeout_s, "adapter": adapter, "extra_key": extra_key}
+        return self.generate(prompts, params, use_tqdm=use_tqdm and not single, **options)
 
     @request_keywords()
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
@@ -193,7 +205,8 @@ class LLM:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: OneParams | None = None,
+        *,
         timeout_s: float | None = None,
         adapter: str | None = None,
         extra_key: Hashable = None,
@@ -210,14 +223,16 @@ class LLM:
     def stream_chat(
         self,
         messages: Messages,
-        params: SamplingParams | None = None,
+        params: OneParams | None = None,
+        *,
         timeout_s: float | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter: str | None = None,
         extra_key: Hashable = None,
     ) -> Iterator[StreamPiece]:
         """`stream` of the assistant's next turn in one conversation; the other arguments and errors as `chat`."""
-        return self.stream(self.chat_prompt(messages, chat_template_kwargs), params, timeout_s, adapter, extra_key)
+        prompt = self.chat_prompt(messages, chat_template_kwargs)
+        return self.stream(prompt, params, timeout_s=timeout_s, adapter=adapter, extra_key=extra_key)
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -263,12 +278,23 @@ class LLM:
 
 
 def _is_prompt(prompts: Any) -> bool:
-    """True for one prompt (text, or a flat sequence of token ids), False for a list of prompts."""
-    if isinstance(prompts, str | np.ndarray | torch.Tensor):
-        return isinstance(prompts, str) or prompts.ndim < 2
+    """True for one prompt (text, a flat sequence of token ids, or a mapping with one of these), False for a list."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    if isinstance(prompts, np.ndarray | torch.Tensor):
+        return prompts.ndim < 2
     if not isinstance(prompts, Sequence):
         raise InvalidRequestError(f"prompts: must be text, token ids or a list of these, {got(prompts)}")
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer)
+
+
+def _one_each(field: str, given: Any, prompts: Sequence[Prompt]) -> Sequence[Any]:
+    """What is given once for all prompts, or in a list with one per prompt, for each of them."""
+    if not isinstance(given, list | tuple):
+        return [given] * len(prompts)
+    if len(given) != len(prompts):
+        raise ValueError(f"{field}: {len(given)} for {len(prompts)} prompts; must be one for all, or one per prompt")
+    return given
 
 
 def load_or_take(llm: Any, options: Mapping[str, Any]) -> LLM | Engine:
@@ -305,15 +331,33 @@ def _make_runner(
     token_to_kv_pool = model.new_kv_pool(config.max_total_tokens, config.page_size, kv_cache_dtype)
     wanted = wanted_features(model.model, token_to_kv_pool.kv_storage)
     backend = select_attention_backend(config.attention_backend, model.dtype, model.device, wanted)
-    runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    if model.split is None:
+        runner = ModelRunner(model.model, req_to_token_pool, token_to_kv_pool, backend)
+    else:
+        from nanoinfer.parallel.runner import SplitRunner
+
+        runner = SplitRunner(model, config, req_to_token_pool, token_to_kv_pool, backend)
     runner.captured = select_captured_passes(config.capture, runner)
     return runner
 
 
-def _affordable_tokens(wanted: int, model: LoadedModel, draft_model: LoadedModel | None, config: EngineConfig) -> int:
+def _check_share(share: object, max_total_tokens: int | None) -> None:
+    if share is None:
+        return
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ValueError(f"kv_memory_share={share!r}: must be None or a number above 0 and at most 1")
+    if max_total_tokens is not None:
+        raise ValueError(f"kv_memory_share={share}: must be None with max_total_tokens={max_total_tokens}")
+
+
+def _affordable_tokens(
+    wanted: int, model: LoadedModel, draft_model: LoadedModel | None, config: EngineConfig, share: float | None
+) -> int:
     """`wanted` slots, or as many as there is memory for, in whole pages and at least one."""
     bytes_per_token = model.kv_bytes_per_token(config.kv_cache_dtype)
     if draft_model is not None:
         bytes_per_token += draft_model.kv_bytes_per_token()
-    wanted = min(wanted, memory_for_kv(model.device) // bytes_per_token)
+    if model.split is not None and model.device.type == "cpu":
+        bytes_per_token *= model.split.size  # every process needs as much, and they share the memory
+    wanted = min(wanted, memory_for_kv(model.device, share) // bytes_per_token)
     return max(wanted // config.page_size, 1) * config.page_size

@@ -67,7 +67,8 @@ class InferenceEngine:
         self.model = as_loaded_model(model, dtype, device)
         where = (self.model.dtype, self.model.device)
         self.attention_backend = select_attention_backend(attention_backend, *where, wanted_features(self.model.model))
-        self.tokenizer, self.sampler, self.account = self.model.tokenizer, Sampler(), KVAccount()
+        self.tokenizer, self.account = self.model.tokenizer, KVAccount()
+        self.sampler = Sampler(getattr(self.model, "kernels", None))
         self.builder = RequestBuilder(
             self.model.config.vocab_size, self.model.end_token_ids, self.tokenizer, random_seed
         )

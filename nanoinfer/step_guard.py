@@ -9,7 +9,7 @@ from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.signals import uninterrupted
+from nanoinfer.signals import raised_by_handler, uninterrupted
 from nanoinfer.stats import StepMeter, log_step
 from nanoinfer.turns import Turns
 
@@ -22,6 +22,7 @@ class StepGuard:
     - When a pass raises, its requests end and their slots are freed. The others are untouched, and the next step
       continues with them. If even that is cut short, the requests of the pass end at the start of the next step. No
       request ever continues after a pass that did not finish, because its K/V may be missing.
+    - When the runner is broken, so that no pass can be made any more, all requests end, with its reason.
     - Outputs that callers have not seen yet are kept until a step delivers them.
     - One thread at a time is in the engine (turns.py). During a pass, nothing may change the requests of that pass.
     - Each pass is timed, counted and logged.
@@ -78,6 +79,8 @@ class StepGuard:
             self.turns.is_computing, self._error = False, error
             with uninterrupted():  # even if it was raised while handlers were let in
                 self._end_unfinished_pass()
+                if self._runner.broken is not None:
+                    self.end(list(self._open.groups), FinishReason.ABORT, "failed", self._runner.broken)
             raise
         self._in_pass = self.turns.is_computing = False
         if batch is not None:
@@ -100,5 +103,6 @@ class StepGuard:
     def _end_unfinished_pass(self) -> None:
         if self._in_pass:
             failed = dict.fromkeys(req.request_id for req in self._scheduler.planned)
-            self.end(failed, FinishReason.ABORT, "failed", self._error)
+            stopped = self._error is not None and raised_by_handler(self._error)  # by Ctrl-C, for example
+            self.end(failed, FinishReason.ABORT, "aborted" if stopped else "failed", self._error)
             self._in_pass, self._error = False, None

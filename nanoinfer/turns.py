@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from weakref import WeakSet
 
+from nanoinfer import cache_locks  # noqa: F401 - before this module: at a fork, its locks are taken after all turns
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.signals import interruptible, uninterrupted
 

@@ -131,6 +131,8 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
 
     executed = nbformat.reads(as_text(notebook), as_version=4)
     client = NotebookClient(executed, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": folder}})
+    client.startup_timeout = max(timeout, client.startup_timeout)  # a busy machine may need as long to start a kernel
+    client.iopub_timeout = max(timeout, client.iopub_timeout)  # and to pass on its last output
     # This Python's kernel, whatever else is installed as "python3".
     client.create_kernel_manager().kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
     client.extra_arguments = ["--log-level=ERROR"]  # of the kernel, whose log goes to this process's stderr

@@ -42,9 +42,15 @@ CORE = [
 NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/batch.py:Batch.only_likeliest": "lets a captured pass leave out logits that no request looks at",
     "nanoinfer/batch.py:only_likeliest": "the same for requests that are in no batch yet",
+    "nanoinfer/cache/block_events.py": "for other machines: what they are told of a tree",
+    "nanoinfer/cache/block_feed.py": "for other machines: what they are told of a tree, numbered",
     "nanoinfer/cache/int8_kv_storage.py": "another KVStorage: 12 shows what 8 bits cost, with weights",
     "nanoinfer/cache/memory_pool.py:TokenToKVPool.hand_to_tree": "passes on to SlotAllocator.hand_to_tree, which 09 shows",
+    "nanoinfer/cache/radix_cache.py:RadixCache.evict_keys": "an eviction whose order does not matter",
+    "nanoinfer/model/model_runner.py:ModelRunner.broken": "only a runner whose model is split over processes can break",
+    "nanoinfer/model/model_runner.py:ModelRunner.close": "the same: only such a runner has something to end",
     "nanoinfer/cache/slot_checks.py": "finds the words of an error message",
+    "nanoinfer/cache/tree_blocks.py": "for other machines: cuts the tree into blocks of equal size",
 }
 
 REFRESH = "python -m notebooks.build --text"

@@ -1,19 +1,44 @@
-"""Fixtures shared by the tests: tiny random checkpoints of every supported family, and the oracle that loads them."""
+"""What all tests share: how examples are drawn, what runs in one process, tiny random checkpoints, and their oracle."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 import torch
 
 from nanoinfer import LLM
 from nanoinfer.device import npu_problem
+from nanoinfer.kernels.build import library_or_reason
 
 if TYPE_CHECKING:
     import transformers
+    from selenium.webdriver import Chrome
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
+
+# In the quick and the slow ring examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
+hypothesis.settings.register_profile(
+    "rings", derandomize=True, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("rings"), derandomize=False)
+hypothesis.settings.load_profile("rings")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, the tests of a file run in one process, but each run of a notebook where there is room."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return nodeid if file.endswith("test_notebooks.py") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,6 +48,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _kernels() -> None:
+    """They are compiled, if they must be, before a test looks at standard error, where that is told."""
+    library_or_reason()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c() -> Iterator[None]:
+    """SIGINT interrupts, here and in the programs that tests start, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_terminal() -> None:
+    """What the program prints is not cut to the width of a terminal that somebody else has."""
+    os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +105,24 @@ def oracle() -> "Callable[[Path], transformers.PreTrainedModel]":
 def story() -> LLM:
     """The bundled model. Shared: a test that changes its engine's state beyond adding requests makes its own."""
     return LLM("story", max_running_requests=8)
+
+
+@pytest.fixture(scope="session")
+def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
+    """Headless Chromium, started once. Skips where there is none."""
+    from tests.helpers.chromium import chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(_chromium: "Chrome") -> "Chrome":
+    """The session's browser as a test wants to find it, whatever the test before left open, emulated or logged."""
+    from tests.helpers.chromium import clean
+
+    clean(_chromium)
+    return _chromium
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,7 +15,15 @@ from nanoinfer.cache import radix_cache
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.indices import as_int_array
 from nanoinfer.teaching import Hint, check
+from nanoinfer.teaching.several import ALSO
 from notebooks.tools.files import read, source_of
+
+# One line of these answers does several things, which a check tells apart.
+SEVERAL_THINGS = {
+    ("6.5", '"start_loc"'),  # a field is misspelt: one is missing, and one is unknown
+    ("12.3", "        array[count:] = padding\n"),  # of each array
+    ("8.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n"),
+}
 
 SOLUTIONS = Path(__file__).parent.parent / "notebooks" / "solutions"
 
@@ -56,7 +64,8 @@ def passes(id: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def gets_hint(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
-    """Assert that `answer` with `wrong` wherever `right` stands gets `hint`, a regular expression."""
+    """Assert that `answer` with `wrong` wherever `right` stands gets `hint`, a regular expression, and no other."""
     assert right in answer
-    with pytest.raises(Hint, match=hint):
+    with pytest.raises(Hint, match=hint) as caught:
         check(id, written(answer.replace(right, wrong)))
+    assert (id, right) in SEVERAL_THINGS or ALSO not in str(caught.value), "one mistake gets one hint"

@@ -11,6 +11,8 @@ from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS, read_adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.loader import BUNDLED_ROOTS
+from nanoinfer.requests.translations import NamedAdapter
+from nanoinfer.signals import uninterrupted
 
 BASE = "base"  # what callers may say in place of None
 
@@ -46,7 +48,9 @@ class Adapters(Mapping[str, Adapter]):
         of this name; `field` is what the message calls it."""
         if name is None or name == BASE:
             return None
-        if not isinstance(name, str) or name not in self._loaded:
+        if not isinstance(name, str):
+            raise AdapterError(f"{field}={name!r}: must be a name, or None for the base model")
+        if name not in self._loaded:
             there = ", ".join(map(repr, list(self._loaded))) or "none"
             raise AdapterError(f"{field}={name!r}: no such adapter; loaded: {there}; None is the base model")
         return self._loaded[name]
@@ -55,19 +59,41 @@ class Adapters(Mapping[str, Adapter]):
         """Read an adapter in PEFT's format into host memory, from the folder `path`, or a bundled one by its name. Any
         thread may do so.
 
-        AdapterError naming what is wrong with the name or the files; nothing has changed then.
+        AdapterError naming what is wrong with the name or the files; nothing has changed then, nor when a signal handler
+        raises. It waits until the files are read: inside safetensors, what it raises would become another error.
         """
-        if not isinstance(name, str) or not name:
-            raise AdapterError(f"adapter {name!r}: a name must be text that is not empty")
+        if not isinstance(name, str) or not name or any("\ud800" <= char <= "\udfff" for char in name):
+            raise AdapterError(f"adapter {name!r}: a name must be text that is not empty, without lone surrogates")
         if name == BASE:
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
         if name in self._loaded:
             raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
-        folder = bundled_adapter(path) or path
-        parts = read_adapter(folder, self._network)
-        adapter = Adapter(name, Path(folder), parts)
-        if self._loaded.setdefault(name, adapter) is not adapter:
-            raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
+        adapter: Adapter | None = None
+        try:
+            with uninterrupted():
+                folder = bundled_adapter(path) or path
+                parts = read_adapter(folder, self._network)
+                adapter = Adapter(name, Path(folder), parts)
+                if self._loaded.setdefault(name, adapter) is not adapter:
+                    raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
+            return adapter
+        except BaseException:
+            if adapter is not None and self._loaded.get(name) is adapter:
+                del self._loaded[name]
+            raise
+
+    def loaded(self, wanted: NamedAdapter) -> Adapter:
+        """The adapter that a request brings with it, loaded now if it is not yet. AdapterError as `load`, or if another one
+        has its name."""
+        if wanted.name not in self._loaded:
+            try:
+                return self.load(wanted.name, wanted.path)
+            except AdapterError:
+                if wanted.name not in self._loaded:  # otherwise another thread was faster
+                    raise
+        adapter = self._loaded[wanted.name]
+        if adapter.path != Path(str(bundled_adapter(wanted.path) or wanted.path)):
+            raise AdapterError(f"adapter {wanted.name!r}: is loaded already, from {adapter.path}; unload it first")
         return adapter
 
     def unload(self, name: str) -> Adapter:

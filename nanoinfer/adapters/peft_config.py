@@ -7,7 +7,6 @@ what an adapter computes, and that this engine does not have, is refused by its 
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from nanoinfer.errors import AdapterError
 
 T = TypeVar("T")
 
+MOST_ALPHA = 1e9  # beyond any use; with much more, what an adapter adds is infinite in float32
 ALL_LINEAR = "all-linear"  # as target_modules: every projection
 EMBEDDINGS = ("lm_head", "model.embed_tokens")  # PEFT can adapt these, too
 MERGE = "; merge it into its model with the package peft (merge_and_unload), and load that"
@@ -171,8 +171,7 @@ def _is_rank(value: object) -> bool:
 
 
 def _is_alpha(value: object) -> bool:
-    largest = sys.float_info.max  # a whole number in JSON has no limit
-    return type(value) in (int, float) and -largest <= value <= largest  # type: ignore[operator]
+    return type(value) in (int, float) and -MOST_ALPHA <= value <= MOST_ALPHA  # type: ignore[operator]
 
 
 def _is_name(value: object) -> bool:
@@ -198,10 +197,10 @@ CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "layers_to_transform": (_list_of(_is_layer), "null, a layer's number, or a list of them"),
     "layers_pattern": (_list_of(_is_name), "null, a regular expression, or a list of them"),
     "r": (_is_rank, "a whole number, at least 1"),
-    "lora_alpha": (_is_alpha, "a finite number"),
+    "lora_alpha": (_is_alpha, f"a finite number, at most {MOST_ALPHA:g} in size"),
     "use_rslora": (lambda value: isinstance(value, bool), "true or false"),
     "rank_pattern": (_object_of(_is_rank), "an object with regular expressions and ranks (whole, at least 1)"),
-    "alpha_pattern": (_object_of(_is_alpha), "an object with regular expressions and finite numbers"),
+    "alpha_pattern": (_object_of(_is_alpha), "an object with regular expressions and numbers up to 1e9"),
 }
 NULL_MEANS: dict[str, Any] = {
     "exclude_modules": (),

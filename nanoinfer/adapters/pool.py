@@ -87,12 +87,13 @@ class AdapterPool:
         return self._failures.popitem() if self._failures else None
 
     def remove(self, adapter: Adapter) -> None:
-        """Forget `adapter`, and empty its place. No running request may use it."""
+        """Forget `adapter`, and empty its place and the room that it needed. No running request may use it."""
         self._failures.pop(adapter, None)
         if (future := self._fetching.pop(adapter, None)) is not None:
             future.cancel()
         if adapter in self._places:
             self._empty(self._places.index(adapter))
+            self.version += sum(table.shrink() for table in self.tables.values())  # each of them
 
     def _vacant(self, in_use: Collection[Adapter | None]) -> int | None:
         """A place without an adapter. If there is none, that of the adapter whose last use is longest ago is emptied, among
@@ -117,9 +118,7 @@ class AdapterPool:
         by_linear: dict[Linear, list[LowRankPart]] = {}
         for name, part in adapter.parts.items():
             projection = self._projections[name]
-            by_linear.setdefault(projection.linear, []).append(
-                LowRankPart(part.a, part.b, part.scale, projection.first)
-            )
+            by_linear.setdefault(projection.linear, []).append(projection.share(part))
         for linear in by_linear.keys() - self.tables.keys():
             self.tables[linear] = self._new_table(linear)
             self.version += 1

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.bench.cluster.command import add_cluster
 from nanoinfer.bench.drafts_command import add_drafts
 from nanoinfer.bench.run_command import add_run
+from nanoinfer.bench.serve.command import add_serve
 from nanoinfer.commands.terminal import room
 
 
@@ -42,6 +44,8 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     )
     products.add_argument("--threads", type=int, help="threads (default: the number of cores)")
     products.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
+
+    add_cluster(commands.add_parser("cluster", help="compare ways to route requests to replicas, on Ray Serve"))
 
     quality = commands.add_parser(
         "quality", help="score text with quantized weights and K/V, here and in other engines: what quantization costs"
@@ -110,8 +114,27 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     masks.add_argument("--rows", type=int, default=1, help="requests with a grammar in a pass (default: 1)")
     masks.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
 
+    parallel = commands.add_parser(
+        "parallel", help="serve the same requests from one process, and from two that split the model"
+    )
+    parallel.set_defaults(run=_parallel)
+    parallel.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name")
+    parallel.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the checkpoint's")
+    parallel.add_argument("--quantization", choices=["int8", "int4"], help="default: as in the checkpoint")
+    parallel.add_argument("--requests", type=int, default=4, help="requests decoded together (default: 4)")
+    parallel.add_argument("--prompt-tokens", type=int, default=256, help="tokens per prompt (default: 256)")
+    parallel.add_argument("--new-tokens", type=int, default=32, help="tokens per request (default: 32)")
+    parallel.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
+    parallel.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
+
     add_drafts(
         commands.add_parser("drafts", help="serve the same requests with and without drafts: what each drafter brings")
+    )
+
+    add_serve(
+        commands.add_parser(
+            "serve", help="put servers under load, and see them from their clients: time to the first token, throughput"
+        )
     )
 
     table = commands.add_parser("table", help="print the tables of files that bench run --json wrote")
@@ -226,6 +249,19 @@ def _adapters(args: argparse.Namespace) -> None:
     print(
         fitted(format_adapters(measure_adapters(path, args.dtype, settings, args.ranks, args.adapters, keep)), room())
     )
+
+
+def _parallel(args: argparse.Namespace) -> None:
+    from nanoinfer.bench.parallel import as_json, bench_parallel, format_parallel
+    from nanoinfer.bench.settings import write_results
+
+    if args.json:
+        Path(args.json).touch()
+    sizes = args.requests, args.prompt_tokens, args.new_tokens, args.rounds
+    results = bench_parallel(args.model, *sizes, dtype=args.dtype, quantization=args.quantization)
+    print(format_parallel(results, room()))
+    if args.json:
+        write_results(args.json, as_json(results))
 
 
 def _masks(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from nanoinfer.bench.draft_peers import PEER_WORKLOAD
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, DraftWorkload
 from nanoinfer.bench.engines import EngineSpec
 
-LEAST_REQUESTS = 8  # of a run: with fewer at a time, they are served in turns
+LEAST_REQUESTS = 16  # of a run
 SECOND_VISIT = "tree"  # the drafter that knows a text once it was served
 
 

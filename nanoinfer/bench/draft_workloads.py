@@ -8,7 +8,8 @@ from typing import Any
 from nanoinfer.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
-NEW_TOKENS = 96
+NEW_TOKENS = (64, 80, 96, 112)  # one of these: in a server, requests do not end together
+JSON_TOKENS = 96  # enough for each of the schemas
 STORY_TOKENS = 120  # of a story that is to be told again
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
 TRAITS = ("kind", "shy", "brave", "little", "gentle", "clever", "happy", "quiet")
@@ -107,8 +108,7 @@ def _copying(llm: LLM, count: int, rng: Random) -> list[Ask]:
         else:
             again = llm_ids(llm, renamed[i]) if i % 3 else prompt + story[:8]
             asks.append([*prompt, *story, *llm.model.end_token_ids[:1], *again])
-    params = replace(params, max_new_tokens=NEW_TOKENS)
-    return [Ask(prompt, params) for prompt in asks]
+    return [Ask(prompt, replace(params, max_new_tokens=rng.choice(NEW_TOKENS))) for prompt in asks]
 
 
 def _json(llm: LLM, count: int, rng: Random) -> list[Ask]:
@@ -117,7 +117,7 @@ def _json(llm: LLM, count: int, rng: Random) -> list[Ask]:
     for i in range(count):
         what, schema = list(SCHEMAS.items())[i % len(SCHEMAS)]
         prompt = llm_ids(llm, f"{_opening(rng)} {what}:")
-        asks.append(Ask(prompt, SamplingParams(**_choice(i, rng), max_new_tokens=NEW_TOKENS, json_schema=schema)))
+        asks.append(Ask(prompt, SamplingParams(**_choice(i, rng), max_new_tokens=JSON_TOKENS, json_schema=schema)))
     return asks
 
 
@@ -125,7 +125,8 @@ def _stories(llm: LLM, count: int, rng: Random) -> list[Ask]:
     """Every second request is sampled."""
     openings = [llm_ids(llm, _opening(rng)) for _ in range(count)]
     return [
-        Ask(prompt, SamplingParams(**_choice(i, rng), max_new_tokens=NEW_TOKENS)) for i, prompt in enumerate(openings)
+        Ask(prompt, SamplingParams(**_choice(i, rng), max_new_tokens=rng.choice(NEW_TOKENS)))
+        for i, prompt in enumerate(openings)
     ]
 
 
@@ -170,7 +171,7 @@ DRAFT_WORKLOADS = {
         DraftWorkload(
             "copying",
             f"a text is in the prompt and begun again: {STORY_TOKENS} tokens of a story, the same with another name for "
-            f"its hero, a list of numbers; greedy, {NEW_TOKENS} new tokens",
+            f"its hero, a list of numbers; greedy, {NEW_TOKENS[0]} to {NEW_TOKENS[-1]} new tokens",
             (("ngram",), ("ngram", "model"), ("tree",)),
             _copying,
         ),
@@ -183,7 +184,8 @@ DRAFT_WORKLOADS = {
         ),
         DraftWorkload(
             "stories",
-            f"free stories of {NEW_TOKENS} tokens; half greedy, half sampled at temperatures of 0.7 to 1.0",
+            f"free stories of {NEW_TOKENS[0]} to {NEW_TOKENS[-1]} tokens; half greedy, half sampled at temperatures of 0.7 "
+            "to 1.0",
             (("model",), ("ngram",)),
             _stories,
         ),

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.outputs import RequestOutput
 
 FORMAT = "drafts"
+WARM_UP = 3  # rounds
+TURN_S = 0.1  # of an engine, until the other one goes on
 Results = dict[str, Any]
 
 
@@ -63,7 +66,7 @@ def measure_drafts(settings: DraftSettings, keep: Callable[[Results], None] = la
                 runs, tokens = _measure_block(block, asks, rows[block.workload.name], llms, bar)
                 of_peers = peers.measure(asks, block.together, block.number, tokens) if block.has_peers else []
                 results["differences"] += [line for run in runs for line in run.pop("differences")]
-                if block.number >= 0:  # the first round is to warm up
+                if block.number >= 0:  # before, engines warm up
                     results["runs"] += runs
                     results["peers"] += of_peers
                     results["peer_versions"] = peers.versions
@@ -76,8 +79,8 @@ def measure_drafts(settings: DraftSettings, keep: Callable[[Results], None] = la
 
 @dataclass(frozen=True)
 class Block:
-    """A workload with so many requests at a time, in a round. Round -1 is to warm up, and teaches engines what a pass
-    costs."""
+    """A workload with so many requests at a time, in a round. Rounds below 0 are to warm up: they teach engines what
+    passes cost and what drafts bring."""
 
     workload: DraftWorkload
     together: int
@@ -125,14 +128,15 @@ def _load(settings: DraftSettings, variant: Variant) -> LLM:
 
 
 def _blocks(settings: DraftSettings, workloads: Sequence[DraftWorkload]) -> Iterator[Block]:
-    for number in range(-1, settings.rounds):
+    for number in range(-WARM_UP, settings.rounds):
         for workload in workloads:
             for together in sorted(set(settings.requests)):
                 yield Block(workload, together, number)
 
 
 def _asks(settings: DraftSettings, block: Block, llm: LLM) -> list[Ask]:
-    count = block.together * -(-settings.least_requests // block.together)
+    """Twice as many as there are at a time, or `least_requests`."""
+    count = max(2 * block.together, settings.least_requests)
     return make_asks(block.workload, llm, count, f"{settings.seed}/{block.number}", settings.new_tokens)
 
 
@@ -146,7 +150,8 @@ def _measure_block(
     random.Random(f"{name}/{together}/{block.number}").shuffle(order)
     runs, tokens = [], []
     for row in order:
-        without, drafted = serve_pair(llms[WITHOUT], llms[row], asks, together, row.second_visit)
+        pair = llms[WITHOUT], llms[row]
+        without, drafted = serve_pair(*pair, asks, together, row.second_visit, first=block.number % 2)
         runs.append(
             {
                 "round": block.number,
@@ -166,25 +171,47 @@ def _measure_block(
 
 
 def serve_pair(
-    one: LLM, other: LLM, asks: Sequence[Ask], together: int, second_visit: bool = False
+    one: LLM, other: LLM, asks: Sequence[Ask], together: int, second_visit: bool = False, first: int = 0
 ) -> tuple[Served, Served]:
-    """Serve the requests, `together` at a time, on two engines by turns, so that other work on the machine slows both. Each
-    begins with an empty cache; on a second visit, with one that the same requests have filled."""
-    served = [Served(), Served()]
-    for llm in (one, other):
+    """Serve the requests, `together` at a time, on two engines by turns of `TURN_S`: each time, the one that has made fewer
+    tokens goes on. So other work on the machine slows both. Each begins with an empty cache; on a second visit, with one
+    that the same requests have filled. `first`: 1 if the other engine has the first turn."""
+    llms, served = (one, other), (Served(), Served())
+    for llm in llms:
         llm.engine.flush_cache()
         if second_visit:
             llm.generate([ask.prompt for ask in asks], [ask.params for ask in asks], use_tqdm=False)
     gc.collect()
-    for turn, start in enumerate(range(0, len(asks), together)):
-        group = asks[start : start + together]
-        prompts, params = [ask.prompt for ask in group], [ask.params for ask in group]
-        pair = list(zip((one, other), served, strict=True))
-        for llm, its in pair[:: -1 if turn % 2 else 1]:
-            began = time.perf_counter()
-            its.outputs += llm.generate(prompts, params, use_tqdm=False)
-            its.seconds += time.perf_counter() - began
-    return served[0], served[1]
+    runs = [serving(llm, asks, together, its.outputs) for llm, its in zip(llms, served, strict=True)]
+    tokens, running = [0, 0], [first, 1 - first]
+    while running:
+        turn = min(running, key=tokens.__getitem__)
+        before, began, goes_on = llms[turn].engine.stats().output_tokens, time.perf_counter(), True
+        while goes_on and time.perf_counter() - began < TURN_S:
+            goes_on = next(runs[turn], False)
+        served[turn].seconds += time.perf_counter() - began
+        tokens[turn] += llms[turn].engine.stats().output_tokens - before
+        if not goes_on:
+            running.remove(turn)
+    return served
+
+
+def serving(llm: LLM, asks: Sequence[Ask], together: int, outputs: list[RequestOutput]) -> Iterator[bool]:
+    """Serve `asks`, `together` at a time: when one has ended, the next one comes, as from so many clients. (If groups
+    waited for their slowest request, that one would decide how long they take.) Yields True after each step, and puts the
+    outputs, in order, into `outputs` at the end."""
+    engine, coming, last = llm.engine, iter(asks), dict[int, RequestOutput | None]()
+    running = 0
+    while True:
+        for ask in islice(coming, together - running):
+            last[engine.add_request(ask.prompt, ask.params)], running = None, running + 1
+        if not running:
+            break
+        for output in engine.step():
+            if output.finished:
+                last[output.request_id], running = output, running - 1
+        yield True
+    outputs += [output for output in last.values() if output is not None]
 
 
 def differences(without: Sequence[RequestOutput], drafted: Sequence[RequestOutput]) -> list[str]:

@@ -69,30 +69,40 @@ def parse_engine(text: str) -> EngineSpec:
 
     The engine's name in tables is the text without PYTHON. ValueError names the part that is wrong.
     """
-    known = re.fullmatch(r"(\w+):(.+)", text)
-    name, settings = known.groups() if known else (text, "")
-    options, python = {}, ""
-    if settings:
-        *others, last = settings.split(",")
-        key, first, rest = last.partition("=")
-        value, second, python = rest.partition("=")  # what follows a second = is the last setting's Python
-        for setting in (*others, key + first + value):
-            key, equals, value = setting.partition("=")
-            if not equals or not key.isidentifier():
-                raise ValueError(f"--compare {text}: {setting!r} must be option=value")
-            options[key] = _value(value)
-    else:
-        name, second, python = text.partition("=")
-    if second and not (os.path.isfile(python) and os.access(python, os.X_OK)):
+    name, options, python = split_spec(text)
+    if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise ValueError(f"--compare {text}: {python!r} must be a Python executable")
     file = _peer_file(name, text)
     return EngineSpec(
-        (text.removesuffix(f"={python}") if second else text) if settings else file.stem,
+        _label(text, python) if options else file.stem,
         file,
-        os.path.abspath(python) if second else sys.executable,
+        sys.executable if python is None else os.path.abspath(python),
         options,
         is_ours=name == "nanoinfer",
     )
+
+
+def split_spec(text: str) -> tuple[str, dict[str, Any], str | None]:
+    """The name, the options and the program of `NAME[:option=value,...][=PROGRAM]`. ValueError for what is no option."""
+    known = re.fullmatch(r"([\w-]+):(.+)", text)
+    name, settings = known.groups() if known else (text, "")
+    if not settings:
+        name, equals, program = text.partition("=")
+        return name, {}, program if equals else None
+    options = {}
+    *others, last = settings.split(",")
+    key, first, rest = last.partition("=")
+    value, second, program = rest.partition("=")  # what follows a second = is the last setting's program
+    for setting in (*others, key + first + value):
+        key, equals, value = setting.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"--compare {text}: {setting!r} must be option=value")
+        options[key] = _value(value)
+    return name, options, program if second else None
+
+
+def _label(text: str, program: str | None) -> str:
+    return text if program is None else text.removesuffix(f"={program}")
 
 
 def _peer_file(name: str, text: str) -> Path:

@@ -132,7 +132,8 @@ GGUF_NAMES = {
 
 
 def make_gguf(checkpoint: Path) -> Path:
-    """Write `CHECKPOINT.gguf` for llama.cpp: Llama's tensors in the checkpoint's dtype, no vocabulary; returns its path.
+    """Write `CHECKPOINT.gguf` for llama.cpp: Llama's tensors in the checkpoint's dtype, and the vocabulary if the tokenizer
+    is a byte-level BPE (else none, so that it takes only token ids); returns its path.
 
     ValueError for anything but a Llama with plain rotary positions.
     """
@@ -159,7 +160,7 @@ def make_gguf(checkpoint: Path) -> Path:
     writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    _add_vocabulary(writer, checkpoint, config)
     for name, weights in _tensors(checkpoint):
         stem = name.removesuffix(".weight")
         if stem.startswith("model.layers."):
@@ -179,6 +180,37 @@ def make_gguf(checkpoint: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
+    """Tokens and merges from `tokenizer.json`. A model's name tells llama.cpp how text is split before that."""
+    from gguf import TokenType
+
+    file = checkpoint / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"model": {}}
+    splits = tokenizer.get("pre_tokenizer") or {}
+    kinds = [each["type"] for each in splits.get("pretokenizers", [splits] if splits else [])]
+    if tokenizer["model"].get("type") != "BPE" or kinds not in (["ByteLevel"], ["Digits", "ByteLevel"]):
+        writer.add_tokenizer_model("no_vocab")
+        return
+    ids = dict(tokenizer["model"]["vocab"])
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    names = {number: text for text, number in ids.items()} | special
+    tokens = [names.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
+    types = [
+        TokenType.CONTROL if number in special else TokenType.NORMAL if number in names else TokenType.UNUSED
+        for number in range(config["vocab_size"])
+    ]
+    merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
+    begins = (tokenizer.get("post_processor") or {}).get("type") == "TemplateProcessing"
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("starcoder" if "Digits" in kinds else "gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(begins)
 
 
 def quantize_gguf(checkpoint: Path, weights: str) -> Path:

@@ -25,7 +25,7 @@ from nanoinfer.bench.workloads import Job
 from nanoinfer.engine import Engine
 from nanoinfer.kernels.program import Program
 from nanoinfer.model.captured_passes import CapturedPass
-from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 
 OTHER = "other"  # the rest of the step: work outside all wrapped functions
 FORWARD = "forward: other"  # the rest of the model's pass: residual sums, views, modules that are not listed below
@@ -60,7 +60,7 @@ WARM_UP = "warm up"
 
 @dataclass
 class StepKind:
-    """All steps of one kind (`extend`, `decode`): how many there are, and their seconds by part."""
+    """All steps of one kind (`extend`, `decode`, `verify`): how many there are, and their seconds by part."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -76,9 +76,10 @@ class Profiler:
         self._undo: list[tuple[Any, str, Any]] = []
         self._inside: list[float] = []  # per open call: seconds spent in wrapped calls below it
         self._parts: defaultdict[str, float] = defaultdict(float)  # of the current step
-        self._modes: list[str] = []  # of the current step's passes
+        self._modes: list[str] = []  # of the current step's passes of the engine's model; a draft model's say nothing
+        self._runs: list[tuple[Program, float]] = []  # of the current step: captured passes, and the seconds of each
         self._labels: dict[int, str] = {}  # id of a module → part
-        self._programs: dict[Program, str] = {}  # captured passes that were replayed → kind of step
+        self._programs: dict[Program, defaultdict[str, float]] = {}  # captured passes → seconds by kind of step
 
     def __enter__(self) -> "Profiler":
         runner = self.engine.model_runner
@@ -97,6 +98,7 @@ class Profiler:
             if name.startswith("forward"):
                 self._wrap(type(runner.attention_backend), name, "forward: attention")
         self._wrap_metadata()
+        self._wrap_forward()
         self._wrap_captured()
         if isinstance(runner.model, nn.Module):
             self._wrap_modules(runner.model)
@@ -112,11 +114,14 @@ class Profiler:
                 setattr(owner, name, original)
         self._undo.clear()
         self._labels.clear()
-        for program, step in self._programs.items():
-            for name, label, seconds in program.seconds():
+        for program, of_kinds in self._programs.items():
+            whole = sum(of_kinds.values())
+            for name, label, all_seconds in program.seconds():
                 part = FUNCTIONS.get(name) or MODULES.get(label.rpartition(".")[2], FORWARD)
-                self.kinds[step].parts[part] += seconds
-                self.kinds[step].parts[FORWARD] -= seconds  # the pass was timed as a whole
+                for kind_of_step, spent in of_kinds.items():
+                    seconds = all_seconds * spent / whole
+                    self.kinds[kind_of_step].parts[part] += seconds
+                    self.kinds[kind_of_step].parts[FORWARD] -= seconds  # the pass was timed as a whole
             program.measure(False)
         self._programs.clear()
 
@@ -130,12 +135,16 @@ class Profiler:
         def step(engine: Engine, *args: Any, **kwargs: Any) -> Any:
             self._parts.clear()
             self._modes.clear()
+            self._runs.clear()
             start = self._enter()
             try:
                 return original(engine, *args, **kwargs)
             finally:
                 seconds = self._leave(OTHER, start)
-                kind = self.kinds["+".join(sorted(set(self._modes))) or "idle"]
+                name = "+".join(sorted(set(self._modes))) or "idle"
+                for program, spent in self._runs:
+                    self._programs[program][name] += spent
+                kind = self.kinds[name]
                 kind.steps, kind.seconds = kind.steps + 1, kind.seconds + seconds
                 for part, spent in self._parts.items():
                     kind.parts[part] += spent
@@ -149,13 +158,28 @@ class Profiler:
         def create(cls: type, *args: Any, **kwargs: Any) -> Any:
             start = self._enter()
             try:
-                metadata = original(cls, *args, **kwargs)
+                return original(cls, *args, **kwargs)
             finally:
                 self._leave("metadata", start)
-            self._modes.append(metadata.forward_mode.name.lower())
-            return metadata
 
         self._replace(InputMetadata, "create", classmethod(create))
+
+    def _wrap_forward(self) -> None:
+        """Note the kind of each pass. A VERIFY is computed as a DECODE, by a second call inside the first."""
+        original, runner, depth = type(self.engine.model_runner).forward, self.engine.model_runner, 0
+
+        @wraps(original)
+        def forward(called: Any, batch: Any, forward_mode: ForwardMode, *args: Any) -> Any:
+            nonlocal depth
+            if called is runner and not depth:
+                self._modes.append(forward_mode.name.lower())
+            depth += 1
+            try:
+                return original(called, batch, forward_mode, *args)
+            finally:
+                depth -= 1
+
+        self._replace(type(runner), "forward", forward)
 
     def _wrap_captured(self) -> None:
         """Time captured passes as a whole, and their calls in C++. The pass that records counts like one in Python."""
@@ -163,16 +187,17 @@ class Profiler:
 
         @wraps(original)
         def run(captured: CapturedPass) -> Any:
-            kind, program = "decode" if captured.num_new == 1 else "extend", captured.program
-            self._modes.append(kind)
+            program = captured.program
             if program is not None and program not in self._programs:
-                self._programs[program] = kind
+                self._programs[program] = defaultdict(float)
                 program.measure()
             start = self._enter()
             try:
                 return original(captured)
             finally:
-                self._leave(FORWARD, start)
+                seconds = self._leave(FORWARD, start)
+                if program is not None:
+                    self._runs.append((program, seconds))
 
         self._replace(CapturedPass, "run", run)
 

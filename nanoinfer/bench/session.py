@@ -22,7 +22,12 @@ from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make
 def reported(spec: EngineSpec, failure: EngineFailure) -> str:
     """Print a failure in full at once. Returns the message to record, without the names of folders."""
     tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
-    return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", str(failure))
+    return without_folders(str(failure))
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths shortened to their last part, because this machine's folders mean nothing elsewhere."""
+    return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", text)
 
 
 def measure_model(

@@ -43,6 +43,11 @@ class EvictionQueue:
         if node.queued is not None and self._priority(node) < node.queued:
             self._fallen = True
 
+    def forget_removed(self) -> None:
+        """Drop the entries of nodes that have left the tree other than by `pop`. It looks at all entries."""
+        self._heap = [entry for entry in self._heap if entry[2].parent is not None]
+        heapq.heapify(self._heap)
+
     def pop(self) -> TreeNode | None:
         """Take out the unlocked leaf that the policy evicts first; None when there is none."""
         if self._fallen:

@@ -4,15 +4,17 @@ Each node has a run of tokens and the slots that hold their K/V. Follow a prompt
 token on the way, K/V is already computed (SGLang's RadixAttention, Zheng et al., 2024, section 3).
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from nanoinfer.cache.block_events import BlockEvent
 from nanoinfer.cache.eviction import EvictionQueue
 from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.tree_blocks import TreeBlocks
 from nanoinfer.cache.tree_checks import check_nodes, node_line
 from nanoinfer.cache.tree_node import Edge, TreeNode
 
@@ -45,6 +47,8 @@ class RadixCache:
     - `policy`: which unlocked leaf is evicted first: `lru` (least recently used), `lfu` (least often), `fifo` (oldest).
     - `disable`: nothing ever matches, and nothing is kept.
     - `extra_key` (any hashable) in `match_prefix` and `insert` keeps namespaces apart: each key has its own subtrees.
+    - `events`: called with a list of what has changed after each operation that changes what the tree holds, in blocks of
+      `event_block_size` tokens (see `block_events.py`; `tree_blocks.py` says what happens if it raises). None: nobody asks.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class RadixCache:
         page_size: int = 1,
         policy: str = "lru",
         disable: bool = False,
+        events: Callable[[list[BlockEvent]], object] | None = None,
+        event_block_size: int = 16,
     ):
         if page_size < 1 or page_size % token_to_kv_pool.page_size:
             raise ValueError(f"page_size={page_size}: must be a multiple of the pool's {token_to_kv_pool.page_size}")
@@ -62,6 +68,7 @@ class RadixCache:
         self.insertions = 0  # optimisation: until it grows, what did not match before cannot match now
         self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
+        self.blocks = None if events is None else TreeBlocks(self.nodes, events, event_block_size)
 
     # --- what users of the tree call -----------------------------------------------------------------------------
 
@@ -119,15 +126,20 @@ class RadixCache:
             raise ValueError(f"indices: {len(slots)} slots for {len(token_ids)} tokens; the numbers must be equal")
         if self.disable:
             return 0
+        if self.blocks is not None:
+            self.blocks.check_key(extra_key)
         tokens = self._whole_pages(token_ids)
         known, _ = self.peek_prefix(tokens, extra_key)
         self.token_to_kv_pool.hand_to_tree(slots, known, len(tokens))
         path = self._walk(tokens, extra_key)
         if known < len(tokens):
             parent = path[-1] if path else self.root
-            self._append(parent, tokens[known:].copy(), slots[known : len(tokens)].astype(np.int32), extra_key, grow)
+            new_slots = slots[known : len(tokens)].astype(np.int32)
+            node = self._append(parent, tokens[known:].copy(), new_slots, extra_key, grow)
             self._evictable_size += len(tokens) - known
             self.insertions += 1
+            if self.blocks is not None:
+                self.blocks.inserted(node, tokens, known)
         return known
 
     def evict(self, num_tokens: int) -> int:
@@ -144,11 +156,32 @@ class RadixCache:
                 self.token_to_kv_pool.free(leaf.value)
             except BaseException:
                 self._eviction_queue.offer(leaf)  # it stays in the tree, with its slots
+                self._report_removed()
                 raise
             num_freed += len(leaf)
             self._evictable_size -= len(leaf)
             self._remove_leaf(leaf)
+        self._report_removed()
         return num_freed
+
+    def evict_keys(self, unwanted: Callable[[Hashable], bool]) -> int:
+        """Free everything under the `extra_key`s of which `unwanted` says that nobody will ask for them again.
+
+        Returns how many tokens were freed. ValueError, with nothing changed, while a request relies on one of them.
+        """
+        going = [node for edge, node in self.root.children.items() if unwanted(edge[0])]
+        if locked := sum(node.lock_ref > 0 for node in going):
+            raise ValueError(f"evict_keys: {locked} of these branches are locked by running requests; must be 0")
+        for node in going:
+            going += node.children.values()  # parents before children
+        if going:
+            self.token_to_kv_pool.free(np.concatenate([node.value for node in going]))
+        for node in reversed(going):
+            self._evictable_size -= len(node)
+            self._remove_leaf(node)
+        self._eviction_queue.forget_removed()
+        self._report_removed()
+        return sum(map(len, going))
 
     def inc_lock_ref(self, node: TreeNode) -> None:
         """Lock `node` and everything above it, because a request is about to rely on that path."""
@@ -190,6 +223,8 @@ class RadixCache:
         for node in [node for _, node in self.nodes()]:
             node.parent = None  # from now on, locking one of them is an error
         self._clear(EvictionQueue(self.policy))
+        if self.blocks is not None:
+            self.blocks.cleared()
 
     # --- looking at it -------------------------------------------------------------------------------------------
 
@@ -226,6 +261,7 @@ class RadixCache:
 
     def _clear(self, eviction_queue: EvictionQueue) -> None:
         self._clock = 0
+        self.num_nodes = 0  # without the root
         self._evictable_size: int = 0
         self._protected_size: int = 0
         self._eviction_queue = eviction_queue
@@ -282,30 +318,42 @@ class RadixCache:
         upper = TreeNode(node.edge, key, value, node.parent, node.creation_time)
         upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count
         node.parent.children[upper.edge] = upper
+        self.num_nodes += 1
         node.key, node.value, node.parent = node.key[length:], node.value[length:], upper
         node.edge = self._edge(node.key, upper.edge[0])
         upper.children[node.edge] = node
         self._eviction_queue.note_change(node)
+        if self.blocks is not None:
+            self.blocks.split(upper, node)
         return upper
 
     def _append(
         self, parent: TreeNode, tokens: np.ndarray, slots: np.ndarray, extra_key: Hashable, grow: TreeNode | None
-    ) -> None:
+    ) -> TreeNode:
         if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
             parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
             self._eviction_queue.note_change(parent)
-            return
+            return parent
         leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
         parent.children[leaf.edge] = leaf
+        self.num_nodes += 1
         self._eviction_queue.offer(leaf)
+        return leaf
 
     def _remove_leaf(self, leaf: TreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.edge]
+        self.num_nodes -= 1
         leaf.parent = None
         if parent is not self.root:
             self._eviction_queue.offer(parent)
+        if self.blocks is not None:
+            self.blocks.removed(leaf)
+
+    def _report_removed(self) -> None:
+        if self.blocks is not None:
+            self.blocks.report()
 
     def _up_to_root(self, node: TreeNode) -> Iterator[TreeNode]:
         while node is not self.root:

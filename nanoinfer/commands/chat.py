@@ -29,7 +29,7 @@ COMMANDS = {
     "/help": "show these commands",
     "/reset": "start again; the system message stays",
     "/system TEXT": "set the system message; without TEXT, show it",
-    "/adapter NAME": "answer with it; without NAME, list them",
+    "/adapter NAME": "answer with it, bundled or loaded with --adapter; without NAME, list them",
     "/stats": "show the engine's numbers",
     "/save FILE": "write the conversation to FILE as JSON",
     "/quit": "end the chat (Ctrl-D does the same)",
@@ -190,7 +190,8 @@ class Chat:
         self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
         last = pieces[-1]
         self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
-        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason) + ", stopped" * stopped
+        limit = "max_new_tokens" if left > self.params.max_new_tokens else f"the end of the {self._holder}"
+        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason, limit) + ", stopped" * stopped
         left = self.limit - self._used
         if left < self.params.max_new_tokens:  # the next answer may have to be shorter
             about += f"; {left} of {self.limit} tokens left"
@@ -210,14 +211,19 @@ class Chat:
         self.messages = messages
 
     def set_adapter(self, name: str) -> None:
-        """Answer with this adapter from now on; "base" is the base model. Without a name, print the names. ValueError if no
-        such adapter is loaded."""
+        """Answer with this adapter from now on; "base" is the base model, and a bundled one is loaded if it is not yet.
+        Without a name, print the names. ValueError if there is no such adapter."""
+        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+
+        bundled = [each for each in BUNDLED_ADAPTERS if each not in self.llm.adapters]
         if name:
+            if name in bundled:
+                self.llm.load_adapter(name, name)
             self.llm.engine.adapters.find(name)
             self.adapter = name
             print(styled(f"[answers by {name} from now on]", "cyan"))
         else:
-            names = ["base", *self.llm.adapters]
+            names = ["base", *self.llm.adapters, *(bundled if self.llm.model.name == "story" else ())]
             print(
                 filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room())
             )
@@ -254,17 +260,22 @@ class Chat:
     def _system(self) -> str | None:
         return next((message["content"] for message in self.messages if message["role"] == "system"), None)
 
+    @property
+    def _holder(self) -> str:
+        """What the conversation must fit into: the smaller one."""
+        config = self.llm.config
+        return "pool" if config.max_total_tokens < config.max_context_len else "context"
+
     def _full(self, prompt_tokens: int) -> str:
         """The error message for a prompt that leaves no room for an answer; it says what to do."""
         config, most = self.llm.config, self.llm.model.config.max_position_embeddings
-        by_pool = config.max_total_tokens < config.max_context_len
         more = ""
-        if by_pool:
+        if self._holder == "pool":
             more = ". You can also restart the chat with a larger --max-total-tokens"
         elif config.max_context_len < most:
             more = f". You can also restart the chat with a larger --max-context-len, at most {most}"
         return (
             f"this conversation is full: your message was not sent, because with it there would be {prompt_tokens} tokens, "
-            f"and the {'pool' if by_pool else 'context'} holds {self.limit}. /save FILE saves the conversation, and /reset "
+            f"and the {self._holder} holds {self.limit}. /save FILE saves the conversation, and /reset "
             f"starts a new one{more}"
         )

@@ -11,6 +11,7 @@ from nanoinfer.commands.options import (
     N_OPTION,
     SAMPLING_OPTIONS,
     add_options,
+    check_grammar,
     check_tokenizer,
     load,
     sampling_params,
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> None:
     params = sampling_params(args)
     llm = load(args)
     check_tokenizer(llm)
+    check_grammar(llm, args, params)
     adapters: list[str | None] = list(llm.adapters) or [None]
     prompts, each = [prompt for prompt in prompts for _ in adapters], adapters * len(prompts)
     if len(prompts) == 1 and params.n == 1:
@@ -58,9 +60,11 @@ def run(args: argparse.Namespace) -> None:
             print(f"[{which}{text}]", file=sys.stderr)
 
 
-def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
-    """How much of the prompt was cached, and whether the text was cut off."""
-    cut = ", cut off at max_new_tokens" if finish_reason == "length" else ""
+def note(
+    prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None", limit: str = "max_new_tokens"
+) -> str:
+    """How much of the prompt was cached, and whether the text was cut off, at which limit."""
+    cut = f", cut off at {limit}" if finish_reason == "length" else ""
     return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{cut}"
 
 

@@ -4,7 +4,7 @@ from nanoinfer.commands.terminal import styled
 from nanoinfer.llm import LLM
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 
-PROMPTS = ("hi,", "hello,", "how")
+PROMPTS = ("Once upon a time, there was a fox", "One day, a little", "In the forest,")
 MAX_NEW_TOKENS = 48
 
 

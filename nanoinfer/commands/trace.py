@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=24, help="new tokens per prompt (default: 24)")
+    parser.add_argument("--max-new-tokens", "--max-tokens", type=int, default=24, help="for each prompt (default: 24)")
     parser.add_argument("--out", type=os.path.expanduser, help="write the player to this .html file")
     parser.add_argument("--json", type=os.path.expanduser, help="write the trace to this file, for Trace.load")
     parser.add_argument("--perfetto", type=os.path.expanduser, help="write the trace to this file, for ui.perfetto.dev")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 EXPECTED = 0.6  # before anything is known
 WEIGHT = 2.0  # how many drafts that expectation is worth
-MEMORY = 32.0  # how many of the last drafts are remembered
+MEMORY = 48.0  # how many of the last drafts are remembered
 
 
 @dataclass

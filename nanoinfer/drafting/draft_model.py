@@ -1,6 +1,7 @@
 """DraftModel: a smaller model with the same vocabulary drafts token by token; its K/V is under the same slot numbers."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,7 +16,8 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import DecodeRows
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import NO_TOKEN, Req
-from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.sampling.sampler import Sampler, chooses_by_itself
 from nanoinfer.signals import interruptible
 
 MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE row for each
@@ -30,89 +32,122 @@ class DraftModel:
     one or two tokens from then on.
 
     The drafts are sampled with the request's own parameters and random numbers: if the two models agree on the
-    probabilities, they agree on the token.
+    probabilities, they agree on the token. A request gets no draft where this model's logits are NaN or infinity, and none
+    behind it: they are only guesses, and no reason to end a request. `sampler`: one for drafts.
+
+    `chunk_size`: maximum number of tokens in a pass that catches up on prompts; None: no limit.
     """
 
-    def __init__(self, runner: ModelRunner, cache: CacheManager, sampler: Sampler):
+    def __init__(self, runner: ModelRunner, cache: CacheManager, sampler: Sampler, chunk_size: int | None = None):
         self._runner, self._cache, self._sampler = runner, cache, sampler
+        self._chunk_size = sys.maxsize if chunk_size is None else chunk_size
         self._stamps = np.zeros(runner.token_to_kv_pool.size, dtype=np.uint64)
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
         counts, starts = list(most), [self._first_missing(req) for req in reqs]
         with interruptible():
-            self._draft(list(reqs), counts, starts)
-        for req, start, count in zip(reqs, starts, counts, strict=True):
-            end = req.num_tokens + max(count - 1, 0)  # the last draft has no K/V yet
+            have_all = self._draft(list(reqs), counts, starts)
+        for i, (req, start, count) in enumerate(zip(reqs, starts, counts, strict=True)):
+            end = req.num_tokens + (count if i in have_all else max(count - 1, 0))  # up to which there is K/V
             self._stamps[self._cache.rows[req.req_pool_idx, start:end]] = self._prefixes[req].of(req, start, end)
         return [req.token_ids[req.num_tokens :][:count].tolist() for req, count in zip(reqs, counts, strict=True)]
 
-    def _draft(self, reqs: list[Req], counts: list[int], starts: list[int]) -> None:
+    def _draft(self, reqs: list[Req], counts: list[int], starts: list[int]) -> frozenset[int]:
         """Write drafts behind the tokens of each request, `counts[i]` of them. Lowers the count of a request whose grammar
-        is complete before. The first step computes the tokens from `starts[i]` on, each other one the draft before it."""
-        likeliest = only_likeliest(reqs)
+        is complete before, or whose logits are no numbers. The first step computes the tokens from `starts[i]` on, each
+        other one the draft before it. Returns the requests whose last draft has K/V, too."""
+        likeliest, steps = only_likeliest(reqs), 0  # those that are made
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         ends = np.array([req.num_tokens for req in reqs])
-        asked = list(range(len(reqs)))
-        logits = self._first_step(reqs, starts, ends, rows, likeliest)
-        # How many rows the last step had, if it was a DECODE of one row per request, which can be moved on.
-        last = len(reqs) if sum(starts) + len(reqs) == ends.sum() and len(reqs) <= MOST_ROWS else 0
-        for step in range(1, max(counts) + 1):
-            if isinstance(logits, Likeliest):
-                drafts = logits.token_ids.numpy()
+        can_run_ahead = all(chooses_by_itself(req) for req in reqs)
+        while asked := [i for i, count in enumerate(counts) if count > steps]:
+            ahead = [Ahead(reqs[i], steps) for i in asked]
+            if steps or sum(starts) + len(reqs) == ends.sum():
+                tokens = np.array([req.token_ids.item(req.num_tokens - 1) for req in ahead])
+                batch = self._rows(tokens, rows[asked], ends[asked] - 1 + steps, likeliest)
+                if can_run_ahead and self._run_ahead(batch, ahead, asked, counts):
+                    return frozenset(asked)
+                logits = self._runner.forward(batch, ForwardMode.DECODE)[0]
             else:
-                drafts = self._sampler.sample(logits, [Ahead(reqs[i], step - 1) for i in asked]).numpy()  # type: ignore
-            for i, draft in zip(asked, drafts.tolist(), strict=True):
-                reqs[i].token_ids[reqs[i].num_tokens + step - 1] = draft
+                logits = self._first_step(reqs, starts, ends, rows, likeliest)
+            drafts: list[int] = self._sampler.sample(logits, ahead).tolist()  # type: ignore[arg-type]
+            for i, req, draft in zip(asked, ahead, drafts, strict=True):
+                req.token_ids[req.num_tokens] = draft
                 if draft == NO_TOKEN:
-                    counts[i] = step - 1
-            staying = [at for at, i in enumerate(asked) if counts[i] > step]
-            if not staying:
-                return
-            if len(staying) < len(asked):
-                asked, rows, ends, drafts = [asked[at] for at in staying], rows[staying], ends[staying], drafts[staying]
-            logits = self._decode(drafts, rows, ends + (step - 1), likeliest, again=len(rows) == last)
-            last = len(rows)
+                    counts[i] = steps
+            steps += 1
+        return frozenset()
+
+    def _run_ahead(self, batch: DecodeRows, reqs: Sequence[Ahead], asked: Sequence[int], total: list[int]) -> bool:
+        """Optimisation: all drafts of `reqs` that are missing, without returning to Python between the passes, the first of
+        which is `batch`. `total[asked[i]]` drafts are wanted of `reqs[i]`, and lowered as in `_draft`. False if nothing is
+        captured for it.
+
+        One more pass computes the K/V of the last drafts. If they are all accepted, the next call need not catch up, which
+        takes Python longer than this pass."""
+        counts = [total[i] - req.drafts for i, req in zip(asked, reqs, strict=True)]
+        if (captured := self._runner.captured) is None:
+            return False
+        steps = max(counts) + 1
+        if batch.only_likeliest:
+            numbers = np.zeros((steps, len(reqs)))
+        else:
+            seeds = [req.seed for req in reqs] * steps
+            indices = [req.num_output_tokens + step for step in range(steps) for req in reqs]
+            numbers = uniform(seeds, indices).reshape(steps, len(reqs))
+        temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
+        found = captured.run_ahead(batch, np.array(counts) + 1, temperatures, numbers)
+        if found is None:
+            return False
+        for i, (req, count) in enumerate(zip(reqs, counts, strict=True)):
+            drafts = found[:count, i]
+            req.token_ids[req.num_tokens : req.num_tokens + count] = drafts
+            if (missing := drafts == NO_TOKEN).any():
+                total[asked[i]] = req.drafts + int(missing.argmax())
+        return True
 
     def _first_step(
         self, reqs: list[Req], starts: list[int], ends: np.ndarray, rows: np.ndarray, likeliest: bool
     ) -> torch.Tensor | Likeliest:
         """The logits of each request's newest token. Computes its missing tokens: as rows of a DECODE, like a VERIFY, or
-        in an EXTEND if there are many, such as a prompt."""
+        in EXTENDs if there are many, such as a prompt."""
         of_each = ends - np.array(starts)
-        if of_each.sum() > MOST_ROWS:
-            batch = Batch.of_spans(reqs, ForwardMode.EXTEND, starts, ends.tolist(), self._cache)
-            batch.adapter_places = None
-            return self._runner.forward(batch, ForwardMode.EXTEND)[0]
+        if of_each.sum() > min(MOST_ROWS, self._chunk_size):
+            return self._extend(reqs, starts, ends.tolist())
         tokens = np.concatenate(
             [req.token_ids[start : req.num_tokens] for req, start in zip(reqs, starts, strict=True)]
         )
-        if len(tokens) == len(reqs):
-            return self._decode(tokens, rows, ends - 1, likeliest)
         positions = np.concatenate([*map(np.arange, starts, ends)])
-        logits = self._decode(tokens, rows.repeat(of_each), positions, likeliest)
+        batch = self._rows(tokens, rows.repeat(of_each), positions, likeliest)
+        logits = self._runner.forward(batch, ForwardMode.DECODE)[0]
         last = torch.from_numpy(of_each.cumsum() - 1)
         if isinstance(logits, Likeliest):
             return Likeliest(logits.token_ids[last], logits.logits[last])
         return logits[last]
 
-    def _decode(
-        self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool, again: bool = False
-    ) -> torch.Tensor | Likeliest:
-        """Logits of one token for each of `rows`, at these positions, all [T]. `again`: the last pass was that of the same
-        rows, one position before."""
-        slots, captured = self._cache.rows[rows, positions], self._runner.captured
-        if again and captured is not None and captured.can_advance(len(rows)):
-            return captured.advance(tokens, slots)
-        lens = (positions + 1).astype(np.int32)
-        batch = DecodeRows(
+    def _extend(self, reqs: list[Req], starts: list[int], ends: list[int]) -> torch.Tensor:
+        """Compute the tokens `starts[i] .. ends[i] - 1` of each request, in passes of at most `chunk_size` tokens. The
+        logits of each one's last token, [B, V]."""
+        found: list[torch.Tensor] = []
+        for spans in chunks(starts, ends, self._chunk_size):
+            places, begins, stops = zip(*spans, strict=True)
+            batch = Batch.of_spans([reqs[i] for i in places], ForwardMode.EXTEND, begins, stops, self._cache)
+            batch.adapter_places = None
+            logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
+            assert isinstance(logits, torch.Tensor)
+            found.append(logits[[row for row, (i, _, stop) in enumerate(spans) if stop == ends[i]]])
+        return torch.cat(found)
+
+    def _rows(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool) -> DecodeRows:
+        """The pass of one token for each of `rows`, at these positions, all [T]."""
+        return DecodeRows(
             torch.from_numpy(tokens),
             torch.from_numpy(rows),
-            torch.from_numpy(lens),
-            torch.from_numpy(slots),
+            torch.from_numpy((positions + 1).astype(np.int32)),
+            torch.from_numpy(self._cache.rows[rows, positions]),
             only_likeliest=likeliest,
         )
-        return self._runner.forward(batch, ForwardMode.DECODE)[0]
 
     def _first_missing(self, req: Req) -> int:
         """The first position without this model's K/V, or the newest token's: it is computed in any case."""
@@ -122,3 +157,19 @@ class DraftModel:
         last = req.num_tokens - 1
         missing = self._stamps[self._cache.rows[req.req_pool_idx, :last]] != prefix.of(req, 0, last)
         return int(missing.argmax()) if missing.any() else last
+
+
+def chunks(starts: Sequence[int], ends: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """The tokens `starts[i] .. ends[i] - 1` of all `i`, in order, in groups of at most `most`: spans (i, start, end)."""
+    spans: list[tuple[int, int, int]] = []
+    room = most
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        while start < end:
+            stop = min(end, start + room)
+            spans.append((i, start, stop))
+            start, room = stop, room - (stop - start)
+            if not room:
+                yield spans
+                spans, room = [], most
+    if spans:
+        yield spans

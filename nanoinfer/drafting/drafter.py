@@ -26,8 +26,9 @@ class Drafter(Protocol):
 @dataclass(frozen=True)
 class Surroundings:
     """What a drafter may be made from: the cache, whose rows say which slots a request has; the sampler; and the
-    ModelRunner of the draft model, None if there is none."""
+    ModelRunner of the draft model, None if there is none. `chunked_prefill_size`: as in EngineConfig."""
 
     cache: CacheManager
     sampler: Sampler
     draft_runner: Any = None
+    chunked_prefill_size: int | None = None

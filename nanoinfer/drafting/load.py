@@ -10,6 +10,8 @@ BUNDLED_DRAFT_MODELS = {"story": "story-draft"}
 
 def draft_model_of(model: str | Path, draft_model: str | Path | None, drafters: Collection[str]) -> str | Path | None:
     """What to load as the draft model, None for nothing. ValueError if one is needed and missing, or given for nothing."""
+    if draft_model is not None and (not isinstance(draft_model, str | Path) or not str(draft_model)):
+        raise ValueError(f"draft_model={draft_model!r}: must be a model's name or directory, or None")
     if "model" not in drafters:
         if draft_model is not None:
             raise ValueError(f"draft_model={str(draft_model)!r}: is used by drafter='model' only")

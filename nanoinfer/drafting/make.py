@@ -23,7 +23,8 @@ def _draft_model(surroundings: Surroundings) -> Drafter:
     runner = surroundings.draft_runner
     if runner is None:
         raise ValueError("drafter='model': needs a draft_model")
-    return DraftModel(runner, surroundings.cache, surroundings.sampler)
+    sampler = surroundings.sampler.as_for_drafts()
+    return DraftModel(runner, surroundings.cache, sampler, surroundings.chunked_prefill_size)
 
 
 DRAFTERS["ngram"] = lambda _: NgramDrafter()
@@ -44,6 +45,6 @@ def scheduler_for(
     """The Scheduler that `config` asks for: with drafts, in groups of decode passes, or neither."""
     if not config.drafters:
         return make_scheduler(config, cache, clock, adapters)
-    surroundings = Surroundings(cache, sampler, draft_runner)
+    surroundings = Surroundings(cache, sampler, draft_runner, config.chunked_prefill_size)
     drafters = [DRAFTERS[name](surroundings) for name in config.drafters]
     return DraftingScheduler(config, cache, drafters, clock, adapters, vocab_size)

@@ -1,71 +1,95 @@
-"""PassCosts: how long a pass of so many rows takes, as measured while serving."""
+"""PassCosts: how long a pass of so many rows takes, as measured while serving; or whatever else has a size."""
 
 from bisect import bisect_left, insort
-from collections import deque
 
-SKIPPED = 1  # the first pass of a size may be recorded, which takes long
 ENOUGH = 3  # how many measurements make a size known
-RECENT = 9  # how many measurements are kept
-UNKNOWN_SLOPE = 0.05  # what twice the rows are hoped to cost where nothing was measured, as a share of the pass
+MEMORY = 64  # how many of them count
+OUTLIER = 1.5  # a measurement counts as at most so many times what is known
+HOPED_SHARE = 0.8  # beyond what was measured, a row is hoped to cost so many times what rows have cost so far
+UNKNOWN_SLOPE = 0.05  # where that is unknown, too: what twice the rows are hoped to cost more, as a share of the pass
+HOPE, HOPE_AFTER = 0.1, 1024  # what was measured so many passes ago is hoped to take so much less now
+DRIFT_MEMORY = 16  # how many passes tell how fast the machine is now
+
+
+class Drift:
+    """How many times as long everything takes now as at first. Machines slow down and speed up, because of other programs
+    or of heat. Without this, costs that were measured at different times could not be compared."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def note(self, seconds: float, expected: float) -> None:
+        """A pass has taken so long; at first, it took `expected`."""
+        ratio = min(max(seconds / expected / self.factor, 1 / OUTLIER), OUTLIER)
+        self.factor *= ratio ** (1 / DRIFT_MEMORY)
 
 
 class PassCosts:
-    """What passes have taken lately, by their number of rows. A DECODE of B requests has B rows, a VERIFY one for each
-    token: both are the same computation, so each tells about the other.
-
-    Of the last few measurements the lower quartile counts: whatever disturbs a pass makes it longer.
-    """
+    """What passes have taken, by their number of rows. A DECODE of B requests has B rows, a VERIFY one for each token: both
+    are the same computation, so each tells about the other."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # those that are known, in order
         self._seconds: dict[int, float] = {}
-        self._measured: dict[int, deque[float]] = {}
-        self._skipped: dict[int, int] = {}
-        self._newest: dict[int, int] = {}  # when each size was measured last
+        self._newest: dict[int, int] = {}  # when each of them was measured last
+        self._counts: dict[int, int] = {}  # how often each of them was measured
+        self._first: dict[int, list[float]] = {}  # measurements of sizes that are not known yet
 
     @property
     def largest(self) -> int:
         """The most rows that are known; 0 at first."""
         return self._sizes[-1] if self._sizes else 0
 
+    def has(self, rows: int) -> bool:
+        """Whether passes of just so many rows were measured."""
+        return rows in self._seconds
+
     def knows(self, rows: int) -> bool:
         """Whether so many rows are within what was measured."""
         return bool(self._sizes) and self._sizes[0] <= rows <= self._sizes[-1]
 
+    def age(self, rows: int, now: int) -> int:
+        """How many passes ago passes of so many rows were measured; 0 if never."""
+        return now - self._newest.get(rows, now)
+
     def add(self, rows: int, seconds: float, now: int = 0) -> None:
-        """A pass of so many rows has taken so long. `now`: its number."""
-        skipped = self._skipped.get(rows, 0)
-        if skipped < SKIPPED:
-            self._skipped[rows] = skipped + 1
-            return
-        measured = self._measured.setdefault(rows, deque(maxlen=RECENT))
-        measured.append(seconds)
+        """Pass number `now` had so many rows, and has taken so long. Of the first ones, the fastest counts, because new
+        sizes are slow at first; then the mean of the last ones."""
         self._newest[rows] = now
-        if len(measured) >= ENOUGH:
-            if rows not in self._seconds:
-                insort(self._sizes, rows)
-            self._seconds[rows] = sorted(measured)[len(measured) // 4]
+        known = self._seconds.get(rows)
+        if known is not None:
+            self._counts[rows] = count = min(self._counts[rows] + 1, MEMORY)
+            self._seconds[rows] = known + (min(max(seconds, known / OUTLIER), known * OUTLIER) - known) / count
+            return
+        first = self._first.setdefault(rows, [])
+        first.append(seconds)
+        if len(first) == ENOUGH:
+            insort(self._sizes, rows)
+            self._seconds[rows], self._counts[rows] = min(first), ENOUGH
 
-    def forget(self, before: int) -> None:
-        """Forget the sizes that were last measured before pass number `before`: if something had disturbed them then, they
-        might never be tried again."""
-        for rows in [rows for rows, newest in self._newest.items() if newest < before]:
-            del self._measured[rows], self._newest[rows]
-            if self._seconds.pop(rows, None) is not None:
-                self._sizes.remove(rows)
+    def seconds(self, rows: int, now: int | None = None) -> float:
+        """How long a pass of so many rows takes; 0 as long as nothing is known.
 
-    def seconds(self, rows: int) -> float:
-        """How long a pass of so many rows takes: between two sizes that are known, on the line between them; beyond them,
-        hopeful, so that it will be tried and measured. 0 as long as nothing is known."""
+        What was not measured is guessed. Between two sizes, it is on the line between them. Beyond the largest, the guess
+        is hopeful, so that the size will be tried and measured. And so is, given the number of the pass that is planned
+        `now`, what was measured long ago.
+        """
         if rows in self._seconds:
-            return self._seconds[rows]
+            age = 0 if now is None else now - self._newest[rows]
+            return self._seconds[rows] * (1 - HOPE * min(age / HOPE_AFTER, 1))
+        if not self._sizes:
+            return 0.0
         at = bisect_left(self._sizes, rows)
-        below = self._sizes[at - 1] if at else None
-        above = self._sizes[at] if at < len(self._sizes) else None
-        if below is None or above is None:
-            known = above if below is None else below
-            if known is None:
-                return 0.0
-            return self._seconds[known] * max(1.0 + UNKNOWN_SLOPE * (rows - known) / known, 0.5)
-        share = (rows - below) / (above - below)
-        return (1 - share) * self._seconds[below] + share * self._seconds[above]
+        if at == 0:
+            first = self._sizes[0]
+            return self._seconds[first] * rows / first
+        below = self._sizes[at - 1]
+        if at < len(self._sizes):
+            above = self._sizes[at]
+            share = (rows - below) / (above - below)
+            return (1 - share) * self._seconds[below] + share * self._seconds[above]
+        first = self._sizes[0]
+        of_a_row = UNKNOWN_SLOPE * self._seconds[below] / below
+        if first < below:
+            of_a_row = max(of_a_row, HOPED_SHARE * (self._seconds[below] - self._seconds[first]) / (below - first))
+        return self._seconds[below] + of_a_row * (rows - below)

@@ -22,10 +22,12 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_lengths import DraftLengths, Turn
 from nanoinfer.drafting.drafter import Drafter
+from nanoinfer.model.captured_passes import coarse_size
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.scheduler import Scheduler
 
+PAUSE_S = 0.05  # whoever lets more time go by between two steps has done something else
 Sampled = tuple[Req, int, dict[int, float] | None]
 
 
@@ -48,14 +50,13 @@ class DraftingScheduler(Scheduler):
         self.drafters = drafters
         self._vocab_size = sys.maxsize if vocab_size is None else vocab_size
         self.lengths = DraftLengths(drafters, config.num_draft_tokens, config.adaptive_drafts)
-        self._drafted_by: list[int | None] = []  # of the requests of the current pass: whose drafts they have
-        self._began = self._drafting = 0.0  # when the current visit began, and how long drafters took in it
-        self._only_likeliest = False  # of the current pass
-
-    def schedule(self) -> Batch | None:
-        """As `Scheduler.schedule`, with drafts."""
-        self._began, self._drafting, self._drafted_by = self._clock(), 0.0, []
-        return super().schedule()
+        self._counts: list[int] = []  # of the requests of the current pass: how many drafts they have
+        self._drafted_by: list[int | None] = []  # and whose
+        self._drafting = 0.0  # how long drafters took in the current visit
+        self._decoded_tokens = 0  # by all DECODE and VERIFY passes
+        self._last_step = self._clock()  # when the last pass ended
+        self._last_end = self._last_step  # and the last one that was measured
+        self._only_likeliest = self._rests = False  # of the current pass
 
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
@@ -64,21 +65,42 @@ class DraftingScheduler(Scheduler):
         those up to the first that differs from its draft, or up to the one that ends it."""
         if batch.forward_mode is not ForwardMode.VERIFY:
             super().process_batch_result(batch, token_ids, logprobs)
+            self._decoded_tokens += len(batch.reqs) * (batch.forward_mode is ForwardMode.DECODE)
         else:
             self._append(batch, self._accepted(batch, token_ids, logprobs))
             self._forget_finished()
-        if batch.forward_mode is not ForwardMode.EXTEND:
-            seconds = self._clock() - self._began - self._drafting
-            self.lengths.count_pass(len(batch.input_ids), self._only_likeliest, seconds)
+        self._last_step = self._clock()
+        if batch.forward_mode is ForwardMode.EXTEND:
+            self.lengths.interrupt()
+        elif not self._rests:
+            self._count_pass(batch)
+
+    def _count_pass(self, batch: Batch) -> None:
+        """Tell what the pass has cost: the time since the last one ended, without that of the drafters."""
+        now, rows = self._last_step, len(batch.input_ids)
+        if batch.forward_mode is ForwardMode.VERIFY:
+            rows = coarse_size(rows)
+        self.lengths.count_pass(rows, self._only_likeliest, now - self._last_end - self._drafting)
+        self._last_end = now
+        if not self.running:
+            self.lengths.interrupt()  # what follows is not known: nothing, or a prompt
 
     def _decode(self, reqs: list[Req]) -> Batch:
-        self._only_likeliest = only_likeliest(reqs)
+        now = self._clock()
+        if (pause := now - self._last_step) > PAUSE_S:
+            self._last_end += pause
+            self.lengths.excuse(pause)
+        self._rests = self.lengths.rests(reqs, now, self._decoded_tokens)
+        if self._rests:
+            return super()._decode(reqs)
+        self._only_likeliest, self._drafting, self._drafted_by = only_likeliest(reqs), 0.0, []
         turns = self.lengths.choose(reqs, self._only_likeliest)
         if turns:
             room = self._make_room_for_drafts(reqs, turns)
-            counts = self._propose(reqs, turns, room)
-            if any(counts):
-                return Batch.verify(reqs, counts, self.cache)
+            self._counts = self._propose(reqs, turns, room)
+            self.lengths.count_ideas(sum(map(bool, self._counts)))
+            if any(self._counts):
+                return Batch.verify(reqs, self._counts, self.cache)
         return super()._decode(reqs)
 
     def _make_room_for_drafts(self, reqs: Sequence[Req], turns: Sequence[Turn]) -> list[int]:
@@ -110,15 +132,18 @@ class DraftingScheduler(Scheduler):
             asked = [i for i, count in enumerate(most) if count and not counts[i]]
             if not asked:
                 continue
-            most, start = [most[i] for i in asked], self._clock()
-            proposed = self.drafters[turn.drafter].propose([reqs[i] for i in asked], most)
+            if turn is not turns[0] and not self.lengths.is_worth_asking(turn, reqs, counts, self._drafted_by):
+                continue
+            theirs, most, start = [reqs[i] for i in asked], [most[i] for i in asked], self._clock()
+            proposed = self.drafters[turn.drafter].propose(theirs, most)
             self._check_drafts(turn.drafter, proposed, most)
             for i, drafts in zip(asked, proposed, strict=True):
                 req = reqs[i]
+                self.lengths.count_idea(req, turn.drafter, len(drafts) > 0)
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
                 if len(drafts):
                     counts[i], self._drafted_by[i] = len(drafts), turn.drafter
-            self.lengths.count_proposal(turn.drafter, len(asked), max(most), self._clock() - start)
+            self.lengths.count_proposal(turn.drafter, theirs, max(most), self._clock() - start)
         self._drafting = self._clock() - began
         return counts
 
@@ -139,10 +164,8 @@ class DraftingScheduler(Scheduler):
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> Iterator[Sampled]:
         """The tokens that count, request by request. Must be appended as they come: then the drafts are counted."""
-        assert batch.prefix_lens is not None
         row = 0
-        counts = (batch.seq_lens - batch.prefix_lens - 1).tolist()
-        for req, count, drafter in zip(batch.reqs, counts, self._drafted_by, strict=True):
+        for req, count, drafter in zip(batch.reqs, self._counts, self._drafted_by, strict=True):
             before = req.num_tokens
             drafts: list[int] = req.token_ids[before : before + count].tolist()
             accepted = 0
@@ -151,6 +174,7 @@ class DraftingScheduler(Scheduler):
             for i in range(row, row + accepted + 1):
                 yield req, token_ids[i], logprobs[i]
             row += count + 1
+            self._decoded_tokens += accepted + 1
             if drafter is None:
                 continue
             accepted = min(accepted, req.num_tokens - before)  # the request may have ended at one of them

@@ -13,8 +13,8 @@ from nanoinfer.explore.sampling import sampling
 from nanoinfer.explore.token_life import token_life
 from nanoinfer.explore.tree_steps import tree_steps
 from nanoinfer.llm import LLM
+from nanoinfer.random_model import random_model
 from nanoinfer.teaching.prompts import FOX
-from nanoinfer.teaching.random_model import random_model
 
 PROMPT = FOX + " One day she found a"
 

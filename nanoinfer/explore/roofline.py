@@ -81,7 +81,7 @@ def roofline(
     """DECODE and EXTEND passes of `model` over T tokens, timed now, in the roofline of this CPU and of ACCELERATORS.
 
     `bandwidth` (bytes/s) and `flops` (operations/s) of this machine, which the page calls `machine`; what is None is
-    measured. The model's weights should be larger than the processor's caches, as those of `teaching.random_model` mostly
+    measured. The model's weights should be larger than the processor's caches, as those of `random_model` mostly
     are. ValueError for no tokens, or more than the model's context.
     """
     if not tokens or min(tokens) < 1 or max(max(tokens), CONTEXT + 1) > model.max_context_len:
@@ -97,7 +97,7 @@ def roofline(
     }
     names = [f"{cpu.name}, measured", *(f"{each.name}, from its data sheet (bfloat16)" for each in ACCELERATORS)]
     controls = [
-        Control("tokens", "tokens in the pass (T)", list(tokens), start=len(tokens) // 2),
+        Control("tokens", "tokens in the pass (T)", list(tokens), start=len(tokens) - 2),  # where they are apart
         Control("machine", "machine", names),
     ]
     return Explorable(
@@ -211,8 +211,8 @@ def _chart(
     series = []
     for each in machines:
         corners = [(x, _rounded(each.roof(x) / 1e9)) for x in (low, min(max(each.ridge, low), high), high)]
-        series.append(Series(each.name, corners, colour=4, pale=each is not machine))
-    for mode, colour in ((DECODE, 3), (EXTEND, 1)):
+        series.append(Series(each.name, corners, colour=0, pale=each is not machine))
+    for mode, colour in ((DECODE, 1), (EXTEND, 2)):
         done = [(work(model, mode, t), timed[mode, t]) for t in tokens]
         points = [(round(w.intensity(machines[0]), 4), _rounded(w.flops / s / 1e9)) for w, s in done]
         series.append(

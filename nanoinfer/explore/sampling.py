@@ -49,9 +49,9 @@ def sampling(
         before, after = distributions(logits, temperature, top_k, top_p)
         frames[chosen] = _frame(prompt, likeliest, texts, before, after, temperature)
     return Explorable(
-        "Which token comes next, and what do temperature, top-k and top-p do to its chances?",
+        "Which token comes next, and what do temperature, top\u2011k and top\u2011p do to its chances?",
         f"After “{prompt}” the model gives every token of its vocabulary a probability. Drag one control at a time. "
-        "Orange is how often a token is drawn; hatched grey is what its probability was before the cut.",
+        "A solid bar is how often a token is drawn; a hatched one is what its probability was before the cut.",
         controls,
         frames,
         height=780,

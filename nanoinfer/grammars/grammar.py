@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
+from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
+from nanoinfer.requests.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class Grammar:
     """`kind`: the field of SamplingParams that it comes from (GRAMMAR_FIELDS). `text`: a regular expression, a JSON schema,
-    a Lark grammar, or the choices as a JSON list. Equal grammars are compiled only once.
+    a Lark grammar, the choices as a JSON list, or [tool_calls, parallel_tool_calls] as JSON. Equal grammars are compiled
+    only once.
     """
 
     kind: str

@@ -9,13 +9,15 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from nanoinfer.grammars.json_bounds import compiled_bounds
+from nanoinfer.grammars.json_keywords import NAMED
 from nanoinfer.grammars.json_patterns import check_pattern
+from nanoinfer.grammars.json_sizes import check_sizes, levels
 
 MAX_DEPTH = 64  # of a schema: objects and lists inside each other
 MAX_MULTIPLE = (
     20_000  # a number that all `multipleOf` divide, zeros at its end aside: the compiler has a state for each rest
 )
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # under names, not keywords
 ANNOTATIONS = ("title", "description", "$comment", "default", "examples")  # they say nothing about documents
 # The compiler takes no notice of these.
 IGNORED_BY_COMPILER = ("contentEncoding", "contentMediaType", "contentSchema")
@@ -43,32 +45,24 @@ def prepared_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ValueError(f"must be a JSON object, is {json.dumps(schema)[:50]}")
     _check_depth(schema)
+    check_sizes(schema)
     _check_multiples(schema)
     return _prepared(schema)
 
 
 def _check_depth(schema: Any) -> None:
-    level, depth = [schema], 0
-    while level:
-        depth += 1
+    for depth, _ in enumerate(levels(schema), start=1):
         if depth > MAX_DEPTH:
             raise ValueError(f"has objects and lists inside each other: must not be more than {MAX_DEPTH} levels deep")
-        inside = [each for value in level for each in (value.values() if isinstance(value, dict) else value)]
-        level = [each for each in inside if isinstance(each, dict | list)]
 
 
 def _check_multiples(schema: dict[str, Any]) -> None:
     """The compiler takes seconds and hundreds of megabytes for large ones, and multiplies those that may meet."""
     multiples: set[int | float] = set()
-    level: list[Any] = [schema]
-    while level:
-        inside: list[Any] = []
-        for value in level:
-            inside += value.values() if isinstance(value, dict) else value
-            multiple = value.get("multipleOf") if isinstance(value, dict) else None
-            if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple > 0:
-                multiples.add(multiple)
-        level = [each for each in inside if isinstance(each, dict | list)]
+    for value in (each for level in levels(schema) for each in level if isinstance(each, dict)):
+        multiple = value.get("multipleOf")
+        if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple > 0:
+            multiples.add(multiple)
     common = math.lcm(*(int(str(Fraction(str(each)).numerator).rstrip("0")) for each in multiples))
     if common > MAX_MULTIPLE:
         raise ValueError(f"multipleOf={', '.join(map(str, sorted(multiples)))}: their least common multiple, zeros at its "
@@ -100,6 +94,7 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
             made[keyword] = value
         else:
             made[keyword] = _prepared_any(value)
+    made.update(compiled_bounds(schema))
     pattern = FORMATS.get(made["format"]) if isinstance(made.get("format"), str) else None
     if pattern is not None:
         del made["format"]

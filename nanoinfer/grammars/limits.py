@@ -4,6 +4,7 @@ import re
 
 MAX_LENGTH = 200_000  # characters of a grammar of any kind
 MAX_REGEX = 5_000  # characters of a regular expression, also of one that a Lark grammar puts together from terminals
+MAX_CHOICES = 10_000  # of `choice`: as many take a tenth of a second to compile
 MAX_DEPTH = 100  # of brackets inside each other: the compiler would run out of stack
 _DEFINITION = re.compile(r"^[ \t]*[?!]*([A-Za-z_]\w*)[^:\n\"/]*:", re.MULTILINE)
 _TERMINAL = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
@@ -26,7 +27,7 @@ def check_lark(text: str) -> None:
             raise ValueError(f"{directive} is not implemented in a Lark grammar")
     _check_depth(text)
     starts = [(found[1], found.end(), found.start()) for found in _DEFINITION.finditer(text)]
-    ends = [start for _, _, start in starts[1:]] + [len(text)]
+    ends = [start for _, _, start in starts[1:]] + [len(text)] * bool(starts)  # a text may define nothing
     bodies = {name: text[begin:end] for (name, begin, _), end in zip(starts, ends, strict=True)}
     lengths: dict[str, int] = {}
     for name in bodies:

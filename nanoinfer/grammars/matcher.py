@@ -1,6 +1,8 @@
 """Matcher: where the output of one completion is in its grammar, and which tokens may come next."""
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,26 @@ class Matcher:
 
     Where the grammar forces some text, only the tokenizer's own tokens of it are allowed. What is allowed depends only on
     the grammar and on the tokens that were accepted and not rolled back.
+
+    `takes_drafts`: whether tokens can be taken back. `tokenizer_error`: what the tokenizer raised; nothing is allowed then.
     """
 
-    def __init__(self, state: Any, vocabulary: Vocabulary, ends: Collection[int], limit: NumberLimit | None = None):
+    def __init__(
+        self,
+        state: Any,
+        vocabulary: Vocabulary,
+        ends: Collection[int],
+        limit: NumberLimit | None = None,
+        takes_drafts: bool = True,
+    ):
+        self.takes_drafts = takes_drafts
+        self.tokenizer_error: BaseException | None = None
         self._state, self._vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
         self._ended = False  # by one of `ends`
         self._end_bits = vocabulary.bit_mask(sorted(self._ends))
         self._position = 0  # how many tokens were accepted
         self._forced: list[tuple[int, list[int]]] = []  # runs of forced tokens, and the position at which each begins
+        self._mask: np.ndarray | None = None  # llguidance's, of the current position; None if it is not known
 
     @property
     def words(self) -> int:
@@ -47,20 +61,23 @@ class Matcher:
     @property
     def error(self) -> str:
         """Why matching cannot go on; empty as long as it can. One step may need more time or memory than is allowed."""
-        return self._state.get_error().split("\n<state>")[0] if self._state.is_error() else ""
+        if self.tokenizer_error is not None:
+            return f"the tokenizer fails: {reason(str(self.tokenizer_error))}"
+        return reason(self._state.get_error()) if self._state.is_error() else ""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         """Write into `row` which tokens may come next. False if none may: all bits are zero then."""
-        if self._ended or self._state.is_error():
+        if self._ended or self._has_failed:
             row[:] = 0
             return False
         if forced := self.forced_tokens():
             row[:] = self._vocabulary.bit_mask(forced[:1])
             return True
-        self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._state.is_error():
+        mask = self._computed_mask()
+        if self._has_failed:
             row[:] = 0
             return False
+        row[:] = mask
         word, bit = divmod(self._vocabulary.end, 32)
         complete = bool(row[word] >> bit & 1)
         row[word] &= ~np.int32(1 << bit if bit < 31 else -(1 << 31))
@@ -79,6 +96,7 @@ class Matcher:
             self._ended = self.is_complete
             self._position += self._ended
             return self._ended
+        self._mask = None
         if not self._state.consume_token(token_id):
             return False
         self._position += 1
@@ -89,6 +107,8 @@ class Matcher:
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens that were accepted."""
         self._position -= count
+        if count:
+            self._mask = None
         while self._forced and self._forced[-1][0] > self._position:
             self._forced.pop()
         if count and self._ended:
@@ -102,7 +122,7 @@ class Matcher:
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """How many of `token_ids`, from the first on, could be accepted one after another. Changes nothing."""
         ids = list(token_ids)
-        if self._ended or self._state.is_error():
+        if self._ended or self._has_failed:
             return 0
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
         count = int(self._state.validate_tokens(ids[:end])) if end else 0
@@ -117,23 +137,49 @@ class Matcher:
 
         A run of them is computed once, at its beginning, so that it is the same whatever is rolled back in between.
         """
-        if self._ended or self._state.is_error():
+        if self._ended or self._has_failed:
             return []
         if self._forced:
             start, tokens = self._forced[-1]
             if rest := tokens[self._position - start :]:
                 return rest
-        tokens = list(self._state.compute_ff_tokens())
-        if tokens:
-            self._forced.append((self._position, tokens))
-        return tokens
+        self._computed_mask()  # first, as most of the work is the same, and here other threads can run meanwhile
+        if self._has_failed:
+            return []
+        with self._watched():
+            if forced := list(self._state.compute_ff_tokens()):
+                self._forced.append((self._position, forced))
+            return forced
+        return []
 
     def copy(self) -> "Matcher":
         """An independent matcher in the same state."""
         limit = None if self._limit is None else self._limit.copy()
-        other = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit)
+        other = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit, self.takes_drafts)
+        other.tokenizer_error = self.tokenizer_error
         other._ended, other._position, other._forced = self._ended, self._position, list(self._forced)
         return other
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Keep what the tokenizer raises in this block."""
+        try:
+            with self._vocabulary.watched():
+                yield
+        except BaseException as error:
+            self.tokenizer_error = error
+
+    def _computed_mask(self) -> np.ndarray:
+        if self._mask is None:
+            self._mask = np.zeros(self.words, dtype=np.int32)
+            if not self._has_failed:
+                with self._watched():
+                    self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        return self._mask
+
+    @property
+    def _has_failed(self) -> bool:
+        return self.tokenizer_error is not None or bool(self._state.is_error())
 
     def _is_complete_after(self, ids: Sequence[int]) -> bool:
         accepted = self._state.try_consume_tokens(list(ids)) if ids else 0
@@ -141,6 +187,12 @@ class Matcher:
         if accepted:
             self._state.rollback(accepted)
         return complete and accepted == len(ids)
+
+
+def reason(error: str) -> str:
+    """What llguidance says, as one sentence: without what follows for its developers, such as the state or a backtrace."""
+    lines = re.split(r"\n *(?:<|stack backtrace|backtrace|\d+: )", error[:4000].strip(), maxsplit=1)[0]
+    return " ".join(lines.removesuffix("<non-verbose/>").split())[:500]
 
 
 def fill_masks(matcher: Matcher, drafts: Sequence[int], rows: np.ndarray) -> int:

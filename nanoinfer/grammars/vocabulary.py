@@ -1,11 +1,14 @@
 """Vocabulary: the bytes of every token, which a grammar needs to say which tokens may come next."""
 
-from collections.abc import Sequence
-from functools import cached_property
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.cache_locks import kept
 from nanoinfer.requests.tokenizer import REPLACEMENT
 
 CHECKED_TOKENS = 2000  # of so many tokens, the bytes are compared with the text that the tokenizer decodes them to
@@ -35,13 +38,14 @@ class Vocabulary:
         self.tokens = _decoded_bytes(tokenizer, size, self.special) if spelled is None else spelled
         _check(tokenizer, self.tokens, self.special)
         self.tokens.append(b"<end of output>")
+        self._failures = threading.local()
 
     @property
     def words(self) -> int:
         """The number of 32-bit words in a bit mask over all tokens and `end`."""
         return len(self.tokens) // 32 + (len(self.tokens) % 32 > 0)
 
-    @cached_property
+    @kept
     def begins_with_digit(self) -> np.ndarray:
         """A bit mask, int32 `[words]`: the tokens whose first character is one of 0 to 9."""
         return self.bit_mask([i for i, token in enumerate(self.tokens) if token[:1].isdigit()])
@@ -53,13 +57,34 @@ class Vocabulary:
             mask[token // 32] |= np.uint32(1 << token % 32)
         return mask.view(np.int32)
 
-    @cached_property
+    @kept
     def compiled(self) -> Any:
         """The vocabulary as llguidance keeps it: a prefix tree of all tokens."""
-        from llguidance import LLTokenizer, TokenizerWrapper
+        from llguidance import LLTokenizer
 
-        made: Any = LLTokenizer(TokenizerWrapper(_ForLLGuidance(self)))
+        wrapper: Any = _ForLLGuidance(self)
+        made: Any = LLTokenizer(wrapper)
         return made
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raise what the tokenizer raises while llguidance calls it in this block. llguidance itself would take the longest
+        tokens then, or call it a failure of the grammar."""
+        self._failures.first = None
+        try:
+            yield
+        finally:
+            if (failure := self._failures.first) is not None:
+                self._failures.first = None
+                raise failure
+
+    def encode_for_llguidance(self, text: bytes) -> list[int]:
+        """As `encode`; what the tokenizer raises, `watched` raises afterwards."""
+        try:
+            return self.encode(text)
+        except BaseException as error:
+            self._failures.first = error
+            return self._longest_tokens(text)
 
     def encode(self, text: bytes) -> list[int]:
         """The tokens that the tokenizer would write `text` with in the middle of an output. If that cannot be found out,
@@ -71,7 +96,7 @@ class Vocabulary:
                 ids = self._encode(before + decoded)
                 if ids[: len(start)] == start and self._bytes_of(ids[len(start) :]) == text:
                     return ids[len(start) :]
-        except ValueError:  # bytes that are no text
+        except ValueError:  # bytes that are no text, or text that this tokenizer cannot encode
             pass
         return self._longest_tokens(text)
 
@@ -93,12 +118,12 @@ class Vocabulary:
             at = end
         return ids
 
-    @cached_property
+    @kept
     def _by_bytes(self) -> dict[bytes, int]:
         ordinary = [i for i in range(self.size) if i not in self.special and self.tokens[i]]
         return {self.tokens[i]: i for i in reversed(ordinary)}
 
-    @cached_property
+    @kept
     def _longest(self) -> int:
         return max(map(len, self._by_bytes))
 
@@ -109,18 +134,25 @@ class Vocabulary:
 
 
 class _ForLLGuidance:
-    """What llguidance asks a tokenizer for."""
+    """What llguidance asks a tokenizer for.
+
+    It must not keep the vocabulary alive, which owns what llguidance makes of it: Python's garbage collector cannot see
+    through objects written in Rust, so such a circle would stay for ever.
+    """
 
     bos_token_id = None
+    is_tokenizer_wrapper = True  # by which llguidance knows that it takes text
 
     def __init__(self, vocabulary: Vocabulary):
         self.eos_token_id = vocabulary.end
         self.tokens = vocabulary.tokens
         self.special_token_ids = [*sorted(vocabulary.special), vocabulary.end]
-        self._vocabulary = vocabulary
+        self._vocabulary = weakref.ref(vocabulary)
 
-    def __call__(self, text: bytes) -> list[int]:
-        return self._vocabulary.encode(text)
+    def __call__(self, text: str) -> list[int]:
+        vocabulary = self._vocabulary()
+        assert vocabulary is not None, "every matcher has its vocabulary"
+        return vocabulary.encode_for_llguidance(text.encode())
 
 
 def _special_ids(hf_tokenizer: Any, size: int) -> frozenset[int]:
@@ -137,7 +169,7 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     decoder = "" if backend is None or backend.decoder is None else repr(backend.decoder)
     if "ByteLevel" in decoder:
-        letters = _byte_letters()
+        letters = byte_letters()
 
         def spell(token: str) -> bytes:
             if all(letter in letters for letter in token):
@@ -162,7 +194,7 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     return tokens
 
 
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """Character → byte, as byte-level BPE spells them: visible characters of Latin-1 stand for themselves, and the other
     bytes, in order, for the characters from 256 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

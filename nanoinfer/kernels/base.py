@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 
@@ -95,6 +96,19 @@ class Kernels(Protocol):
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """`cap * tanh(x / cap)`, `x` [T, size]. May change `x` in place."""
+        ...
+
+    def draw(
+        self, scores: torch.Tensor, temperatures: np.ndarray, numbers: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw a token from each row of `scores` [T, V] float32, which are not changed: int64 [T].
+
+        A row's scores, less their maximum and divided by the row's entry of `temperatures` [T] float32, are exponents of
+        weights. The token is the first up to which these add up to more than the row's entry of `numbers` [T] float64,
+        in [0, 1), times their total; with a temperature of 0, the first of the likeliest ones. The totals, float64 [T],
+        come second: finite, except where a score is NaN or +infinity, or where all are -infinity. There, the token means
+        nothing.
+        """
         ...
 
 

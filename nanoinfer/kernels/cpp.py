@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
@@ -27,6 +28,7 @@ class CppKernels:
         self._add_rms_norm, self._norm_heads = function("add_rms_norm", dtype), function("norm_heads", dtype)
         self._rotate, self._scale = function("rotate", dtype), function("scale", dtype)
         self._softcap, self._gather_rows = function("softcap", dtype), function("gather_rows")
+        self._draw = function("draw")
         type_name = str(dtype).removeprefix("torch.")
         self.memory = HugePages()  # where packed weights lie
         self._columns, self._inputs = (int(library()[f"linear_{each}_{type_name}"]()) for each in ("columns", "inputs"))
@@ -188,3 +190,24 @@ class CppKernels:
         assert x.is_contiguous()
         self._softcap(x.data_ptr(), len(x), x.shape[1], cap)
         return x
+
+    def draw(
+        self, scores: torch.Tensor, temperatures: np.ndarray, numbers: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row by row, without a table of cumulative probabilities."""
+        rows, size = scores.shape
+        assert scores.dtype is torch.float32
+        assert temperatures.dtype == np.float32
+        assert numbers.dtype == np.float64
+        assert temperatures.shape == numbers.shape == (rows,)
+        scores = scores.contiguous()
+        token_ids, totals = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+        pointers = (
+            scores.data_ptr(),
+            temperatures.ctypes.data,
+            numbers.ctypes.data,
+            token_ids.data_ptr(),
+            totals.data_ptr(),
+        )
+        self._draw(*pointers, rows, size)
+        return token_ids, totals

@@ -29,10 +29,12 @@ ARGUMENTS = {
     "scale": "Pqqd",
     "softcap": "Pqqd",
     "attention": "PPPPPPPPPPqqqqqdqd",
+    "draw": "PPPPPqq",
     "gather_rows": "PPPqq",
     "store_rows": "PPPPPqqq",
     "store_int8": "PPPPPPPqqqq",
     "replay": "PqP",
+    "run_ahead": "PqPPPPPPPqqq",
 }
 
 

@@ -1,4 +1,5 @@
 // The library's entry points: every kernel for every element type, `<kernel>_<type>` (see program.h).
+#include "ahead.cpp"
 #include "attention.cpp"
 #include "elementwise.cpp"
 #include "int4.cpp"
@@ -24,6 +25,7 @@
     EXPORT(softcap_##type, softcap<E>)                                                                                 \
     EXPORT(store_int8_##type, store_int8<E>)                                                                           \
     EXPORT(attention_##type, attention<E>)                                                                             \
+    EXPORT(run_ahead_##type, run_ahead_of<E>)                                                                          \
     extern "C" long linear_columns_##type() { return columns_of<E>(); }                                                \
     extern "C" long linear_inputs_##type() { return inputs_of<E>(); }
 
@@ -39,6 +41,7 @@ EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
 EXPORT(int4_linear_bfloat16, int4_linear<BFloat16>)
 #endif
 #endif
+EXPORT(draw, draw_tokens<Float32>)
 EXPORT(gather_rows, gather)
 EXPORT(store_rows, store_kv)
 EXPORT(replay, replay_calls)

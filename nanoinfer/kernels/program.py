@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -98,6 +99,49 @@ class Program:
         """Make the calls again."""
         times = 0 if self._times is None else ctypes.addressof(self._times)
         self._replay(ctypes.addressof(self._table), len(self.calls), times)
+
+    def replay_ahead(
+        self,
+        rows: Sequence[torch.Tensor],
+        counts: np.ndarray,
+        temperatures: np.ndarray,
+        numbers: np.ndarray,
+    ) -> np.ndarray:
+        """Make the calls `max(counts)` times. After each time, choose every row's next token and move the rows on, which
+        changes `rows` in place. Returns the tokens, int64 [steps, B]; row `i` has `counts[i]` of them, or up to an entry of
+        −1, which says that its logits held NaN or infinity.
+
+        `rows`: the buffers of a captured pass of B requests with one new token each: input ids and positions int64,
+        sequence lengths and slots int32, all [B], where each request's slots begin, int32 [B], in the last one, a table.
+        `counts` int64 [B], at least 1. `temperatures` float32 [B] and `numbers` float64 [steps, B]: as in Kernels.draw.
+        The outputs are logits [B, V], or of each row the likeliest token and its logit.
+        """
+        steps, size = numbers.shape
+        assert [each.dtype for each in rows] == [torch.int64] * 2 + [torch.int32] * 4
+        assert counts.dtype == np.int64
+        assert temperatures.dtype == np.float32
+        assert numbers.dtype == np.float64
+        assert len(counts) == len(temperatures) == len(rows[0]) == size
+        chosen = np.empty((steps, size), dtype=np.int64)
+        first, found = self.outputs[0], len(self.outputs) > 1
+        assert first.is_contiguous()
+        assert not found or self.outputs[1].dtype == torch.float32
+        pointers = (ctypes.c_int64 * len(rows))(*(each.data_ptr() for each in rows))
+        function("run_ahead", torch.float32 if found else first.dtype)(
+            ctypes.addressof(self._table),
+            len(self.calls),
+            ctypes.addressof(pointers),
+            first.data_ptr() if found else 0,
+            self.outputs[-1].data_ptr(),
+            temperatures.ctypes.data,
+            numbers.ctypes.data,
+            counts.ctypes.data,
+            chosen.ctypes.data,
+            steps,
+            size,
+            0 if found else first.shape[1],
+        )
+        return chosen
 
     def measure(self, on: bool = True) -> None:
         """Add up the time of each call from now on, or stop doing so. It costs nothing while it is off."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import embedding, gelu, linear, silu
 
@@ -91,3 +92,31 @@ class TorchKernels:
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """The bound is smooth: small values hardly change."""
         return torch.tanh(x / cap) * cap
+
+    def draw(
+        self, scores: torch.Tensor, temperatures: np.ndarray, numbers: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """By the cumulative distribution of all tokens. The maximum is subtracted before the division: a tiny temperature
+        can then make -infinity of a score, but never NaN."""
+        likeliest = np.flatnonzero(temperatures == 0)
+        divisors = np.where(temperatures == 0, np.float32(1), temperatures)[:, None]
+        if scores.device.type != "cpu":
+            divisor, number = (torch.from_numpy(each).to(scores.device) for each in (divisors, numbers[:, None]))
+            scaled = (scores - scores.amax(dim=-1, keepdim=True)) / divisor
+            sums = scaled.double().exp().cumsum(dim=-1)
+            total = sums[:, -1:]
+            target = (number * total).minimum(total.nextafter(torch.zeros_like(total)))  # not past the last token
+            found, totals = torch.searchsorted(sums, target, right=True)[:, 0], total[:, 0]
+            if len(likeliest):
+                found[likeliest] = scores[likeliest].argmax(dim=-1)
+            return found, totals
+        rows = scores.numpy()  # on a CPU, numpy is faster for a few rows
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights = np.exp((rows - rows.max(axis=-1, keepdims=True)) / divisors)
+        cumulated = weights.cumsum(axis=-1, dtype=np.float64)
+        masses = cumulated[:, -1]
+        targets = np.minimum(numbers * masses, np.nextafter(masses, 0.0))
+        tokens = np.array([row.searchsorted(target, "right") for row, target in zip(cumulated, targets, strict=True)])
+        if len(likeliest):
+            tokens[likeliest] = rows[likeliest].argmax(axis=-1)
+        return torch.from_numpy(tokens.astype(np.int64)), torch.from_numpy(masses.copy())

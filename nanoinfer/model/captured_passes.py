@@ -105,14 +105,6 @@ class CapturedPass:
             of_rows[:tokens] = adapter_places.repeat(self.num_new)
             self.metadata.adapters.fill(of_rows)
 
-    def advance(self, token_ids: np.ndarray, out_cache_loc: np.ndarray) -> None:
-        """Move the batch that `fill` took on by one token each, in place, as `advance_step` does: the next inputs and their
-        slots, both [B]. Only for one new token per request."""
-        count = len(token_ids)
-        self._ids[:count], self._slots[:count] = token_ids, out_cache_loc
-        self._positions[:count] += 1
-        self._seq_lens[:count] += 1
-
     def run(self) -> Sequence[torch.Tensor]:
         """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
         and the head can find them by itself. The next run overwrites them.
@@ -124,6 +116,20 @@ class CapturedPass:
         else:
             self.program.replay()
         return self.program.outputs
+
+    def run_ahead(self, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Compute what `fill` took and then, from one pass to the next, each request's next tokens, `counts[i]` of them:
+        int64 [max(counts), B]. Arguments as in Program.replay_ahead, for the B requests that were taken. Only with one new
+        token per request, and after the first `run`."""
+        assert self.program is not None
+        padding = len(self._ids) - len(counts)
+        if padding:
+            counts, temperatures = np.pad(counts, (0, padding)), np.pad(temperatures, (0, padding))
+            numbers = np.pad(numbers, ((0, 0), (0, padding)))
+        of_pass = self.metadata
+        table = of_pass.req_to_token_pool.req_to_token
+        rows = self.input_ids, of_pass.positions, of_pass.seq_lens, of_pass.out_cache_loc, of_pass.kv_indptr, table
+        return self.program.replay_ahead(rows, counts, temperatures, numbers)[:, : len(counts) - padding]
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
         output = self._run(self.input_ids, self.metadata)
@@ -162,7 +168,7 @@ class CapturedPasses:
     there is to say if they are."""
 
     note = ""
-    takes_adapters = True
+    takes_adapters = takes_ahead = True
 
     def __init__(self, runner: Any):
         self._runner = runner
@@ -170,10 +176,9 @@ class CapturedPasses:
 
     def _start_over(self) -> None:
         self._source = _Source(self._runner)
-        self.reason = self._why_not()
+        self.reason = getattr(self._runner, "unrecordable", "") or self._why_not()
         self.passes: dict[tuple[int, ...], Any] = {}
         self.adapted_passes: dict[tuple[int, ...], Any] = {}  # of batches in which a request has an adapter
-        self._newest: tuple[Any, int] = (None, 0)  # the pass that was made last, and how many rows it had
         self._tables_version = 0  # of the adapters' tables that these were captured with
 
     @classmethod
@@ -207,7 +212,6 @@ class CapturedPasses:
         """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
         None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
         Arguments as in ModelRunner; `coarse`: as in `coarse_size`."""
-        self._newest = None, 0
         if self._source.exchanged():
             self._start_over()
         shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest, coarse)
@@ -226,19 +230,20 @@ class CapturedPasses:
             self.adapted_passes.clear()
             self.reason = str(error)
             return None
-        self._newest = captured, input_ids.shape[0]
         return _of_rows(outputs, input_ids.shape[0])
 
-    def can_advance(self, num_rows: int) -> bool:
-        """Whether the last pass had so many rows, one per request, and can be moved on."""
-        captured, rows = self._newest
-        return rows == num_rows and isinstance(captured, CapturedPass) and captured.num_new == 1
-
-    def advance(self, token_ids: np.ndarray, out_cache_loc: np.ndarray) -> torch.Tensor | Likeliest:
-        """The pass that follows the last one, of the same requests: `forward` with one more token each, without checks."""
-        captured, rows = self._newest
-        captured.advance(token_ids, out_cache_loc)
-        return _of_rows(captured.run(), rows)
+    def run_ahead(
+        self, batch: Any, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray
+    ) -> np.ndarray | None:
+        """`CapturedPass.run_ahead` of a DECODE batch without adapters; None if it is not captured yet, or cannot be."""
+        if not self.takes_ahead or self._source.exchanged() or self.reason or self._source.hooked():
+            return None
+        shape = self._shape(batch.seq_lens, 1, batch.only_likeliest, coarse=True)
+        captured = None if shape is None else self.passes.get(shape)
+        if captured is None or captured.program is None:
+            return None
+        captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
+        return captured.run_ahead(counts, temperatures, numbers)
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""

@@ -9,6 +9,7 @@ import torch
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
+from nanoinfer.model.other_formats import unsupported_kind
 from nanoinfer.model.plain_config import is_end_token, read_plain_config
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 from nanoinfer.requests.tokenizer_files import read_object
@@ -56,12 +57,15 @@ class ModelConfig:
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
         """Read `config.json` (and the end tokens of `generation_config.json`) from a local checkpoint directory.
 
-        Raises FileNotFoundError without `config.json`, UnsupportedModelError naming what is not supported.
+        Raises FileNotFoundError without `config.json`, UnsupportedModelError naming the folder and what is not supported.
         """
         path = Path(path)
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
-        config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
+        try:
+            config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{path}: {unsupported_kind(path / 'config.json')}{error}") from error
         end_tokens = _generation_end_tokens(path)
         return config if end_tokens is None else replace(config, eos_token_ids=_end_tokens(end_tokens))
 
@@ -157,7 +161,7 @@ def _read_any_config(path: Path) -> Any:
         return AutoConfig.from_pretrained(str(path), trust_remote_code=False)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, StrictDataclassError) as error:
         # These are what transformers raises for a config that it cannot read.
-        raise UnsupportedModelError(f"{path / 'config.json'}: {type(error).__name__}: {error}") from error
+        raise UnsupportedModelError(f"config.json: {type(error).__name__}: {error}") from error
 
 
 def _generation_end_tokens(path: Path) -> int | list[int] | None:

@@ -114,6 +114,7 @@ class CudaPasses(CapturedPasses):
 
     note = "CUDA graphs, for passes of one new token per request"
     takes_adapters = False  # plain torch looks at them on the host
+    takes_ahead = False  # tokens are chosen on the host
 
     def __init__(self, runner: Any, record: Record | None = None):
         super().__init__(runner)

@@ -1,5 +1,6 @@
 """InputMetadata: everything that a pass needs to know about its batch. It is made once per pass and read by every layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -40,6 +41,7 @@ class InputMetadata:
     | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
+    | `prompt_top_counts` | [B] or None | how many likeliest tokens each request wants beside that, at each position |
     | `only_likeliest` | bool | captured passes: each row's likeliest token is enough, if the head can find it by itself |
     | `adapters` | AdapterRows or None | the adapter that each new token uses; None: no token uses one |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
@@ -101,6 +103,7 @@ class InputMetadata:
     kv_last_page_len: torch.Tensor = UNSET
 
     logit_rows: torch.Tensor | None = None
+    prompt_top_counts: Sequence[int] | None = None
     only_likeliest: bool = False
     adapters: AdapterRows | None = None
     attention_mask: torch.Tensor | None = None
@@ -126,6 +129,7 @@ class InputMetadata:
     ) -> "InputMetadata":
         """Derive all fields from what the scheduler knows. Shapes and dtypes: see the class's tables. Changes nothing.
 
+        `tp_size`: over how many processes `model_runner` splits the model. The metadata is the same in each of them.
         `adapter_places` [B] int32: the place of each request's adapter in the model runner's AdapterPool, −1 for none.
         `model_runner` provides `req_to_token_pool` and `token_to_kv_pool`. The slots of tokens that have K/V already come
         from the requests' rows; those of new tokens come from `out_cache_loc`. `prefix_lens` is ignored in DECODE. The
@@ -144,7 +148,8 @@ class InputMetadata:
         prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
         if check:
-            check_requests(tp_size, rows, seqs, prefixes, pool)
+            check_tp_size(tp_size, getattr(model_runner, "tp_size", 1))
+            check_requests(rows, seqs, prefixes, pool)
             check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
         positions = np.concatenate([*map(np.arange, prefixes, seqs)]) if extend else prefixes
         metadata = cls(
@@ -194,9 +199,9 @@ class InputMetadata:
         """Fill in the CSR fields `qo_indptr`, `kv_indptr`, `kv_indices` and `kv_last_page_len` from the others.
 
         `create` calls it; the name is nano-sglang's. This is FlashInfer's description for page size 1, whatever the
-        pool's page size. ValueError unless `tp_size` is 1; nano-sglang has it for models that are split over devices.
+        pool's page size. It is the same in all `tp_size` processes over which a model is split: slots have the same numbers
+        everywhere.
         """
-        check_tp_size(tp_size)
         rows, seqs, slots = (t.cpu().numpy() for t in (self.req_pool_indices, self.seq_lens, self.out_cache_loc))
         prefixes = seqs - 1 if self.prefix_lens is None else self.prefix_lens.cpu().numpy()
         table = self.req_to_token_pool.req_to_token.cpu().numpy()  # no copy if the pool is on the host

@@ -9,6 +9,7 @@ from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.embedding import Embedding
 from nanoinfer.model.layers.kept_weights import quantization_of
 from nanoinfer.model.layers.linear import FusedLinear, GatedLinear, Linear, LMHead
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
@@ -106,8 +107,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer], dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.kernels: Kernels = TorchKernels()
-        table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=True)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype, device)
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()  # rounded like the table
         self.layers = nn.ModuleList(layer_class(config, i, dtype, device) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """`input_ids` [T] → [T, hidden]. With `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
         what comes after attention for these rows only."""
-        x, residual = self.kernels.embed(self.embed_tokens.weight, input_ids), None
+        x, residual = self.embed_tokens(input_ids), None
         if self.embedding_scale != 1.0:
             x = self.kernels.scale(x, self.embedding_scale)
         *layers, last = self.layers

@@ -14,6 +14,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_folder, refuse_file
+from nanoinfer.model.split import ModelSplit
 from nanoinfer.model.weights import checkpoint_dtype, load_weights
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     max_context_len: int  # how many positions have rotary tables
+    split: ModelSplit | None = None  # of a model that is split, this process has a share; None: all of it is here
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -70,6 +72,10 @@ def as_loaded_model(
         if dtype is not None or device is not None:
             raise ValueError(
                 f"dtype={dtype}, device={device}: a loaded model has both already; set them when you load it"
+            )
+        if model.split is not None:
+            raise ValueError(
+                f"model: {model.name} is split over {model.split.size} processes, and only its LLM's engine can run it"
             )
         return model
     if not isinstance(model, str | Path):
@@ -119,10 +125,12 @@ def load_model(
     max_context_len: int | None = None,
     kernels: str = "auto",
     quantization: str | None = None,
+    split: ModelSplit | None = None,
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
-    None keeps the checkpoint's numbers.
+    None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
+    (see nanoinfer/parallel/); None: all of it.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -138,8 +146,12 @@ def load_model(
         raise ValueError(f"max_context_len={max_context_len}: must be in 1..{limit} for this model")
     context = max_context_len or limit
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
-    tokenizer = Tokenizer.from_pretrained(path)  # before the weights: if it fails, it fails soon
-    network = find_family(config.architecture)(config, context, resolved_dtype, resolved_device)
+    leads = split is None or split.leads
+    tokenizer = Tokenizer.from_pretrained(path) if leads else None  # before the weights: if it fails, it fails soon
+    own = config if split is None else split.own_config(config)
+    network = find_family(config.architecture)(own, context, resolved_dtype, resolved_device)
+    if split is not None:
+        split.install(network, config, quantization)
     load_weights(network, path)
     network.use_kernels(chosen, quantization)
-    return LoadedModel(str(model), path, network, config, tokenizer, resolved_dtype, resolved_device, context)
+    return LoadedModel(str(model), path, network, own, tokenizer, resolved_dtype, resolved_device, context, split)

@@ -20,10 +20,10 @@ def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
         raise ValueError(f"prefix_lens=None: {forward_mode.name} needs one per request")
 
 
-def check_tp_size(tp_size: int) -> None:
-    """`tp_size` must be 1, the only size there is."""
-    if tp_size != 1:
-        raise ValueError(f"tp_size={tp_size}: must be 1, this engine does not split a model over devices")
+def check_tp_size(tp_size: int, split_over: int) -> None:
+    """`tp_size` must be the number of processes over which the model is split."""
+    if tp_size != split_over:
+        raise ValueError(f"tp_size={tp_size}: must be {split_over}, over so many processes is the model split")
 
 
 def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
@@ -40,11 +40,8 @@ def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:
         raise ValueError(f"input_ids: token {token} is outside 0..{limit}")
 
 
-def check_requests(
-    tp_size: int, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool
-) -> None:
+def check_requests(rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, pool: ReqToTokenPool) -> None:
     """There must be one row, one sequence length and one prefix length per request, within the pool's limits."""
-    check_tp_size(tp_size)
     if not len(rows):
         raise ValueError("req_pool_indices: a pass needs at least one request")
     for name, array in (("seq_lens", seqs), ("prefix_lens", prefixes)):

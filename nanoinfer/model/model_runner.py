@@ -1,6 +1,6 @@
 """ModelRunner: runs passes of one model over one pair of pools."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput, mean_logprobs
+from nanoinfer.model.layers.prompt_likeliest import Likely
 from nanoinfer.model.metadata_checks import check_input_ids
 from nanoinfer.model.verify import DecodeRows, as_decode
 
@@ -20,7 +21,7 @@ Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
 class ForwardBatch(Protocol):
-    """The fields of a Batch that the runner reads, and `prompt_logprobs`, which it sets."""
+    """The fields of a Batch that the runner reads; it sets `prompt_logprobs` and `prompt_likeliest`."""
 
     input_ids: torch.Tensor
     req_pool_indices: torch.Tensor
@@ -29,7 +30,9 @@ class ForwardBatch(Protocol):
     out_cache_loc: torch.Tensor
     out_cache_cont_start: int | None
     out_cache_cont_end: int | None
+    prompt_top_counts: Sequence[int] | None
     prompt_logprobs: torch.Tensor | None
+    prompt_likeliest: Sequence[list[Likely] | None] | None
     adapter_places: np.ndarray | None
 
     @property
@@ -60,6 +63,11 @@ class ModelRunner:
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.captured: CapturedPasses | None = None  # set it to replay decode passes
         self.adapters: Any = None  # an AdapterPool, for batches with `adapter_places`
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why no pass can be made any more, with which an engine ends; None while passes can be made."""
+        return None
 
     def forward_extend(
         self,
@@ -104,7 +112,8 @@ class ModelRunner:
         self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
     ) -> tuple[torch.Tensor | Likeliest, torch.Tensor | None]:
         """Run the pass of a Batch. Returns logits `[B, V]` and, for an EXTEND with `return_normalized_logprob`, the same
-        second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability. A captured
+        second value as `forward_extend`; `batch.prompt_logprobs` [T] then has each token's log-probability, and
+        `batch.prompt_likeliest` the likeliest tokens that `batch.prompt_top_counts` asks for (see LogitsOutput). A captured
         DECODE or VERIFY with `batch.only_likeliest` may return a Likeliest in place of the logits. VERIFY: logits `[T, V]`.
         """
         if forward_mode is ForwardMode.VERIFY:
@@ -132,8 +141,9 @@ class ModelRunner:
             adapter_places=batch.adapter_places,
             check=False,
         )
+        metadata.prompt_top_counts = batch.prompt_top_counts
         output = self.run(batch.input_ids, metadata)
-        batch.prompt_logprobs = output.prompt_logprobs
+        batch.prompt_logprobs, batch.prompt_likeliest = output.prompt_logprobs, output.prompt_likeliest
         return output.logits, mean_logprobs(output, metadata)
 
     def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any) -> InputMetadata:
@@ -147,3 +157,6 @@ class ModelRunner:
         """Run the model on `input_ids` [T]. Every pass comes through here: the engine's, a session's, forward_tensor's."""
         self.attention_backend.init_forward(metadata)
         return self.model(input_ids.to(metadata.positions.device), metadata.positions, metadata)
+
+    def close(self) -> None:
+        """Give back what passes need beside memory, such as other processes. No pass may be made after that."""

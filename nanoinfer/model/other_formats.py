@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+from nanoinfer.requests.tokenizer_files import read_object
+
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # numbers in a config.json
 ONLY = "only safetensors checkpoints are supported, folders with config.json and model.safetensors"
 
 
@@ -33,6 +36,22 @@ def check_folder(path: Path) -> None:
         raise FileNotFoundError(_convert(path, ggufs[0]))
     if any(file.suffix in PICKLED and _is_of_weights(file) for file in files):
         raise FileNotFoundError(_convert(path))
+
+
+def unsupported_kind(config: Path) -> str:
+    """What kind of model the file `config`, a config.json, describes, if it is one of those that nobody can serve here, as
+    the beginning of a message; empty if it is none of them."""
+    raw = read_object(config) or {}
+    said = {**raw, **(raw["text_config"] if isinstance(raw.get("text_config"), dict) else {})}
+    kinds = []
+    if quantized := said.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        kinds.append(f"quantized with {method or 'an unknown method'}")
+    if any(isinstance(said.get(field), int) and said[field] > 1 for field in EXPERTS):
+        kinds.append("a mixture of experts")
+    if any("vision" in field for field in raw):
+        kinds.append("a model with vision")
+    return f"is {' and '.join(kinds)}, which is not supported; " if kinds else ""
 
 
 def pointer_problem(files: list[Path]) -> str:

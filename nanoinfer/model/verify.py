@@ -6,11 +6,14 @@ kernel and no attention of its own. Where a row's bits do not depend on the othe
 draft's logits have the bits that its own DECODE would give.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from nanoinfer.model.layers.prompt_likeliest import Likely
 
 
 @dataclass
@@ -26,19 +29,25 @@ class DecodeRows:
     adapter_places: np.ndarray | None = None
     only_likeliest: bool = False
     prefix_lens: torch.Tensor | None = None
+    prompt_top_counts: Sequence[int] | None = None
     prompt_logprobs: torch.Tensor | None = None
+    prompt_likeliest: Sequence[list[Likely] | None] | None = None
 
 
 def as_decode(batch: Any) -> DecodeRows:
     """The VERIFY pass `batch` of B requests and T new tokens, with a row for each of its tokens."""
-    rows, starts, ends = (field.numpy() for field in (batch.req_pool_indices, batch.prefix_lens, batch.seq_lens))
-    of_each = ends - starts
-    first = np.cumsum(of_each) - of_each  # of each request's rows
-    lens = (starts + 1 - first).repeat(of_each) + np.arange(len(batch.input_ids), dtype=np.int32)
+    rows: list[int] = []  # lists: for a few rows, numpy takes several times as long
+    lens: list[int] = []
+    of_each = []
+    fields = (batch.req_pool_indices, batch.prefix_lens, batch.seq_lens)
+    for row, start, end in zip(*(field.tolist() for field in fields), strict=True):
+        of_each.append(end - start)
+        rows += [row] * (end - start)
+        lens += range(start + 1, end + 1)
     return DecodeRows(
         batch.input_ids,
-        torch.from_numpy(rows.repeat(of_each)),
-        torch.from_numpy(lens.astype(np.int32)),
+        torch.from_numpy(np.array(rows, dtype=np.int32)),
+        torch.from_numpy(np.array(lens, dtype=np.int32)),
         batch.out_cache_loc,
         batch.out_cache_cont_start,
         batch.out_cache_cont_end,

@@ -10,19 +10,28 @@ from torch import nn
 
 from nanoinfer.errors import WeightMismatchError
 from nanoinfer.model.layers.linear import FusedLinear
+from nanoinfer.model.split import Cut, cut_of
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint's tensor goes: to rows `start..end` of a parameter. It must have this `shape`."""
+    """Where a checkpoint's tensor, or this process's `cut` of it, goes: to rows `start..end` of a parameter. The tensor
+    must have this `shape`."""
 
     parameter: torch.Tensor
     start: int
     end: int
+    cut: Cut | None = None
 
     @property
     def shape(self) -> list[int]:
-        return [self.end - self.start, *self.parameter.shape[1:]]
+        own = [self.end - self.start, *self.parameter.shape[1:]]
+        return own if self.cut is None else self.cut.whole_shape(own)
+
+    def fill(self, tensors: safe_open, name: str) -> None:
+        """Copy the tensor `name` of an open file to where it goes. Of a cut one, no more is read than is kept."""
+        rows = self.parameter[self.start : self.end]
+        rows.copy_(tensors.get_tensor(name) if self.cut is None else self.cut.of(tensors.get_slice(name), rows.ndim))
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -60,8 +69,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 if name in targets:
-                    target = targets[name]
-                    target.parameter[target.start : target.end].copy_(tensors.get_tensor(name))
+                    targets[name].fill(tensors, name)
 
 
 def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
@@ -73,11 +81,12 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
             if name not in names:
                 continue
             if not isinstance(module, FusedLinear):
-                targets[name] = Target(parameter.data, 0, len(parameter))
+                targets[name] = Target(parameter.data, 0, len(parameter), cut_of(module, ""))
                 continue
             parent, kind, start = module_name.rpartition(".")[0], name.rpartition(".")[2], 0
             for part, size in module.parts.items():
-                targets[f"{parent}.{part}.{kind}"] = Target(parameter.data, start, start + size)
+                rows = start, start + size
+                targets[f"{parent}.{part}.{kind}"] = Target(parameter.data, *rows, cut_of(module, part))
                 start += size
     return targets
 

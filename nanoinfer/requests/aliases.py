@@ -1,23 +1,64 @@
-"""Names that users of vLLM and SGLang know: aliases for those that mean the same as ours, and advice for the others.
+"""Names that users of vLLM and SGLang know. For SamplingParams and for LLM, there are three tables:
+
+- ALIASES: what means the same, under our name, or with our arguments for its value (translations.py).
+- HARMLESS: what asks for nothing that does not happen anyway, and the values with which that is so.
+- ELSEWHERE: what is not there, a sentence that says what to use instead, and the values that ask for nothing.
 
 nanoinfer/README.md shows the aliases in a table ("Coming from vLLM or SGLang").
 """
 
-from nanoinfer.requests.keywords import Elsewhere
+from nanoinfer.requests.keywords import ANY, Alias, Elsewhere
+from nanoinfer.requests.translations import (
+    adapters,
+    speculative_algorithm,
+    speculative_config,
+    structured_outputs,
+    when,
+)
 
-SAMPLING_ALIASES = {
+OFF = (None, False)
+SWITCH = (None, False, True)
+
+
+def _harmless(table: dict[str, tuple[object, ...]]) -> dict[str, Elsewhere]:
+    """The entries of HARMLESS as those of ELSEWHERE: with another value, the answer is the values that there are."""
+    return {
+        name: Elsewhere(f"must be {' or '.join(map(repr, values))}, as there is nothing else here", values)
+        for name, values in table.items()
+    }
+
+
+SAMPLING_ALIASES: dict[str, Alias] = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
     "stop_strs": "stop",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structured_outputs": structured_outputs,
+    "guided_decoding": structured_outputs,
 }
-_BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", (None, False))
+SAMPLING_HARMLESS = {
+    "detokenize": (None, True),
+    "output_kind": (ANY,),
+    "custom_params": (None,),
+    "extra_args": (None, {}),
+    "flat_logprobs": OFF,
+    "guided_decoding_backend": (ANY,),
+    "skip_reading_prefix_cache": OFF,
+    "spaces_between_special_tokens": OFF,
+    "stream_interval": (None, 1),
+}
+_BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", OFF)
 _GRAMMAR = Elsewhere(
     "use one of regex=..., json_schema=..., grammar=... (a Lark grammar) and choice=[...] of SamplingParams", (None,)
 )
 SAMPLING_ELSEWHERE = {
+    **_harmless(SAMPLING_HARMLESS),
     "best_of": Elsewhere(
         "use n=... and logprobs=0, and choose the completion whose log-probabilities have the largest sum", (None, 1)
     ),
@@ -31,24 +72,20 @@ SAMPLING_ELSEWHERE = {
     "do_sample": Elsewhere("use temperature=0 to always take the likeliest token; above 0, tokens are sampled"),
     "max_length": Elsewhere("use max_new_tokens, which does not count the prompt's tokens", (None,)),
     "truncate_prompt_tokens": Elsewhere("prompts are never truncated; shorten them yourself", (None,)),
-    "spaces_between_special_tokens": Elsewhere("no spaces are added to the text", (False,)),
-    "detokenize": Elsewhere("there is always text; use token_ids if you don't want it", (True,)),
     "use_beam_search": _BEAMS,
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
+    "beam_width": Elsewhere(_BEAMS.sentence, (None, 1)),
+    "early_stopping": _BEAMS,
     "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
-    **dict.fromkeys(("guided_decoding", "structured_outputs", "response_format", "structural_tag"), _GRAMMAR),
-    "guided_json": Elsewhere("use json_schema=...", (None,)),
-    "guided_regex": Elsewhere("use regex=...", (None,)),
-    "guided_choice": Elsewhere("use choice=[...]", (None,)),
-    "guided_grammar": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
+    **dict.fromkeys(("response_format", "structural_tag"), _GRAMMAR),
     "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
     "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
-    "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", (None, False)),
+    "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", OFF),
     "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),
-    "stream": Elsewhere("use the method stream, or stream_chat", (None, False)),
+    "stream": Elsewhere("use the method stream, or stream_chat", OFF),
 }
 
-LLM_ALIASES = {
+LLM_ALIASES: dict[str, Alias] = {
     "model_path": "model",
     "torch_dtype": "dtype",
     "max_model_len": "max_context_len",
@@ -59,29 +96,87 @@ LLM_ALIASES = {
     "block_size": "page_size",
     "max_loras": "max_adapters_on_device",
     "max_loras_per_batch": "max_adapters_on_device",
+    "tp_size": "tensor_parallel_size",
+    "tp": "tensor_parallel_size",
+    "scheduling_policy": "schedule_policy",
+    "gpu_memory_utilization": "kv_memory_share",
+    "mem_fraction_static": "kv_memory_share",
+    "num_speculative_tokens": "num_draft_tokens",
+    "speculative_num_draft_tokens": "num_draft_tokens",
+    "speculative_draft_model_path": "draft_model",
+    "speculative_algorithm": speculative_algorithm,
+    "speculative_config": speculative_config,
+    "lora_modules": adapters,
+    "lora_paths": adapters,
+    "enable_prefix_caching": when(False, disable_radix_cache=True),
+    "enable_chunked_prefill": when(False, chunked_prefill_size=None),
+    "enforce_eager": when(True, capture=False),
+    "disable_cuda_graph": when(True, capture=False),
 }
-_MEMORY = Elsewhere(
-    "use max_total_tokens=..., the number of K/V slots (`python -m nanoinfer info` shows their size)", (None,)
+# Where logs go, how processes meet, which library compiles grammars: whatever is asked for, outputs are the same.
+_ANYHOW = (
+    *("collect_detailed_traces", "cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_sizes", "decode_log_interval"),
+    *("disable_async_output_proc", "disable_cascade_attn", "disable_custom_all_reduce", "disable_fallback"),
+    *("disable_hybrid_kv_cache_manager", "disable_log_requests", "disable_log_stats", "disable_outlines_disk_cache"),
+    *(
+        "dist_init_addr",
+        "dist_timeout",
+        "distributed_executor_backend",
+        "download_dir",
+        "enable_deterministic_inference",
+    ),
+    *("enable_log_requests", "enable_metrics", "enable_p2p_check", "grammar_backend", "guided_decoding_backend"),
+    *("guided_decoding_disable_any_whitespace", "guided_decoding_disable_fallback", "log_level", "log_level_http"),
+    *(
+        "log_requests",
+        "log_requests_level",
+        "max_cpu_loras",
+        "max_logprobs",
+        "max_lora_rank",
+        "max_parallel_loading_workers",
+    ),
+    *("max_seq_len_to_capture", "nccl_port", "num_lookahead_slots", "otlp_traces_endpoint", "preemption_mode"),
+    *("prefix_caching_hash_algo", "sampling_backend", "served_model_name", "show_time_cost", "skip_server_warmup"),
+    *("structured_outputs_config", "swap_space", "use_tqdm_on_load", "use_v2_block_manager", "watchdog_timeout"),
 )
-_EAGER = Elsewhere("use capture=False, which computes every pass layer by layer in Python", (None, False))
-_ADAPTERS = "use adapters={'name': folder}, or llm.load_adapter('name', folder)"
-_NO_SPECULATION = "speculative decoding is not implemented"
+LLM_HARMLESS = {
+    **dict.fromkeys(_ANYHOW, (ANY,)),
+    **dict.fromkeys(("calculate_kv_scales", "enable_dp_attention", "enable_eplb", "enable_expert_parallel"), OFF),
+    **dict.fromkeys(("enable_mixed_chunk", "enable_prompt_embeds", "enable_sleep_mode", "enable_torch_compile"), OFF),
+    **dict.fromkeys(("fully_sharded_loras", "is_embedding", "ray_workers_use_nsight", "skip_tokenizer_init"), OFF),
+    **dict.fromkeys(("delete_ckpt_after_loading", "disable_sliding_window", "worker_use_ray"), OFF),
+    **dict.fromkeys(
+        ("code_revision", "compilation_config", "hf_config_path", "hf_overrides", "tokenizer_revision"), (None,)
+    ),
+    **dict.fromkeys(("kv_transfer_config", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs"), (None,)),
+    **dict.fromkeys(("config_format", "lora_dtype", "convert"), (None, "auto")),
+    **dict.fromkeys(("runner", "task"), (None, "auto", "generate")),
+    "async_scheduling": OFF,
+    "enable_lora": SWITCH,
+    "generation_config": (None, "vllm"),
+    "multi_step_stream_outputs": OFF,
+    "scheduler_delay_factor": (None, 0, 0.0),
+    "speculative_eagle_topk": (None, 1),
+    "stream_interval": (None, 1),
+}
 _EIGHT_BITS, _FOUR_BITS = (
-    Elsewhere(f"use quantization='{kind}', which quantizes the original weights as they are loaded", (None, False))
+    Elsewhere(f"use quantization='{kind}', which quantizes the original weights as they are loaded", OFF)
     for kind in ("int8", "int4")
 )
 _QUANTIZATION = Elsewhere("use quantization='int8' or quantization='int4', with the original weights", (None, ""))
-_ONE_PROCESS = Elsewhere("the model runs in one process, on one device", (None, 1))
+_NO_PIPELINE = Elsewhere("use tensor_parallel_size=..., which splits every layer; layers stay together", (None, 1))
+_ONE_ENGINE = Elsewhere("an LLM is one engine; start several of them for more", (None, 1))
+_SLOTS = Elsewhere("use max_total_tokens=..., the number of K/V slots, or kv_memory_share=...", (None,))
 LLM_ELSEWHERE = {
-    "gpu_memory_utilization": _MEMORY,
-    "mem_fraction_static": _MEMORY,
+    **_harmless(LLM_HARMLESS),
     "trust_remote_code": Elsewhere(
         "code that comes with a checkpoint is never run; supported families need none, and you can add others (see "
         "nanoinfer/model/families.py)",
-        (None, False),
+        OFF,
     ),
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_PROCESS),
-    **dict.fromkeys(("tp_size", "pp_size", "dp_size", "tp", "pp", "dp"), _ONE_PROCESS),
+    **dict.fromkeys(("pipeline_parallel_size", "pp_size", "pp"), _NO_PIPELINE),
+    **dict.fromkeys(("data_parallel_size", "dp_size", "dp", "nnodes"), _ONE_ENGINE),
+    **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_blocks_override"), _SLOTS),
     "tokenizer": Elsewhere("the tokenizer is read from the checkpoint's directory", (None,)),
     "tokenizer_mode": Elsewhere("the tokenizer is the one that the checkpoint's files describe", (None, "auto")),
     "chat_template": Elsewhere(
@@ -96,22 +191,10 @@ LLM_ELSEWHERE = {
     "load_in_8bit": _EIGHT_BITS,
     "load_in_4bit": _FOUR_BITS,
     **dict.fromkeys(("quantization_config", "bnb_config", "torchao_config"), _QUANTIZATION),
-    "enable_lora": Elsewhere(f"adapters need not be enabled; {_ADAPTERS}", (None, False, True)),
-    "lora_paths": Elsewhere(_ADAPTERS, (None, [])),
-    "lora_modules": Elsewhere(_ADAPTERS, (None, [])),
-    "max_lora_rank": Elsewhere("adapters may have any rank", (None,)),
-    "speculative_config": Elsewhere(_NO_SPECULATION, (None,)),
-    "speculative_algorithm": Elsewhere(_NO_SPECULATION, (None,)),
+    "speculative_model": Elsewhere("use drafter='ngram', or drafter='model' and draft_model=...", (None,)),
+    "speculative_num_steps": Elsewhere("use num_draft_tokens=..., the most drafts of a request in one pass", (None,)),
     "cpu_offload_gb": Elsewhere("all weights stay on the device", (None, 0, 0.0)),
-    "enforce_eager": _EAGER,
-    "disable_cuda_graph": _EAGER,
-    "multi_step_stream_outputs": Elsewhere(
-        "with num_scheduler_steps=k, a stream yields up to k tokens at once; use num_scheduler_steps=1 for single tokens",
-        (False,),
-    ),
-    "disable_overlap_schedule": Elsewhere("a pass is always planned after the previous one has ended", (True,)),
-    "enable_prefix_caching": Elsewhere("use disable_radix_cache=True, which turns it off", (None, True)),
-    "enable_chunked_prefill": Elsewhere("use chunked_prefill_size=None, which turns it off", (None, True)),
+    "disable_overlap_schedule": Elsewhere("a pass is always planned after the previous one has ended", (None, True)),
     "max_num_batched_tokens": Elsewhere(
         "use max_prefill_tokens=... for the prompt tokens of one pass, and chunked_prefill_size=... for those between "
         "two decode passes",
@@ -119,10 +202,32 @@ LLM_ELSEWHERE = {
     ),
 }
 
-# Attributes that do not exist here, and what to read instead.
+# Attributes that do not exist here, and what to use instead.
 OUTPUT_ATTRIBUTES = {
     "num_cached_tokens": "cached_tokens",
     "meta_info": "prompt_tokens, cached_tokens and finish_reason",
     "output_ids": "token_ids",
+    "metrics": "ttft and latency, in seconds",
+    "cumulative_logprob": "outputs[0].cumulative_logprob",
+    "index": "outputs[0].index",
 }
-LLM_ATTRIBUTES = {"get_tokenizer": "tokenizer", "llm_engine": "engine"}
+COMPLETION_ATTRIBUTES = {
+    "finished": "finish_reason, which is None until then",
+    "metrics": "ttft and latency of the output that this is a part of",
+    "num_cached_tokens": "cached_tokens",
+}
+_ONLY_TEXT = "another engine: this one generates text, it has no embeddings and no scores"
+LLM_ATTRIBUTES = {
+    "get_tokenizer": "tokenizer",
+    "llm_engine": "engine",
+    "beam_search": "generate with SamplingParams(n=...), which samples several completions; beam search is not implemented",
+    **dict.fromkeys(("embed", "encode", "score", "classify", "reward", "rerank", "pooling"), _ONLY_TEXT),
+    "async_generate": "AsyncEngine(llm).generate",
+    "load_lora_adapter": "load_adapter",
+    "unload_lora_adapter": "unload_adapter",
+    "flush_cache": "engine.flush_cache",
+    "reset_prefix_cache": "engine.flush_cache",
+    "get_metrics": "engine.stats",
+    "get_server_info": "engine.stats",
+    "get_default_sampling_params": "SamplingParams()",
+}

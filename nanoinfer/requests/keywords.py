@@ -11,9 +11,13 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from nanoinfer.errors import UnknownArgumentError
 
+# Our name of an argument, or a function from its value to our arguments, which raises a ValueError if there are none.
+Alias = str | Callable[[Any], Mapping[str, Any]]
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 CLOSE = 0.81  # difflib's ratio from which names count as similar; more than that of `top_n` and `top_p`, which differ
+LONGEST = 60  # characters of a name that are compared: with more, it takes time, and they are no slip of the pen
+ANY: Any = object()  # as a harmless value: every one
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,28 @@ class Elsewhere:
 
     def accepts(self, value: object) -> bool:
         """True when `value` is one of the harmless ones. The types must be equal, too: True is not 1."""
-        return any(type(value) is type(same) and value == same for same in self.harmless)
+        return any(same is ANY or (type(value) is type(same) and value == same) for same in self.harmless)
+
+    def said_of(self, value: object) -> str:
+        """The sentence, with the value before it."""
+        return f"{'...' if self.secret else repr_in_short(value)}: {self.sentence}"
 
 
 def keywords(
-    aliases: Mapping[str, str] | None = None,
+    aliases: Mapping[str, Alias] | None = None,
     elsewhere: Mapping[str, Elsewhere] | None = None,
     more: Iterable[str] | None = None,
+    last: str | None = None,
 ) -> Callable[[F], F]:
-    """Decorate a function so that it accepts `aliases` (other name → argument). Keywords in `elsewhere` get its answer, and
+    """Decorate a function so that it accepts `aliases` (other name → Alias). Keywords in `elsewhere` get its answer, and
     other unknown keywords are refused, all before the function is called.
 
     `more`: the names that its `**kwargs` takes; None: any name, which the function must then check itself. Raises
     UnknownArgumentError, which names every wrong keyword, including an argument that is given under two names.
+
+    `last`: the method that gets what the function returns, and makes the result. Python lets signal handlers run when a
+    function returns that was called with *args, and what a handler raises would take the place of the result; not so with
+    this method. So it is the method that has an effect.
     """
     aliases, elsewhere = aliases or {}, elsewhere or {}
 
@@ -60,18 +73,22 @@ def keywords(
             for name in [name for name in given if name not in known]:
                 value, target, other = given[name], aliases.get(name), elsewhere.get(name)
                 if target is not None:
-                    if target in taken:
-                        problems.append(f"{name} is another name of {target}, which is given as well")
-                    taken.add(target)
-                    kept[target] = value
+                    try:
+                        ours = {target: value} if isinstance(target, str) else target(value)
+                    except ValueError as error:
+                        problems.append(f"{name}={repr_in_short(value)}: {error}")
+                        continue
+                    problems += [
+                        f"{name} is another name of {it}, which is given as well" for it in ours if it in taken
+                    ]
+                    taken |= ours.keys()
+                    kept |= ours
                 elif other is not None:
-                    if not other.accepts(value):
-                        shown = "..." if other.secret else repr_in_short(value)
-                        problems.append(f"{name}={shown}: {other.sentence}")
+                    problems += [] if other.accepts(value) else [f"{name}={other.said_of(value)}"]
                 elif takes_any:
                     kept[name] = value
                 else:
-                    problems.append(f"no argument {name!r}; {nearest(name, known, aliases)}")
+                    problems.append(f"no argument {name!r}; {nearest(name, known, aliases, elsewhere)}")
             if problems:
                 raise UnknownArgumentError(f"{title}: {'; '.join(problems)}")
             return kept
@@ -80,7 +97,10 @@ def keywords(
         def checked(*args: Any, **given: Any) -> Any:
             if given.keys() - known:
                 given = resolved(named[: len(args)], given)
-            return function(*args, **given)
+            if last is None:
+                return function(*args, **given)
+            prepared = function(*args, **given)
+            return getattr(args[0], last)(prepared)
 
         return cast(F, checked)
 
@@ -88,7 +108,7 @@ def keywords(
 
 
 def class_keywords(
-    aliases: Mapping[str, str] | None = None, elsewhere: Mapping[str, Elsewhere] | None = None
+    aliases: Mapping[str, Alias] | None = None, elsewhere: Mapping[str, Elsewhere] | None = None
 ) -> Callable[[type[T]], type[T]]:
     """`keywords` for a dataclass, whose `__init__` is generated."""
 
@@ -113,9 +133,17 @@ def attribute_answers(instead: Mapping[str, str]) -> Callable[[type[T]], type[T]
     return decorate
 
 
-def nearest(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
-    """What an error says about an unknown `name`: the most similar known name or, if none is similar, all of them."""
-    known, aliases = list(known), aliases or {}
-    if close := get_close_matches(name, [*known, *aliases], n=1, cutoff=CLOSE):
-        return f"did you mean {aliases.get(close[0], close[0])!r}?"
-    return f"has {', '.join(known)}"
+def nearest(
+    name: str,
+    known: Iterable[str],
+    aliases: Mapping[str, Alias] | None = None,
+    others: Iterable[str] = (),
+) -> str:
+    """What an error says about an unknown `name`: the most similar name, ours or another engine's."""
+    aliases = aliases or {}
+    names = dict.fromkeys([*known, *aliases, *others])
+    for cutoff, said in ((CLOSE, "did you mean {}?"), (0.0, "the nearest name is {}")):
+        for close in get_close_matches(name[:LONGEST], names, 1, cutoff):
+            ours = aliases.get(close)
+            return said.format(f"{close!r}, here {ours!r}" if isinstance(ours, str) else repr(close))
+    return "there are no names"

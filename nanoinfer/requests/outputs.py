@@ -7,12 +7,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from nanoinfer.requests.aliases import OUTPUT_ATTRIBUTES
+from nanoinfer.requests.aliases import COMPLETION_ATTRIBUTES, OUTPUT_ATTRIBUTES
 from nanoinfer.requests.keywords import attribute_answers
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request import Prompt
 
 
+@attribute_answers(COMPLETION_ATTRIBUTES)
 @dataclass(frozen=True, eq=False)
 class CompletionOutput:
     """The state of one completion after a step; later steps do not change it.
@@ -45,6 +46,11 @@ class CompletionOutput:
     def logprobs(self) -> list[dict[int, float]] | None:
         return None if self._logprobs is None else [dict(entry) for entry in self._logprobs[: self._end - self._start]]
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the sampled tokens' log-probabilities; None unless `logprobs` were requested."""
+        return None if self.logprobs is None else sum(next(iter(entry.values())) for entry in self.logprobs if entry)
+
 
 @attribute_answers(OUTPUT_ATTRIBUTES)
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class RequestOutput:
     - `prompt`: the prompt's text; None if token ids were given, as `chat` does.
     - `prompt_tokens`: how many tokens the prompt has; `cached_tokens`: how many of them had K/V in the radix cache.
     - `prompt_logprobs`: the log-probability of each prompt token given the tokens before it (None for the first token);
-      None unless requested.
+      None unless requested. `prompt_top_logprobs`: at each prompt token's position, the likeliest tokens, {token id:
+      log-probability} (None for the first token); None unless requested.
     - `ttft`: seconds from arrival to the first token; `latency`: seconds from arrival to the end. Each is None until then.
     - `error`: the exception of the step that ended the request; None if no step failed.
     """
@@ -68,6 +75,7 @@ class RequestOutput:
     prompt: str | None = field(default=None, repr=False)
     _prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
     _prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
+    _prompt_top_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
@@ -76,6 +84,11 @@ class RequestOutput:
     @cached_property
     def prompt_logprobs(self) -> list[float | None] | None:
         return None if self._prompt_logprobs is None else list(self._prompt_logprobs)
+
+    @cached_property
+    def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
+        found = self._prompt_top_logprobs
+        return None if found is None else [None if entry is None else dict(entry) for entry in found]
 
     @property
     def text(self) -> str:
@@ -128,6 +141,8 @@ class StreamPiece:
     """The text and tokens since the last piece. The texts of all pieces of a completion (`index`) add up to its whole text.
 
     `finish_reason` and `stop_reason` (as in CompletionOutput) are set on a completion's last piece. Its text may be empty.
+    `logprobs`: one entry per token, as in CompletionOutput; None unless requested. `prompt_logprobs` and
+    `prompt_top_logprobs`, as in RequestOutput: on the first piece of the first completion, if requested.
     """
 
     request_id: int
@@ -138,10 +153,20 @@ class StreamPiece:
     prompt_tokens: int
     cached_tokens: int
     stop_reason: int | str | None = None
+    logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float] | None] | None = None
 
     def __add__(self, following: "StreamPiece") -> "StreamPiece":
         """Join this piece and the one that follows it, from the same completion, into one."""
-        return replace(following, text=self.text + following.text, token_ids=self.token_ids + following.token_ids)
+        return replace(
+            following,
+            text=self.text + following.text,
+            token_ids=self.token_ids + following.token_ids,
+            logprobs=None if self.logprobs is None else self.logprobs + (following.logprobs or []),
+            prompt_logprobs=self.prompt_logprobs,
+            prompt_top_logprobs=self.prompt_top_logprobs,
+        )
 
 
 class RequestGroup:
@@ -171,6 +196,7 @@ class RequestGroup:
             self._prompt,
             self._prompt_ids,
             reqs[0].prompt_logprobs,
+            reqs[0].prompt_top_logprobs,
         )
 
 
@@ -179,7 +205,7 @@ class PieceReader:
 
     def __init__(self, group: RequestGroup):
         self._group = group
-        self._read = [(0, 0)] * len(group.reqs)  # characters and tokens already read, per completion
+        self._read = [(req.given_chars, req.given_tokens) for req in group.reqs]  # what is read already, per completion
         self._ended = [False] * len(group.reqs)
 
     @property
@@ -203,6 +229,9 @@ class PieceReader:
                 req.prompt_len,
                 req.cached_tokens,
                 req.stop_reason,
+                None if req.params.logprobs is None else req.output_logprobs[tokens : req.num_output_tokens],
+                req.prompt_logprobs if chars == tokens == 0 else None,
+                req.prompt_top_logprobs if chars == tokens == 0 else None,
             )
 
 

@@ -20,11 +20,12 @@ NO_TOKEN = -1  # in place of a token id: there was none to choose
 class AdapterKey:
     """The `extra_key` of a request with an adapter, which computes other K/V for the same tokens than the base model.
 
-    `id`: the adapter's, which is never used again; its name may be.
+    `id`: the adapter's, which is never used again; its `name` may be.
     """
 
     id: int
     extra_key: Hashable
+    name: str = ""
 
 
 class FinishReason(StrEnum):
@@ -63,7 +64,7 @@ class Req:
     ):
         self.request_id, self.params, self.seed = request_id, params, seed
         self.adapter = adapter  # an Adapter, or None for the base model
-        self.extra_key = extra_key if adapter is None else AdapterKey(adapter.id, extra_key)
+        self.extra_key = extra_key if adapter is None else AdapterKey(adapter.id, extra_key, adapter.name)
         self.stop_token_ids = stop_token_ids
         self.detokenizer = detokenizer
         self.matcher = matcher  # a grammars.Matcher, which has accepted all output tokens; None without a grammar
@@ -85,6 +86,7 @@ class Req:
         self.drafts = 0  # how many of its tokens are drafts: only an Ahead has any
         self.drafted_tokens = self.accepted_tokens = 0  # drafts that passes have checked, and those that were right
         self.text = ""
+        self.given_chars = self.given_tokens = 0  # how much of its output it arrived with (see continuation.py)
         self.output_logprobs: list[dict[int, float]] = []
         self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None
         self.arrival_time = self.first_token_time = self.finish_time = 0.0  # in seconds of the engine's clock
@@ -127,6 +129,11 @@ class Req:
         return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.values
 
     @property
+    def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
+        """The likeliest tokens at each prompt token's position. None until all are known, or if they were not asked for."""
+        return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.likeliest
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """True when prompt log-probabilities were asked for and are not all known yet."""
         return self.gathered_prompt_logprobs is not None and self.gathered_prompt_logprobs.values is None
@@ -140,7 +147,7 @@ class Req:
         """Append one sampled token and its text, and end the request if the token does.
 
         If a stop condition is met by the last allowed token, the reason is `stop`, not `length`. With NO_TOKEN nothing is
-        appended: the request ends.
+        appended: the request ends. It also ends if its tokenizer fails, which concerns no other request.
         """
         if token_id == NO_TOKEN:
             self._end_without_token()
@@ -150,21 +157,29 @@ class Req:
         may_stop = self.num_output_tokens >= self.params.min_new_tokens
         stopped = may_stop and token_id in self.stop_token_ids
         if self.detokenizer is not None:
-            self.text += self.detokenizer.add(token_id, may_stop, stopped)
+            try:
+                self.text += self.detokenizer.add(token_id, may_stop, stopped)
+            except BaseException as error:  # tokenizers written in Rust raise some that are not Exceptions
+                self.end(FinishReason.ABORT, error)
+                return
             stopped = stopped or self.detokenizer.stopped
         if self.matcher is not None and not self.matcher.accept(token_id):
             self._end_without_token()
             return
         stopped = stopped or (self.matcher is not None and self.matcher.must_stop)
-        if stopped:
-            self.finish(FinishReason.STOP)
-        elif self.num_output_tokens == self.params.max_new_tokens:
-            self.finish(FinishReason.LENGTH)
+        if stopped or self.num_output_tokens == self.params.max_new_tokens:
+            try:
+                self.finish(FinishReason.STOP if stopped else FinishReason.LENGTH)
+            except BaseException as error:  # as above
+                self.end(FinishReason.ABORT, error)
 
     def _end_without_token(self) -> None:
         """End the request because it has no next token. That is an end like any other if its output is complete."""
         if self.matcher is not None and self.matcher.is_complete:
             self.finish(FinishReason.STOP)
+            return
+        if self.matcher is not None and self.matcher.tokenizer_error is not None:
+            self.end(FinishReason.ABORT, self.matcher.tokenizer_error)
             return
         why = "its grammar and its other parameters leave no token to choose"
         if self.matcher is not None and self.matcher.error:

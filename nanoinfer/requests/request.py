@@ -2,23 +2,29 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.translations import NamedAdapter
 
 Prompt = str | Sequence[int] | np.ndarray
+PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a mapping that is a prompt; ids count if there are both
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
     """A prompt and everything that goes with it. It is not checked yet; RequestBuilder does that.
 
-    - `prompt`: text or token ids.
+    - `prompt`: text or token ids; vLLM's mappings with one of these are read (PROMPT_KEYS).
     - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these.
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
+    - `output_ids`: the first tokens of the output, if another engine has sampled them already. The request goes on behind
+      them, as if this engine had (see `continuation.py`).
     """
 
     prompt: Prompt
@@ -26,21 +32,30 @@ class Request:
     extra_key: Hashable = None
     timeout_s: float | None = None
     name: str = "prompt"
-    adapter: str | None = None
+    adapter: str | NamedAdapter | None = None
+    output_ids: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, Mapping):
+            object.__setattr__(self, "prompt", _prompt_in(self.prompt, self.name))
 
 
-def params_or_default(params: SamplingParams | None) -> SamplingParams:
-    """`params`, or the defaults if it is None."""
-    return SamplingParams() if params is None else params
-
-
-def no_params(given: object, or_else: str = "") -> str:
-    """The message for `params` of a wrong type. `or_else`: what else would be allowed."""
-    use = "; use SamplingParams(**params)" if isinstance(given, Mapping) else ""
-    return f"params={given!r}: must be SamplingParams{or_else}{use}"
+def params_or_default(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    """`params`; or made from a mapping, as SGLang has it; or the defaults if it is None."""
+    return SamplingParams(**(params or {})) if params is None or isinstance(params, Mapping) else params
 
 
 def got(given: object) -> str:
     """The end of the message for a prompt of a wrong type."""
-    is_mapping = isinstance(given, Mapping)
-    return f"got {type(given).__name__}{'; give the text or the token ids themselves' if is_mapping else ''}"
+    return f"got {type(given).__name__}"
+
+
+def _prompt_in(mapping: Mapping[str, Any], name: str) -> Any:
+    """The prompt in a mapping such as {"prompt_token_ids": [5]}. InvalidRequestError if it has none, or anything else."""
+    given = {key: value for key, value in mapping.items() if value is not None}
+    if not given or not given.keys() <= {*PROMPT_KEYS}:
+        keys = ", ".join(map(str, given)) or "nothing"
+        raise InvalidRequestError(
+            f"{name}: is a mapping with {keys}: must have prompt or prompt_token_ids, and no more"
+        )
+    return given.get("prompt_token_ids", given.get("prompt"))

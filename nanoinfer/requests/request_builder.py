@@ -10,8 +10,9 @@ import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.chat import Messages
+from nanoinfer.requests.continuation import check_output_ids
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request import Prompt, Request, got, no_params
+from nanoinfer.requests.request import Prompt, Request, got
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
@@ -36,13 +37,24 @@ class RequestBuilder:
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._rng = np.random.default_rng(random_seed)
 
-    def check(self, request: Request, max_context_len: int) -> np.ndarray:
-        """Check a request and return its prompt's token ids, int64 `[prompt_len]`. InvalidRequestError naming a field."""
+    def check(self, request: Request, max_context_len: int, most: int | None = None) -> tuple[Request, np.ndarray]:
+        """Check a request. Returns it with its `max_new_tokens`, and its prompt's token ids, int64 `[prompt_len]`.
+
+        If `max_new_tokens` is None, it is what is left of the context, or of `most` tokens in all. InvalidRequestError
+        naming a field.
+        """
         prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
+        if request.params.max_new_tokens is None:
+            left = min(max_context_len, most or max_context_len) - len(prompt_ids)
+            try:
+                request = replace(request, params=replace(request.params, max_new_tokens=max(left, 1)))
+            except ValueError as error:  # min_new_tokens
+                raise InvalidRequestError(f"{request.name}: {error}, what is left of the context") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
-        return prompt_ids
+        check_output_ids(request, self.vocab_size)
+        return request, prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
         """Token ids of a prompt, int64 `[prompt_len]`. InvalidRequestError when it is empty, is neither text nor token ids,
@@ -85,15 +97,16 @@ class RequestBuilder:
     def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
         """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
         if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"{name}: {no_params(params)}")
+            raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams or a mapping of its fields")
         if not _is_plain(extra_key):
             raise InvalidRequestError(
                 f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none")
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise InvalidRequestError(f"{name}: logprobs={params.logprobs}: must be at most {self.vocab_size}")
+        for field in ("logprobs", "prompt_top_logprobs"):
+            if (count := getattr(params, field) or 0) > self.vocab_size:
+                raise InvalidRequestError(f"{name}: {field}={count}: must be at most {self.vocab_size}")
         for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             outside = [token for token in tokens if token >= self.vocab_size]
             if outside:
@@ -151,7 +164,8 @@ class RequestBuilder:
                     params.include_stop_str_in_output,
                 )
             if i == 1:
-                params = replace(params, prompt_logprobs=False)  # the first completion computes them for all
+                # The first completion computes them for all.
+                params = replace(params, prompt_logprobs=False, prompt_top_logprobs=0)
             own_seed = derived_seed(seed, i)
             matcher = None if new_matcher is None else new_matcher(stops)
             reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))

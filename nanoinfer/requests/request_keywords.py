@@ -4,21 +4,27 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
-from nanoinfer.requests.keywords import Elsewhere, F, keywords
+from nanoinfer.requests.keywords import Alias, Elsewhere, F, keywords
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.translations import lora_request
+
+
+def _ours(name: str) -> str:
+    ours = SAMPLING_ALIASES.get(name, name)
+    return ours if isinstance(ours, str) else name
+
 
 IN_PARAMS = {
-    name: Elsewhere(f"belongs in SamplingParams: use params=SamplingParams({SAMPLING_ALIASES.get(name, name)}=...)")
+    name: Elsewhere(f"belongs in SamplingParams: use params=SamplingParams({_ours(name)}=...)")
     for name in (*(field.name for field in fields(SamplingParams)), *SAMPLING_ALIASES)
 }
+CALL_ALIASES: dict[str, Alias] = {"sampling_params": "params", "lora_request": lora_request, "lora_path": "adapter"}
 _IN_TEMPLATE = "use chat_template_kwargs={{'{}': ...}}"
 CALL_ELSEWHERE = IN_PARAMS | {
     **SAMPLING_ELSEWHERE,
     "request_id": Elsewhere(
         "requests are numbered by the engine; read request_id of a stream or of an output", (None,)
     ),
-    "lora_request": Elsewhere("use adapter='name', with LLM(adapters={'name': folder}) or llm.load_adapter", (None,)),
-    "lora_path": Elsewhere("use adapter='name', with LLM(adapters={'name': folder}) or llm.load_adapter", (None,)),
     "priority": Elsewhere("requests have no priorities; schedule_policy orders the queue", (None, 0)),
     "tools": Elsewhere(_IN_TEMPLATE.format("tools"), (None,)),
     "documents": Elsewhere(_IN_TEMPLATE.format("documents"), (None,)),
@@ -30,6 +36,6 @@ CALL_ELSEWHERE = IN_PARAMS | {
 }
 
 
-def request_keywords(**aliases: str) -> Callable[[F], F]:
-    """`keywords` for a method that takes a request. `sampling_params` is an alias of `params`; `aliases` adds more."""
-    return keywords({"sampling_params": "params", **aliases}, CALL_ELSEWHERE)
+def request_keywords(last: str | None = None, **aliases: str) -> Callable[[F], F]:
+    """`keywords` for a method that takes a request. `aliases`: more than CALL_ALIASES."""
+    return keywords({**CALL_ALIASES, **aliases}, CALL_ELSEWHERE, last=last)

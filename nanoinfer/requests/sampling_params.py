@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
+from nanoinfer.requests.grammar_fields import check_grammars, grammar_texts
 from nanoinfer.requests.keywords import class_keywords
 
+if TYPE_CHECKING:
+    import torch  # what only hands requests on needs none
+
 # (token ids of prompt and output so far, int64 [n]; scores [V] float32) → scores [V]
-LogitsProcessor = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
-INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "n")
-BOOL_FIELDS = ("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output")
-GRAMMAR_FIELDS = ("regex", "json_schema", "grammar", "choice")  # at most one of them
+LogitsProcessor = Callable[[np.ndarray, "torch.Tensor"], "torch.Tensor"]
+INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_top_logprobs", "n")
+BOOL_FIELDS = (
+    *("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output", "parallel_tool_calls"),
+)
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -29,11 +33,11 @@ class SamplingParams:
 
     | field | range | meaning |
     |---|---|---|
-    | `max_new_tokens` | >= 1 | the maximum number of tokens to generate |
+    | `max_new_tokens` | >= 1, None | the maximum number of tokens to generate; None: the rest of the context |
     | `min_new_tokens` | 0..max_new_tokens | before that, no stop token is sampled and stop strings don't end the request |
     | `temperature` | 0, 1e-30..1e30 | divides the logits; 0 is greedy: always the likeliest token |
     | `top_p` | (0, 1] | sample from the smallest set of likeliest tokens with at least this total probability |
-    | `top_k` | -1 (off), >= 1 | sample from the k likeliest tokens |
+    | `top_k` | -1 or 0 (off), >= 1 | sample from the k likeliest tokens |
     | `min_p` | [0, 1] | drop tokens less likely than min_p times the likeliest |
     | `frequency_penalty` | [-2, 2] | subtracted from a token's logit once per occurrence in the output |
     | `presence_penalty` | [-2, 2] | subtracted from the logits of tokens that occur in the output |
@@ -45,6 +49,7 @@ class SamplingParams:
     | `logit_bias` | {token id: -1e20..1e20} | added to the logits; -inf forbids a token |
     | `logprobs` | >= 0, None | per output token: its log-probability and those of the k likeliest |
     | `prompt_logprobs` | bool | log-probability of every prompt token; computes the whole prompt, cached or not |
+    | `prompt_top_logprobs` | >= 0 | with `prompt_logprobs`: also those of the k likeliest tokens at each position |
     | `logits_processors` | functions | each takes (token ids so far, logits [V]) and returns the logits to choose from |
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
     | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
@@ -52,7 +57,9 @@ class SamplingParams:
     | `regex` | regular expression | the output matches it |
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar | the output matches the rule `start` |
-    | `choice` | strings | the output is one of them |
+    | `choice` | 1 to 10,000 strings | the output is one of them |
+    | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
+    | `parallel_tool_calls` | bool | False: exactly one call |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
     Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,
@@ -63,7 +70,7 @@ class SamplingParams:
     field that is given under two names.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = 128  # once a request is prepared, never None
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -79,6 +86,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    prompt_top_logprobs: int = 0
     n: int = 1
     logits_processors: Sequence[LogitsProcessor] = ()
     skip_special_tokens: bool = True
@@ -87,14 +95,17 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    tool_calls: Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "logits_processors"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
-        self._check_int("max_new_tokens", 1)
         self._check_int("min_new_tokens", 0)
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None:
+            self._check_int("max_new_tokens", 1)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
             )
@@ -103,8 +114,6 @@ class SamplingParams:
             raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
         self._check_real("top_p", 0.0, 1.0, open_below=True)
         self._check_int("top_k", -1)
-        if self.top_k == 0:
-            raise ValueError("top_k=0: must be -1 (off) or at least 1")
         self._check_real("min_p", 0.0, 1.0)
         self._check_real("frequency_penalty", -2.0, 2.0)
         self._check_real("presence_penalty", -2.0, 2.0)
@@ -116,11 +125,14 @@ class SamplingParams:
                 self._check_int(name, 0)
         if self.seed is not None and self.seed >= 2**64:
             raise ValueError(f"seed={self.seed}: must be below 2**64")
+        self._check_int("prompt_top_logprobs", 0)
+        if self.prompt_top_logprobs and not self.prompt_logprobs:
+            raise ValueError(f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True")
         self._check_int("n", 1)
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
         self._check_collections()
-        self._check_grammars()
+        check_grammars(self)
         self._normalise()
 
     def _normalise(self) -> None:
@@ -132,19 +144,21 @@ class SamplingParams:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        if self.top_k == 0:
+            object.__setattr__(self, "top_k", -1)
         if self.choice is not None:
             object.__setattr__(self, "choice", tuple(self.choice))
         if self.json_schema is not None and not isinstance(self.json_schema, str):
             object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
+        if self.tool_calls is not None:
+            object.__setattr__(self, "tool_calls", json.loads(json.dumps(dict(self.tool_calls))))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
 
     @property
     def grammar_texts(self) -> list[tuple[str, str | None]]:
         """The name of each field of GRAMMAR_FIELDS, with its value as text; at most one is not None."""
-        choice = None if self.choice is None else json.dumps(self.choice)
-        schema = self.json_schema if isinstance(self.json_schema, str | None) else json.dumps(self.json_schema)
-        return [("regex", self.regex), ("json_schema", schema), ("grammar", self.grammar), ("choice", choice)]
+        return grammar_texts(self)
 
     @property
     def has_grammar(self) -> bool:
@@ -157,6 +171,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @cached_property
+    def draws_from_all(self) -> bool:
+        """True when no token is left out: neither top-k nor top-p nor min-p is set."""
+        return self.top_k <= 0 and self.top_p == 1.0 and self.min_p == 0.0
+
+    @cached_property
     def adjusts_logits(self) -> bool:
         """True when logits processors change the logits of every token (`min_new_tokens` concerns the first ones)."""
         penalised = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
@@ -167,36 +186,10 @@ class SamplingParams:
         """True when it takes more than the likeliest token."""
         return not self.greedy or self.logprobs is not None
 
-    def _check_grammars(self) -> None:
-        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given")
-        for name in ("regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"{name}={value!r}: must be a string")
-        choice: Any = self.choice
-        if choice is not None:
-            is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
-            if not is_list or not choice or not all(isinstance(text, str) and text for text in choice):
-                raise ValueError(f"choice={choice!r}: must be a list of at least one string, and none may be empty")
-        if self.json_schema is not None and not isinstance(self.json_schema, str):
-            if not isinstance(self.json_schema, Mapping):
-                hint = ""
-                if hasattr(self.json_schema, "model_json_schema"):
-                    hint = "; use json_schema=Model.model_json_schema()"
-                raise ValueError(f"json_schema={self.json_schema!r}: must be a dict or its text{hint}")
-            try:
-                json.dumps(self.json_schema, allow_nan=False)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"json_schema: cannot be written as JSON: {error}") from error
-
     def _check_int(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, Integral):
-            hint = "; for as many as fit, use llm.config.max_context_len minus the prompt's tokens"
-            hint *= name == "max_new_tokens" and value is None
-            raise ValueError(f"{name}={value!r}: must be an integer{hint}")
+            raise ValueError(f"{name}={value!r}: must be {'None or ' * (name == 'max_new_tokens')}an integer")
         if value < least:
             raise ValueError(f"{name}={value}: must be at least {least}")
 

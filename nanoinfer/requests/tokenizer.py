@@ -1,12 +1,12 @@
 """Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.cache_locks import kept
 from nanoinfer.exit_gate import exit_gate
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.text_bound import check_length, max_chars_per_token
@@ -35,7 +35,7 @@ class Tokenizer:
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
-    @cached_property
+    @kept
     def max_chars_per_token(self) -> int | None:
         """The largest number of characters that one token can stand for; None if that is not certain."""
         return max_chars_per_token(getattr(self, "hf_tokenizer", None))
@@ -98,8 +98,10 @@ class IncrementalDetokenizer:
         self.stop_found: str | None = None
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
         self._shows_special = not skip_special_tokens
-        self._window = self._recent(context)  # tokens that are decoded together
-        self._done = self._certain_len()  # how many of the window's characters are released already
+        self._window: list[int] = []  # tokens that are decoded together
+        self._whole = 0  # with so many of them, the last character is whole
+        self._certain = ""  # what the window's text begins with: it is released already
+        self._start(context)
         self._held = ""  # characters held back because they may begin a stop string
 
     @property
@@ -116,20 +118,24 @@ class IncrementalDetokenizer:
             return ""  # it is a special token
         self._window.append(token_id)
         text = self._decode(self._window)
+        if not text.startswith(self._certain):  # with byte fallback, one byte more makes a whole run of bytes invalid
+            self._window, self._certain = self._window[self._whole :], ""
+            text = self._decode(self._window)
         certain = text.rstrip(REPLACEMENT)
-        new_text = certain[self._done :]
-        self._done = len(certain)
-        if certain == text and len(self._window) > 2 * self.CONTEXT_TOKENS:
-            self._window = self._recent(self._window)
-            self._done = self._certain_len()
+        new_text = certain[len(self._certain) :]
+        self._certain = certain
+        if certain == text:
+            self._whole = len(self._window)
+            if self._whole > 2 * self.CONTEXT_TOKENS:
+                self._start(self._window)
         return self._release(new_text, look_for_stop)
 
     def flush(self) -> str:
         """Return the text that is still held back; call it after the last token. Empty after a stop string."""
         if self.stopped:
             return ""
-        rest = self._held + self._decode(self._window)[self._done :]
-        self._held, self._window, self._done = "", [], 0
+        rest = self._held + self._decode(self._window)[len(self._certain) :]
+        self._held, self._window, self._certain = "", [], ""
         return rest
 
     def _decode(self, tokens: TokenIds) -> str:
@@ -137,15 +143,17 @@ class IncrementalDetokenizer:
             return self._tokenizer.decode(tokens, skip_special_tokens=False)
         return self._tokenizer.decode(tokens)
 
-    def _recent(self, tokens: TokenIds) -> list[int]:
-        """The last of `tokens`, starting at a character's first byte, because a partial character looks incomplete."""
+    def _start(self, tokens: TokenIds) -> None:
+        """Begin a window with the last of `tokens`, at a character's first byte: a partial one looks incomplete. Its last
+        character may be incomplete, too; a character has at most four bytes."""
         size = self.CONTEXT_TOKENS
         while size < len(tokens) and self._decode(tokens[-size:]).startswith(REPLACEMENT):
-            size *= 2
-        return [int(token) for token in tokens[-size:]]
-
-    def _certain_len(self) -> int:
-        return len(self._decode(self._window).rstrip(REPLACEMENT)) if self._window else 0
+            size += 1 if size < 2 * self.CONTEXT_TOKENS else size
+        self._window = [int(token) for token in tokens[-size:]]
+        ends = range(len(self._window), max(len(self._window) - 4, -1), -1)
+        whole = (end for end in ends if not self._decode(self._window[:end]).endswith(REPLACEMENT))
+        self._whole = next(whole, len(self._window))  # else that character is in the text itself
+        self._certain = self._decode(self._window[: self._whole]).rstrip(REPLACEMENT)
 
     def _release(self, new_text: str, look_for_stop: bool) -> str:
         text = self._held + new_text

@@ -52,6 +52,7 @@ class Repeat:
 Expression = Chars | Concatenation | Either | Repeat
 NOTHING = Either(frozenset())
 EMPTY = Repeat(NOTHING)  # matches the empty text only
+MOST_REPEATS = 100  # each is a part of its own
 CLASSES = {
     "d": frozenset("0123456789"),
     "w": frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"),
@@ -109,7 +110,11 @@ class Parser:
 
     def parse(self) -> Expression:
         """The whole pattern. ValueError with the position of what cannot be read."""
-        expression = self._alternatives()
+        try:
+            expression = self._alternatives()
+            hash(expression)  # states are compared by it
+        except RecursionError:
+            raise self._error("too many parts, one inside or behind the other") from None
         if self._peek():
             raise self._error("a bracket closes that was never opened")
         return expression
@@ -147,6 +152,8 @@ class Parser:
         low, comma, high = self._pattern[self._at : end].partition(",")
         if end < 0 or not low.isdigit() or not (high.isdigit() or not high) or (high and int(high) < int(low)):
             raise self._error("must be {m}, {m,} or {m,n}")
+        if max(int(low), int(high or low)) > MOST_REPEATS:
+            raise self._error(f"a part may be repeated at most {MOST_REPEATS} times, or without a limit")
         self._at = end + 1
         return int(low), int(high) if high else None if comma else int(low)
 
@@ -173,9 +180,11 @@ class Parser:
             raise self._error("a class has no characters; for the character ']' itself, write \\]")
         while not self._take("]"):
             low = self._member()
-            if len(low) == 1 and self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] != "]":
+            if self._peek() == "-" and self._pattern[self._at + 1 : self._at + 2] != "]":
                 self._at += 1
                 high = self._member()
+                if len(low) > 1 or len(high) > 1 or min(low) > min(high):
+                    raise self._error("a range goes from one character to a later one; for '-' itself, write \\-")
                 low = frozenset(map(chr, range(ord(min(low)), ord(min(high)) + 1)))
             members |= low
         return Chars(members, negated)

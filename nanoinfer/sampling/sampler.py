@@ -6,6 +6,8 @@ from math import isfinite
 import numpy as np
 import torch
 
+from nanoinfer.kernels.base import Kernels
+from nanoinfer.kernels.torch_native import TorchKernels
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
@@ -13,21 +15,35 @@ from nanoinfer.sampling.random_numbers import uniform
 
 
 class Sampler:
-    """It has no state: everything a row needs is in its Req. A row's result does not depend on the other rows."""
+    """It has no state: everything a row needs is in its Req. A row's result does not depend on the other rows.
+
+    `kernels`: what draws the tokens; None for TorchKernels. `for_drafts`: where no token can be chosen because a model's
+    logits hold NaN or infinity, the request gets NO_TOKEN and nothing is raised. A draft may be missing, a token may not.
+    """
+
+    def __init__(self, kernels: Kernels | None = None, for_drafts: bool = False):
+        self._kernels = TorchKernels() if kernels is None else kernels
+        self._for_drafts = for_drafts
+
+    def as_for_drafts(self) -> "Sampler":
+        """This sampler, with `for_drafts`."""
+        return Sampler(self._kernels, for_drafts=True)
 
     def sample(self, logits: torch.Tensor | Likeliest, reqs: Sequence[Req]) -> torch.Tensor:
         """Choose the next token of each request, int64 [B], from `logits` [B, V], which are not changed; or take the tokens
         that a pass has found already. NO_TOKEN for a request whose grammar and parameters leave no token to choose.
 
-        RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them, or
-        whose logits processor fails (see `process_logits`).
+        RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them (not
+        with `for_drafts`), or whose logits processor fails (see `process_logits`).
         """
-        likeliest, largest = logits if isinstance(logits, Likeliest) else _likeliest(logits)
-        for req, logit in zip(reqs, largest.tolist(), strict=True):
-            if not isfinite(logit):
-                raise RuntimeError(f"request {req.request_id}: the model's logits hold NaN or infinity")
-        if isinstance(logits, Likeliest) or all(req.params.greedy and not adjusts_logits(req) for req in reqs):
-            return likeliest
+        if isinstance(logits, Likeliest):
+            return self._checked(logits.token_ids, logits.logits, reqs)
+        if all(chooses_by_itself(req) for req in reqs):
+            return self._draw(logits.float(), reqs)
+        likeliest, largest = _likeliest(logits)
+        if self._for_drafts and not largest.isfinite().all():
+            return self._sample_finite(logits, reqs, largest)
+        _check_finite(largest.tolist(), reqs)
         adjusted, stuck = any(adjusts_logits(req) for req in reqs), []
         scores = logits.to(torch.float32, copy=adjusted)
         if adjusted:
@@ -36,12 +52,40 @@ class Sampler:
             stuck = [row for row, score in enumerate(largest.tolist()) if score == -torch.inf]
         drawn = [row for row, req in enumerate(reqs) if not req.params.greedy and row not in stuck]
         if len(drawn) == len(reqs):
-            return _draw(scores, reqs)
+            return self._draw(scores, reqs)
         if drawn:
-            likeliest[drawn] = _draw(scores[drawn], [reqs[row] for row in drawn])
+            likeliest[drawn] = self._draw(scores[drawn], [reqs[row] for row in drawn])
         if stuck:
             likeliest[stuck] = NO_TOKEN
         return likeliest
+
+    def _draw(self, scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        """Apply temperature, top-k, top-p and min-p to `scores` [b, V], then draw one token per row by the request's random
+        number for its position."""
+        numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
+        temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
+        some = [row for row, req in enumerate(reqs) if not (req.params.greedy or req.params.draws_from_all)]
+        if some:
+            scores = scores.clone()
+            scores[some] = _keep_likely(scores[some], [reqs[row] for row in some])
+            temperatures[some] = 1.0
+        token_ids, totals = self._kernels.draw(scores, temperatures, numbers)
+        return self._checked(token_ids, totals, reqs)
+
+    def _checked(self, token_ids: torch.Tensor, numbers: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        """`token_ids`, as far as their `numbers` are finite."""
+        if self._for_drafts:
+            return token_ids.where(numbers.isfinite(), NO_TOKEN)
+        _check_finite(numbers.tolist(), reqs)
+        return token_ids
+
+    def _sample_finite(self, logits: torch.Tensor, reqs: Sequence[Req], largest: torch.Tensor) -> torch.Tensor:
+        """The tokens of the requests whose largest logit is finite; no logits processor gets to see the others."""
+        rows = largest.isfinite().nonzero()[:, 0].tolist()
+        token_ids = torch.full((len(reqs),), NO_TOKEN)
+        if rows:
+            token_ids[rows] = self.sample(logits[rows], [reqs[row] for row in rows]).cpu()
+        return token_ids
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, reqs: Sequence[Req]
@@ -75,39 +119,38 @@ def _likeliest(logits: torch.Tensor) -> Likeliest:
     return Likeliest(torch.from_numpy(where), torch.from_numpy(scores[np.arange(len(scores)), where]))
 
 
-def _draw(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-    """Apply temperature, top-k, top-p and min-p, then draw one token per row by inverting the cumulative distribution."""
+def chooses_by_itself(req: Req) -> bool:
+    """Whether the request's next tokens depend on nothing but logits, temperature and random numbers: Kernels.draw chooses
+    them."""
+    return (req.params.greedy or req.params.draws_from_all) and not adjusts_logits(req)
+
+
+def _check_finite(numbers: Sequence[float], reqs: Sequence[Req]) -> None:
+    """RuntimeError naming the request whose number is NaN or infinity, because its logits hold it."""
+    for req, number in zip(reqs, numbers, strict=True):
+        if not isfinite(number):
+            raise RuntimeError(f"request {req.request_id}: the model's logits hold NaN or infinity")
+
+
+def _keep_likely(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+    """`scores` [b, V], less each row's maximum and divided by its temperature, with -inf for what top-k, top-p and min-p
+    leave out, in this order."""
 
     def column(values: list[float]) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.float32)[:, None]).to(scores.device)
+        return torch.tensor(values, dtype=torch.float32, device=scores.device)[:, None]
 
     params = [req.params for req in reqs]
-    # Subtract the maximum first: dividing by a tiny temperature can then overflow to -inf, but never give NaN.
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / column([p.temperature for p in params])
     rows = [row for row, p in enumerate(params) if 0 < p.top_k < scores.shape[-1]]
     if rows:
         scores[rows] = keep_top_k(scores[rows], [params[row].top_k for row in rows])
     rows = [row for row, p in enumerate(params) if p.top_p < 1.0]
     if rows:
-        scores[rows] = keep_top_p(scores[rows], column([p.top_p for p in params])[rows])
+        scores[rows] = keep_top_p(scores[rows], column([params[row].top_p for row in rows]))
     rows = [row for row, p in enumerate(params) if p.min_p > 0.0]
     if rows:
-        scores[rows] = keep_min_p(scores[rows], column([p.min_p for p in params])[rows])
-    return _invert(scores, uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs]))
-
-
-def _invert(scores: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
-    """Of each row of `scores` [b, V], none above 0, the first token up to which the probabilities add up to more than the
-    row's number in `numbers` [b]."""
-    if scores.device.type != "cpu":
-        cumulative = scores.double().exp().cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        target = torch.from_numpy(numbers).to(scores.device)[:, None] * total
-        target = target.minimum(total.nextafter(torch.zeros_like(total)))  # not past the last token, by rounding
-        return torch.searchsorted(cumulative, target, right=True)[:, 0]
-    rows = np.exp(scores.numpy()).cumsum(axis=-1, dtype=np.float64)  # on a CPU, numpy is faster for a few rows
-    targets = np.minimum(numbers * rows[:, -1], np.nextafter(rows[:, -1], 0.0))
-    return torch.tensor([int(row.searchsorted(target, "right")) for row, target in zip(rows, targets, strict=True)])
+        scores[rows] = keep_min_p(scores[rows], column([params[row].min_p for row in rows]))
+    return scores
 
 
 def keep_top_k(scores: torch.Tensor, k: list[int]) -> torch.Tensor:

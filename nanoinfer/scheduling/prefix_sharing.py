@@ -1,11 +1,11 @@
 """In-batch prefix sharing: waiting requests that start with the same long prefix compute it only once."""
 
 from collections.abc import Hashable
+from math import ceil
 
 import numpy as np
 
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.radix_cache import common_prefix_len
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 
@@ -26,26 +26,22 @@ class PassPrefixes:
 
     def __init__(self, cache: CacheManager):
         self._cache = cache
-        self._computed: dict[tuple[TreeNode | None, Hashable, bytes], np.ndarray] = {}
+        self._size = cache.page_size * ceil(WORTH_WAITING_FOR / cache.page_size)  # of a beginning: whole pages
+        self._computed: set[tuple[TreeNode | None, Hashable, bytes]] = set()
 
     def add(self, req: Req) -> None:
         """Note that `req` is in the pass and computes its tokens up to `chunk_end`."""
         tokens = req.token_ids[max(req.kv_len, req.prefix_len) : req.chunk_end]
-        self._computed.setdefault(self._key(req, tokens), tokens)
+        if len(tokens) >= self._size:
+            self._computed.add(self._beginning(req, tokens))
 
     def worth_waiting_for(self, req: Req) -> bool:
-        """True when the pass computes enough of the tokens that `req`, with its prefix locked, needs next.
-
-        It looks for a request that continues from the same tree node with the same page of tokens; the first one counts.
-        """
+        """True when the pass computes enough of the tokens that `req`, with its prefix locked, needs next: when a request
+        in it continues from the same tree node with the same tokens."""
         fresh = req.reusable_tokens[req.prefix_len :]
-        if self._cache.radix_cache.disable or len(fresh) < WORTH_WAITING_FOR:
+        if self._cache.radix_cache.disable or len(fresh) < self._size:
             return False
-        computed = self._computed.get(self._key(req, fresh))
-        if computed is None:
-            return False
-        shared = common_prefix_len(fresh, computed)
-        return shared - shared % self._cache.page_size >= WORTH_WAITING_FOR
+        return self._beginning(req, fresh) in self._computed
 
-    def _key(self, req: Req, tokens: np.ndarray) -> tuple[TreeNode | None, Hashable, bytes]:
-        return req.last_node, req.extra_key, tokens[: self._cache.page_size].tobytes()
+    def _beginning(self, req: Req, tokens: np.ndarray) -> tuple[TreeNode | None, Hashable, bytes]:
+        return req.last_node, req.extra_key, tokens[: self._size].tobytes()

@@ -224,9 +224,9 @@ class Scheduler:
         self.cache.count_hit(req)
         self._budget.spend(req.chunk_end - req.prefix_len)
         if not req.num_admissions:
-            req.cached_tokens = req.prefix_len
+            req.cached_tokens = min(req.prefix_len, req.prompt_len)  # it may have arrived with a part of its output
             self.prompt_tokens += req.prompt_len
-            self.cached_tokens += req.prefix_len
+            self.cached_tokens += req.cached_tokens
         req.num_admissions += 1
 
     def _is_still_blocked(self) -> bool:

@@ -65,6 +65,7 @@ class DecodePass:
             out_cache_loc=every * context + context - 1,
             out_cache_cont_start=None,
             out_cache_cont_end=None,
+            prompt_top_counts=None,
             prompt_logprobs=None,
             adapter_places=places,
         )

@@ -1,9 +1,9 @@
 """Player: a trace as one self-contained HTML page that steps through the run and never loads anything from a network.
 
-The page is written by hand. player.html says what is where, and player.css how it looks. The scripts are, in this order:
-player_state.js (rebuilds the state from the events), player_draw.js, player_pools.js and player_timeline.js (draw it), and
-player_controls.js (slider, keys, playback). This file puts them together, with the trace as JSON and the palette of
-nanoinfer.viz as CSS.
+The page is written by hand. player.html says what is where, drawings.css and player.css how it looks. The scripts are,
+in this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
+events), player_draw.js and player_timeline.js (draw what only a trace has), and player_controls.js (slider, keys,
+playback). This file puts them together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
 """
 
 import html
@@ -16,7 +16,8 @@ from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.file import to_document
 
-SCRIPTS = ("player_state.js", "player_draw.js", "player_pools.js", "player_timeline.js", "player_controls.js")
+DRAWINGS = ("draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")
+SCRIPTS = (*DRAWINGS, "player_state.js", "player_draw.js", "player_timeline.js", "player_controls.js")
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
 INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
@@ -39,7 +40,7 @@ class Player:
         parts = {
             "title": html.escape(self.title),
             "palette": palette_css(),
-            "css": _part("player.css"),
+            "css": _part("drawings.css") + _part("player.css"),
             "data": safe_json(data),
             "script": "\n".join(map(_part, SCRIPTS)),
         }

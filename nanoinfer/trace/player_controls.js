@@ -22,7 +22,7 @@ function show(number) {
   $("#first").disabled = $("#back").disabled = current === 0;
   $("#last").disabled = $("#forward").disabled = current === lastFrame;
   $("#extend").disabled = nextExtend(1) === null;
-  light(null);
+  page.light(null);
 }
 
 /** The next frame (direction 1) or the one before (-1) that is an EXTEND pass; null where there is none. */
@@ -102,64 +102,7 @@ document.addEventListener("keydown", (event) => {
 // Firefox presses a button when the space key comes up again.
 document.addEventListener("keyup", (event) => event.key === " " && !forControl(event) && event.preventDefault());
 
-// --- pointing: what belongs together lights up ---
-
-/** Light up slots and nodes, or nothing (null). */
-function light(what) {
-  document.body.classList.toggle("lighting", what !== null);
-  for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
-  if (what === null) return;
-  const { group, cells } = page.grid;
-  for (const slot of what.slots) cells[Math.floor(slot / group)]?.classList.add("lit");
-  for (const number of what.nodes ?? []) $(`[data-node="${number}"]`)?.classList.add("lit");
-  if (what.request != null) for (const one of document.querySelectorAll(`[data-request="${what.request}"]`)) one.classList.add("lit");
-}
-
-function point(target) {
-  const state = page.state;
-  const slotCell = target.closest?.("[data-slot]");
-  const nodeBox = target.closest?.("[data-node]");
-  const requestPart = target.closest?.("[data-request]");
-  if (slotCell) {
-    light(null);
-    page.tell(aboutSlot(state, Number(slotCell.dataset.slot)));
-  } else if (nodeBox) {
-    const node = state.nodes.get(Number(nodeBox.dataset.node));
-    light({ slots: node.value, nodes: [node.number] });
-    page.tell(`${plural(node.key.length, "token")} in slots ${runsText(node.value, 8)}; hits ${node.hits}`);
-  } else if (requestPart) {
-    const req = state.requests.get(Number(requestPart.dataset.request));
-    if (!req) return light(null);
-    light({ slots: state.rowSlots(req), nodes: state.path(req).map((node) => node.number), request: req.index });
-    const held = req.row === null ? `${req.status}, holds no slots` : `reads ${req.treeLen} locked slots of the tree and owns ${plural(req.slots.length, "slot")}`;
-    page.tell(`${req.name}: ${held}`);
-  } else {
-    light(null);
-  }
-}
-
-/** A slot in words: its owner, and the token whose K/V it holds. */
-function aboutSlot(state, slot) {
-  for (const node of state.nodes.values()) {
-    const at = node.value.indexOf(slot);
-    if (at >= 0) {
-      const readers = state.running.filter((req) => state.path(req).includes(node)).map((req) => req.name);
-      const text = visible(trace.texts[node.key[at]] ?? `${node.key[at]}`);
-      return `slot ${slot}: K/V of “${text}”, owned by the tree${readers.length ? `, read by ${readers.join(", ")}` : ", evictable"}`;
-    }
-  }
-  for (const req of state.running) {
-    const at = state.rowSlots(req).indexOf(slot);
-    if (at < 0) continue;
-    const text = at < req.kvLen ? `K/V of “${visible(page.tokenText(req, at))}”, position ${at}` : "not filled yet";
-    return `slot ${slot}: ${text}, owned by ${req.name}`;
-  }
-  return `slot ${slot}: free`;
-}
-
-document.addEventListener("pointerover", (event) => point(event.target));
-document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && point(event.target));
-
+page.followPointer();
 $("#run").textContent =
   `${plural(trace.requests.length, "request")}, ${plural(trace.steps, "step")} · ${plural(trace.engine.max_total_tokens, "slot")}` +
   ` · ${plural(trace.engine.max_running_requests, "row")} · page_size ${trace.engine.page_size} · ${trace.engine.schedule_policy}` +
@@ -171,7 +114,7 @@ new ResizeObserver(() => {
   const before = page.grid;
   page.layOutSlots();
   if (page.grid !== before && page.state) page.drawSlots(page.state);
-  if (page.state) page.followPass();
+  if (page.state) page.followPass(page.lanesToFollow());
 }).observe($("#slots .grid"));
 show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
 window.player = { show, play, pause, replay, page, get current() { return current; } };

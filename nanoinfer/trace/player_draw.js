@@ -1,47 +1,10 @@
-// Draws one frame. Every method takes the state (player_state.js) and fills one part of the page (player.html). This file draws
-// what happened, the batch and the texts; player_pools.js draws slots, rows and tree.
-// Text from a trace is only ever set as text, never as HTML.
+// Draws one frame of a trace. Every method takes the state (player_state.js) and fills one part of the page (player.html). This
+// file draws what happened, the batch and the texts, with draw_basics.js; draw_pools.js draws slots, rows and tree.
 
-const $ = (selector) => document.querySelector(selector);
-const MOST_ROWS = 16; // of the batch and of the rows
-const MOST_CARDS = 12;
-
-/** An element with attributes (`text` sets its text) and children. */
-function el(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "text") element.textContent = value;
-    else if (value !== null && value !== false) element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null));
-  return element;
-}
-
-const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-const visible = (text) => text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
-const shortened = (text, head, tail) => (text.length > head + tail + 1 ? `${text.slice(0, head)}…${text.slice(-tail)}` : text);
-
-/** Slots as runs of neighbours: "0–6, 16–20". */
-function runsText(slots, limit = 4) {
-  const runs = runsOf(slots).map(([start, length]) => (length === 1 ? `${start}` : `${start}–${start + length - 1}`));
-  return runs.length > limit ? `${runs.slice(0, limit).join(", ")}, …` : runs.join(", ");
-}
-
-function runsOf(slots) {
-  const runs = [];
-  for (const slot of slots) {
-    const last = runs.at(-1);
-    if (last && slot === last[0] + last[1]) last[1] += 1;
-    else runs.push([slot, 1]);
-  }
-  return runs;
-}
-
-class Page {
+class Page extends Drawings {
   constructor(trace, said, replay) {
+    super(trace.engine);
     Object.assign(this, { trace, said, replay });
-    this.grid = { cells: [], columns: 0, shown: 0 };
-    this.looks = trace.requests.map((request) => `o-r${(request.request_id + 3 * request.completion) % 8}`);
   }
 
   tokenText(req, position) {
@@ -53,11 +16,51 @@ class Page {
     return tokens.map((token) => this.trace.texts[token] ?? ` ${token}`).join("");
   }
 
-  /** The coloured name of a request; pointing at it shows what it holds. */
-  chip(req, extra = "") {
-    const chip = el("button", { type: "button", class: "chip", "data-request": req.index });
-    chip.append(el("i", { class: `swatch ${this.looks[req.index]}` }), req.name + extra);
-    return chip;
+  aboutToken(node, at) {
+    return `K/V of “${visible(this.trace.texts[node.key[at]] ?? `${node.key[at]}`)}”, `;
+  }
+
+  aboutPosition(req, at) {
+    return `K/V of “${visible(this.tokenText(req, at))}”, position ${at}`;
+  }
+
+  nodeText(node) {
+    return this.textOf(node.key);
+  }
+
+  nodeLabel(node) {
+    return node.extraKey == null ? null : `extra_key=${node.extraKey}`;
+  }
+
+  /** What was evicted, or why the tree is empty. */
+  treeNote(state) {
+    const gone = state.fresh.removed.map((node) => `“${shortened(visible(this.nodeText(node)), 24, 10)}” (${plural(node.length, "token")})`);
+    const disabled = this.engine.disable_radix_cache ? "The radix cache is switched off." : "";
+    return gone.length ? `Evicted now: ${gone.slice(0, 3).join(", ")}${gone.length > 3 ? ` and ${gone.length - 3} more` : ""}.` : disabled;
+  }
+
+  get mapHeight() {
+    return matchMedia("(max-height: 640px)").matches ? 110 : 180;
+  }
+
+  slotNote(state) {
+    const never = state.size - this.replay.usedSlots;
+    return never > 0 ? `This run never uses the other ${plural(never, "slot")}.` : "";
+  }
+
+  /** How many cells the map of slots has, each of `group` slots: without slots that are never used. */
+  cellsToDraw() {
+    const used = this.replay.usedSlots;
+    const group = Math.ceil(used / MOST_CELLS) || 1;
+    return { count: Math.ceil(used / group), group };
+  }
+
+  /** The owner of each of these cells: of its slots, the most frequent one. */
+  cellOwners(state) {
+    const owners = state.owners();
+    const { cells, group } = this.grid;
+    if (group === 1) return owners;
+    return cells.map((_, i) => dominant(Array.from({ length: group }, (_, k) => owners[i * group + k] ?? "free")));
   }
 
   draw(state, number) {
@@ -69,7 +72,15 @@ class Page {
     this.drawTree(state);
     this.drawRows(state);
     this.drawTexts(state);
-    this.moveCursor(number);
+    this.moveCursor(number, this.replay.frames.length);
+    this.followPass(this.lanesToFollow());
+  }
+
+  /** The lanes of the requests in the pass (without a pass: those running, or the last to arrive). */
+  lanesToFollow() {
+    const { batch, running, requests } = this.state;
+    const inPass = batch.length ? batch.map((entry) => entry.req) : running.length ? running : [...requests.values()].slice(-1);
+    return inPass.length ? inPass.map((req) => this.laneOf[req.index]) : this.laneOf.slice(0, 1);
   }
 
   // --- what happened ---
@@ -105,11 +116,7 @@ class Page {
       "prompt tokens found": [`${cached} of ${prompts}`, ""],
     };
     if (this.trace.engine.drafter.length || drafted) values["drafts accepted"] = [`${accepted} of ${drafted}`, ""];
-    $("#counters").replaceChildren(
-      ...Object.entries(values).map(([name, [value, look]]) =>
-        el("div", {}, el("dt", {}, look ? el("i", { class: `swatch ${look}` }) : null, name), el("dd", { text: value })),
-      ),
-    );
+    this.fillCounters(values);
   }
 
   drawBatch(state, number) {
@@ -137,7 +144,7 @@ class Page {
     const left = state.batch.length - rows.length;
     if (left > 0) rows.push(el("tr", {}, el("td", { colspan: 5, text: `… and ${left} more` })));
     if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5, class: "none", text: "Nothing is computed." })));
-    $("#batch tbody").replaceChildren(...rows);
+    fill($("#batch tbody"), ...rows);
   }
 
   /** The drafts of a request in a VERIFY, one by one: those that became its tokens, and those that did not. */
@@ -154,11 +161,7 @@ class Page {
     const all = [...state.requests.values()];
     const live = all.filter((req) => req.status !== "ended" || state.ended.includes(req));
     const ended = all.filter((req) => !live.includes(req)).reverse();
-    const shown = [...live, ...ended].slice(0, MOST_CARDS);
-    const cards = shown.map((req) => this.card(req, state));
-    if (all.length > shown.length) cards.push(el("p", { class: "none", text: `… and ${all.length - shown.length} more requests` }));
-    if (!all.length) cards.push(el("p", { class: "none", text: "No request has arrived yet." }));
-    $("#texts .cards").replaceChildren(...cards);
+    this.fillCards(live, ended, (req) => this.card(req, state));
     for (const text of document.querySelectorAll("#texts .text")) text.scrollTop = text.scrollHeight;
   }
 
@@ -175,8 +178,7 @@ class Page {
     const status = req.status === "ended" ? `ended: ${req.reason}` : req.status;
     const drafts = req.drafted ? ` · ${req.accepted} of ${plural(req.drafted, "draft")} accepted` : "";
     const numbers = `${status} · ${req.promptLen} prompt tokens, ${req.cached} found in the tree · ${output} of ${this.trace.requests[req.index].max_new_tokens} new${drafts}`;
-    const fresh = state.ended.includes(req) ? " just-ended" : "";
-    return el("article", { class: `card ${req.status}${fresh}`, "data-request": req.index }, el("h3", {}, this.chip(req), el("small", { text: numbers })), text);
+    return this.frameCard(req, numbers, text, state.ended.includes(req));
   }
 
   /** The look of a token in a request's text: found in the tree, computed before, computed now, not computed yet, written, new. */
@@ -188,4 +190,11 @@ class Page {
     if (req.status !== "ended" && position >= req.kvLen) return "pending";
     return position < req.found ? "cached" : "prompt";
   }
+}
+
+/** The most frequent owner. */
+function dominant(owners) {
+  const counts = new Map();
+  for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
+  return [...counts].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0];
 }

@@ -1,16 +1,10 @@
 // The state of the engine after any frame, rebuilt from the events of a trace by the same rules as in nanoinfer/trace/state.py.
 //
+// The drawings ask a state for `requests`, `nodes`, `fresh` (what the frame changed), `ended`, `size`, and for what is below
+// "questions". Requests have `name`, `look` and `index`, nodes `length`.
+//
 // A frame is what the slider shows at one position. Frame 0 is the beginning of the trace. Then there is one frame per step,
 // which includes what happened since the step before, and one more if something happened after the last step.
-
-/** Runs [start, length, start, length, ...] as slots, in order. */
-function fromRuns(runs) {
-  const slots = [];
-  for (let i = 0; i < runs.length; i += 2) {
-    for (let slot = runs[i]; slot < runs[i] + runs[i + 1]; slot++) slots.push(slot);
-  }
-  return slots;
-}
 
 /** The events of a trace as frames {events, step, mode}; `mode` is null for a frame without a step. */
 function framesOf(trace) {
@@ -29,13 +23,23 @@ function framesOf(trace) {
   return frames;
 }
 
+class TreeNode {
+  constructor(fields) {
+    Object.assign(this, fields);
+  }
+
+  get length() {
+    return this.key.length;
+  }
+}
+
 class State {
   constructor(trace) {
     this.trace = trace;
     this.size = trace.engine.max_total_tokens;
     this.free = this.size; // as the pool itself says
     this.requests = new Map(); // index → request, those that have arrived
-    this.nodes = new Map([[0, { number: 0, parent: null, key: [], value: [], children: [], lock: 0, used: 0, hits: 0 }]]);
+    this.nodes = new Map([[0, new TreeNode({ number: 0, parent: null, key: [], value: [], children: [], lock: 0, used: 0, hits: 0 })]]);
     this.forgetChanges();
   }
 
@@ -52,7 +56,7 @@ class State {
       const request = this.trace.requests[index];
       const tokens = [...request.prompt, ...(request.outputs ?? [])];
       this.requests.set(index, {
-        index, name: request.name, status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
+        index, name: request.name, look: lookOf(request), status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
         treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
         admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
       });
@@ -121,7 +125,7 @@ class State {
 
   add(number, parent, tokens, runs, extraKey, time) {
     const above = this.nodes.get(parent);
-    const node = { number, parent: above, key: [...tokens], value: fromRuns(runs), children: [], lock: 0, used: time, hits: 0, extraKey };
+    const node = new TreeNode({ number, parent: above, key: [...tokens], value: fromRuns(runs), children: [], lock: 0, used: time, hits: 0, extraKey });
     above.children.push(node);
     this.nodes.set(number, node);
     this.fresh.nodes.add(number);
@@ -136,7 +140,7 @@ class State {
 
   split(number, upperNumber, length) {
     const node = this.nodes.get(number); // becomes the lower part
-    const upper = { ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] };
+    const upper = new TreeNode({ ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] });
     upper.parent.children[upper.parent.children.indexOf(node)] = upper;
     Object.assign(node, { key: node.key.slice(length), value: node.value.slice(length), parent: upper });
     this.nodes.set(upperNumber, upper);
@@ -181,12 +185,22 @@ class State {
     return owners;
   }
 
+  /** How many slots each owner has. */
+  slotCounts() {
+    const counts = new Map();
+    for (const owner of this.owners()) counts.set(owner, (counts.get(owner) ?? 0) + 1);
+    return counts;
+  }
+
   treeSize(locked) {
     let size = 0;
     for (const node of this.nodes.values()) if (locked === undefined || (node.lock > 0) === locked) size += node.key.length;
     return size;
   }
 }
+
+/** The class of a request's colour; completions of one request have different ones. */
+const lookOf = (request) => `o-r${(request.request_id + 3 * request.completion) % 8}`;
 
 /** The states of all frames, one at a time: going forward applies the next events, going back starts from the beginning. */
 class Replay {

@@ -1,5 +1,4 @@
-// The timeline under the slider: one lane per request shows what it did in each frame. It is drawn once. Then only the cursor
-// moves, and if the lanes don't all fit, they scroll to those of the pass.
+// The timeline of a trace, which is drawn once, with draw_timeline.js.
 
 /** What every request does in every frame, as runs {phase, from, to}. Also sets how many slots are worth drawing. */
 function survey(replay) {
@@ -33,44 +32,14 @@ function survey(replay) {
   return lanes;
 }
 
+/** Draw the timeline of the whole run. From now on only its cursor moves, and the lanes scroll to those of the pass. */
 function drawTimeline(page, lanes) {
   const frames = page.replay.frames;
-  const place = (from, to) => `left:${(100 * from) / frames.length}%;width:${(100 * (to - from)) / frames.length}%`;
-  const passes = frames.flatMap((frame, i) => (frame.mode ? [el("i", { class: `p-${frame.mode.toLowerCase()}`, style: place(i, i + 1) })] : []));
-  const pass = el("div", { class: "lane pass" }, el("span", { text: "pass" }), el("div", { class: "track" }, ...passes));
-  page.laneOf = page.trace.requests.map((request, index) => {
-    const parts = (lanes.get(index) ?? []).map(({ phase, from, to }) => el("i", { class: `p-${phase}`, style: place(from, to) }));
-    const name = el("span", { "data-request": index }, el("i", { class: `swatch ${page.looks[index]}` }), request.name);
-    return el("div", { class: "lane" }, name, el("div", { class: "track" }, ...parts));
-  });
-  const key = ["waiting", "extend", "decode", "verify", "idle", "retracted", "paused", "failed"].filter((phase) => [...lanes.values()].flat().some((run) => run.phase === phase));
-  const words = { idle: "running, not in this pass" };
-  $("#timeline .legend").append(...key.map((phase) => el("span", { class: "entry" }, el("i", { class: `swatch p-${phase}` }), words[phase] ?? phase)));
-  $("#timeline .top").append(pass);
+  const place = placeOn(0, frames.length);
+  const passes = frames.flatMap((frame, i) => (frame.mode ? [{ phase: frame.mode.toLowerCase(), from: i, to: i + 1 }] : []));
+  page.laneOf = page.trace.requests.map((request, index) => page.lane({ index, name: request.name, look: lookOf(request) }, lanes.get(index) ?? [], place));
+  page.timelineLegend([...lanes.values()].flat());
+  $("#timeline .top").append(page.passLane(passes, place));
   $("#timeline .course").append(...page.laneOf, el("div", { class: "over" }, el("div", { class: "cursor" })));
-  $("#timeline").style.setProperty("--frames", frames.length); // the slider's length follows from it (player.css)
+  $("#timeline").style.setProperty("--frames", frames.length); // the slider's length follows from it (drawings.css)
 }
-
-Object.assign(Page.prototype, {
-  moveCursor(number) {
-    const { length } = this.replay.frames;
-    $("#timeline .cursor").style.left = `${(100 * (number + 0.5)) / length}%`;
-    $("#slider").style.setProperty("--played", `${(100 * number) / Math.max(length - 1, 1)}%`);
-    this.followPass();
-  },
-
-  /** Scroll to where most lanes of the requests in the pass are visible (without a pass: those running, or the last to arrive).
-   *  Stay if no other place would show more. */
-  followPass() {
-    const box = $("#timeline .lanes");
-    const room = box.scrollHeight - box.clientHeight;
-    if (room <= 0) return;
-    const head = $("#timeline .top").offsetHeight; // stays in view, above the lanes
-    const { batch, running, requests } = this.state;
-    const inPass = batch.length ? batch.map((entry) => entry.req) : running.length ? running : [...requests.values()].slice(-1);
-    const lanes = inPass.length ? inPass.map((req) => this.laneOf[req.index]) : this.laneOf.slice(0, 1);
-    const seen = (at) => lanes.filter((lane) => lane.offsetTop >= at + head && lane.offsetTop + lane.offsetHeight <= at + box.clientHeight).length;
-    const places = lanes.map((lane) => Math.min(lane.offsetTop - head, room));
-    box.scrollTop = places.reduce((best, place) => (seen(place) > seen(best) ? place : best), box.scrollTop);
-  },
-});

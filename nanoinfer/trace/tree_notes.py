@@ -76,14 +76,15 @@ class TreeNotes:
         self._operations.append(["split", self._numbers[node], self._new_number(upper), length])
         return upper
 
-    def _on_append(self, append: Call, parent: TreeNode, *args: Any) -> None:
+    def _on_append(self, append: Call, parent: TreeNode, *args: Any) -> TreeNode:
         length, children = len(parent), len(parent.children)
-        append(parent, *args)
+        node: TreeNode = append(parent, *args)
         if len(parent.children) > children:
-            self._added(next(reversed(parent.children.values())), parent)
+            self._added(node, parent)
         else:
             tokens, slots = parent.key[length:].tolist(), to_runs(parent.value[length:])
             self._operations.append(["grow", self._numbers[parent], tokens, slots])
+        return node
 
     def _on_remove_leaf(self, remove_leaf: Call, leaf: TreeNode) -> None:
         remove_leaf(leaf)

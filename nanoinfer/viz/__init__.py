@@ -52,8 +52,10 @@ from nanoinfer.viz.drafted_text import drafted_text
 from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
 from nanoinfer.viz.given_mask import attention_mask
+from nanoinfer.viz.hashed_blocks import hashed_blocks
 from nanoinfer.viz.heat_map import heat_map
 from nanoinfer.viz.kernel_times import kernel_times
+from nanoinfer.viz.lanes import lanes
 from nanoinfer.viz.marks import allocator_marks
 from nanoinfer.viz.mask import extend_mask
 from nanoinfer.viz.metadata import input_metadata
@@ -61,15 +63,18 @@ from nanoinfer.viz.overview import engine
 from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.product_roofline import product_roofline
+from nanoinfer.viz.replicas import replicas
 from nanoinfer.viz.roofline import roofline
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.split_product import split_product
 from nanoinfer.viz.states import states
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 from nanoinfer.viz.verify_rows import verify_rows
+from nanoinfer.viz.wire import wire
 
 __all__ = [
     "Picture",
@@ -84,9 +89,11 @@ __all__ = [
     "engine",
     "engine_map",
     "extend_mask",
+    "hashed_blocks",
     "heat_map",
     "input_metadata",
     "kernel_times",
+    "lanes",
     "last_input_metadata",
     "last_labels",
     "last_tokens",
@@ -95,11 +102,14 @@ __all__ = [
     "padded_batch",
     "product_roofline",
     "radix_tree",
+    "replicas",
     "request_rows",
     "roofline",
     "session_steps",
     "slot_map",
+    "split_product",
     "states",
     "timeline",
     "verify_rows",
+    "wire",
 ]

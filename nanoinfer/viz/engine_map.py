@@ -34,13 +34,13 @@ class Part(NamedTuple):
 
 
 PARTS: dict[str, Part] = {
-    "requests": Part(0, TOP, "prompts come in", (2,)),
+    "requests": Part(0, TOP, "prompts come in", (2, 16, 17)),
     "scheduler": Part(1, TOP, "which request is next?", (10, 11, 14)),
     "batch": Part(2, TOP, "several at once", (4, 10, 13, 14)),
     "input metadata": Part(3, TOP, "what, and where", (6,)),
     "model": Part(4, TOP, "a score for each token", (2, 12, 13, 14)),
     "sampler": Part(5, TOP, "picks the next token", (2, 15)),
-    "radix tree": Part(1, LOW, "shared beginnings", (8, 13)),
+    "radix tree": Part(1, LOW, "shared beginnings", (8, 13, 17)),
     "rows": Part(2, LOW, "position → slot", (5,)),
     "slots": Part(3, LOW, "each token's K/V", (5,)),
     "attention": Part(4, LOW, "extend and decode", (3, 7)),
@@ -53,7 +53,7 @@ ALIASES = {
     "kv cache": "slots",
     "cache manager": OWNERS,
 }
-NUMBERS = range(16)  # of the notebooks
+NUMBERS = range(18)  # of the notebooks
 
 
 def engine_map(

@@ -23,7 +23,7 @@ def last_input_metadata(engine: Engine) -> InputMetadata:
     Made from the rows as they are now: where the tree had a token's K/V already, the row names the tree's slot by now.
     """
     batch = _last_batch(engine)
-    return InputMetadata.create(
+    metadata = InputMetadata.create(
         engine.model_runner,
         engine.model_runner.tp_size,
         batch.forward_mode,
@@ -36,6 +36,8 @@ def last_input_metadata(engine: Engine) -> InputMetadata:
         batch.wants_prompt_logprobs,
         adapter_places=batch.adapter_places,
     )
+    metadata.prompt_top_counts = batch.prompt_top_counts
+    return metadata
 
 
 def last_tokens(engine: Engine) -> list[str]:

@@ -32,6 +32,7 @@ SINGLE = (
     "req_to_token_pool",
     "token_to_kv_pool",
     "logit_rows",
+    "prompt_top_counts",
     "only_likeliest",
     "adapters",
     "attention_mask",

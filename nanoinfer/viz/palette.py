@@ -1,9 +1,9 @@
 """One palette for every picture: role → colour, hatch, text colour; and what each of these colours means, in words.
 
 One colour means one thing in all pictures of the series. `MEANINGS` says what: legends take their words from it, and
-tests/tools/test_viz_colours.py looks whether any picture uses a colour for something else. Roles that meet in one picture
+tests/tools/viz/test_colours.py looks whether any picture uses a colour for something else. Roles that meet in one picture
 can be distinguished with any of the three colour blindnesses and in grey print: by lightness, or else by hatch.
-tests/tools/test_viz_palette.py simulates both and measures.
+tests/tools/viz/test_palette.py simulates both and measures.
 """
 
 import re

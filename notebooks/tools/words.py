@@ -27,15 +27,20 @@ def _in(*names: str) -> frozenset[str]:
 # The first engines of the series, in these notebooks, serve sessions.
 FIRST_ENGINES = _in("start_here", "the_kv_cache", "batched_decode")
 
+# Only where a server is does a request have a client, which is another program.
+SERVER = _in("the_engine_behind_a_door")
+
 # A step is a call of Engine.step, or of the step of an engine that grows towards it. These notebooks have one.
 ENGINES = _in(
     *("start_here", "an_engine_in_150_lines", "batched_decode", "radix_cache", "the_ways_of_a_slot"),
-    *("scheduler", "scheduling_policy", "multi_turn_chat", "few_shot", "branching_agents"),
+    *("scheduler", "scheduling_policy", "the_engine_behind_a_door"),
+    *("multi_turn_chat", "few_shot", "branching_agents"),
 )
 
 WORDS = (
     Word("request", (r"\bsessions?\b",), "session", FIRST_ENGINES),
-    Word("request", (r"\bjobs?\b", r"\bclients?\b", r"\busers?\b"), "job, client"),
+    Word("request", (r"\bjobs?\b", r"\busers?\b"), "job"),
+    Word("request", (r"\bclients?\b",), "client", SERVER),
     Word("request", (r"\b(who|whom|whose|whoever|nobody|somebody|everybody|everyone)\b",), "who, nobody"),
     Word("pass", (r"\bforwards?\b(?! to)",), "forward, forward pass"),
     Word("pass", (r"\b(decode|decoding|extend|prefill|model)[ -]steps?\b",), "decode step"),
@@ -44,7 +49,7 @@ WORDS = (
     Word("extend", (r"\bpre-?fill",), "prefill"),
     Word("decode", (r"\bgeneration (pass|phase)\b",), "generation phase"),
     Word("slot", (r"\b(memory|cache) (cell|location|entry|entries)\b",), "cell, location"),
-    Word("page", (r"(?<!hash-chained )\bblocks?\b(?! table)",), "block", _in("radix_cache")),
+    Word("page", (r"(?<!hash-chained )\bblocks?\b(?! table)",), "block", _in("radix_cache", "many_replicas")),
     Word("row", (r"\bblock table\b",), "block table", _in("memory_pools")),
     Word("K/V", (r"\bK-V\b", r"\bkv[ -]pairs?\b", r"\bkey-value\b"), "KV pair, key-value pair"),
     Word(

@@ -1,23 +1,28 @@
-"""AsyncEngines over a model that tests let through pass by pass, and how tests drive them."""
+"""Engines over a model that tests let through pass by pass; LLMs and AsyncEngines around them."""
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
-from nanoinfer import AsyncEngine, Engine
+from nanoinfer import LLM, AsyncEngine, Engine, SamplingParams
+from nanoinfer.calls import Calls
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
-from tests.helpers.engines import V, make_engine
+from tests.helpers.engines import Clock, V, make_engine
+from tests.helpers.waiting import HANG_S, Worker, until, until_async
+from tests.helpers.waiting import run as run
 
 
 class Gate:
-    """A model that waits before each pass until it is let through, so that tests decide what happens in between."""
+    """A model that waits before each pass until it is let through, so that tests decide what happens in between.
+
+    `arrivals` counts the passes that have come to the gate, `passes` those that went through.
+    """
 
     def __init__(self, model: Any, open_at_once: bool = True):
-        self.model, self.passes = model, 0
+        self.model, self.passes, self.arrivals = model, 0, 0
         self._turns, self._is_open = threading.Semaphore(0), open_at_once
         self.error: BaseException | None = None
         self.error_at = 0
@@ -30,12 +35,42 @@ class Gate:
         self._is_open = True
         self._turns.release()
 
+    def close(self) -> None:
+        """Of a gate that has been open from the beginning."""
+        self._is_open = False
+
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
-        assert self._is_open or self._turns.acquire(timeout=30), "this pass is not let through"
+        self.arrivals += 1
+        assert self._is_open or self._turns.acquire(timeout=HANG_S), "this pass is not let through"
         self.passes += 1
         if self.error is not None and self.passes == self.error_at:
             raise self.error
         return self.model(input_ids, positions, input_metadata)
+
+
+class Commands(SimpleQueue[Any]):
+    """The commands of an AsyncEngine's thread, and how it waits for them.
+
+    `is_waiting`: it sleeps until one comes, and for nothing else. With a `clock`, a wait that has a limit is over at once,
+    and so much time has passed; `limits` has these limits.
+    """
+
+    is_waiting = False
+    clock: Clock | None = None
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if block and timeout is not None and self.clock is not None and self.empty():
+            self.limits.append(timeout)
+            self.clock.now += timeout
+            raise Empty
+        self.is_waiting = block and timeout is None
+        try:
+            return super().get(block, timeout)
+        finally:
+            self.is_waiting = False
 
 
 def gated(open_at_once: bool = True, **options: Any) -> tuple[Engine, Gate]:
@@ -45,9 +80,23 @@ def gated(open_at_once: bool = True, **options: Any) -> tuple[Engine, Gate]:
     return engine, gate
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine; nothing may take longer than half a minute."""
-    asyncio.run(asyncio.wait_for(test(), timeout=30))
+def llm_around(engine: Engine) -> LLM:
+    llm = LLM.__new__(LLM)
+    llm.engine, llm.config, llm._calls = engine, engine.config, Calls(engine)
+    return llm
+
+
+def in_a_pass(llm: LLM, gate: Gate, prompt: list[int], params: SamplingParams) -> Worker:
+    """A thread that calls `generate`, once it waits at the gate in its first pass."""
+    before = gate.arrivals
+    thread = Worker(llm.generate, prompt, params)
+    until(lambda: gate.arrivals > before, "a pass")
+    return thread
+
+
+async def arrival(gate: Gate, number: int) -> None:
+    """Until the engine's thread waits at the gate in its pass of that number."""
+    await until_async(lambda: gate.arrivals >= number, f"pass {number}")
 
 
 def following(token: int, count: int) -> list[int]:
@@ -57,7 +106,7 @@ def following(token: int, count: int) -> list[int]:
 async def idle(engine: AsyncEngine) -> None:
     """Until nothing is left to do. Each `stats` is answered between two steps."""
     while (stats := await engine.stats()).running or stats.waiting:
-        await asyncio.sleep(0)
+        pass
 
 
 def assert_all_free(engine: Engine) -> None:

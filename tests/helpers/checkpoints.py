@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -78,9 +79,20 @@ def edited(source: Path, target: Path, **changes: object) -> Path:
     return target
 
 
-@torch.no_grad()
+_KNOWN: WeakKeyDictionary[transformers.PreTrainedModel, dict[tuple[int, ...], list[int]]] = WeakKeyDictionary()
+
+
 def greedy(model: transformers.PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers' `generate` continues `prompt` with, end tokens ignored."""
+    """What transformers' `generate` continues `prompt` with, end tokens ignored. Remembered: the model must not change."""
+    known = _KNOWN.setdefault(model, {})
+    key = tuple(prompt)
+    if len(known.get(key, [])) < num_tokens:
+        known[key] = _generate(model, prompt, num_tokens)
+    return known[key][:num_tokens]
+
+
+@torch.no_grad()
+def _generate(model: transformers.PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
     ids = torch.tensor([list(prompt)])
     out = model.generate(
         ids,

@@ -1,15 +1,17 @@
-"""Headless Chromium, where it is installed, for tests of pages."""
+"""Headless Chromium, where it is installed, for tests of pages. The fixture `browser` (tests/conftest.py) starts it."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
+from tests.helpers.waiting import HANG_S
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -17,29 +19,47 @@ OPTIONS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=900,1000"
 )
-needs_chromium = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="Chromium and its driver are not installed (Debian: chromium chromium-driver)"
-)
+LAPTOP, BIG, PHONE, SIDEWAYS = (1366, 768), (1920, 1080), (390, 844), (844, 390)
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """A browser with its user data in `profile`; it logs what pages say and fetch."""
+def chromium(profile: Path) -> Iterator["Chrome"]:
+    """A browser with its user data in `profile`; it logs what pages say and fetch. Skips where there is none."""
+    pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("Chromium and its driver are not installed (Debian: chromium chromium-driver)")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
+    options.binary_location = CHROMIUM
     for option in (*OPTIONS.split(), f"--user-data-dir={profile}"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(service=Service(DRIVER), options=options)
     try:
-        driver.set_script_timeout(20)
+        driver.set_script_timeout(HANG_S)
+        driver.set_page_load_timeout(HANG_S)
         yield driver
     finally:
         driver.quit()
 
 
+def clean(browser: "Chrome") -> None:
+    """One empty tab, on the screen that it began with; nothing is logged yet."""
+    first, *others = browser.window_handles
+    for tab in others:
+        browser.switch_to.window(tab)
+        browser.close()
+    browser.switch_to.window(first)  # and out of any frame
+    _as_it_is(browser)
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get_log("performance")
+
+
 @contextmanager
-def device(page: webdriver.Chrome, width: int, height: int, dark: bool = False, touch: bool = False) -> Iterator[None]:
+def device(page: "Chrome", width: int, height: int, dark: bool = False, touch: bool = False) -> Iterator[None]:
     """The page on a screen of `width` × `height` CSS pixels."""
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
@@ -49,6 +69,10 @@ def device(page: webdriver.Chrome, width: int, height: int, dark: bool = False, 
     try:
         yield
     finally:
-        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        _as_it_is(page)
+
+
+def _as_it_is(page: "Chrome") -> None:
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

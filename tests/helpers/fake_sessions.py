@@ -28,3 +28,16 @@ def fake_session(
     results = new_results(settings)
     results["models"].append(measure_model(path, None, settings))
     return json.loads(json.dumps(results))  # as a file has it
+
+
+def table_after(text: str, title: str) -> dict[str, list[str]]:
+    """The first table after the line that begins with `title`: first cell of a row → its other cells."""
+    lines = text[text.index(f"\n{title}") :].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    rows = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        first, *others = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[first] = others
+    return rows

@@ -1,5 +1,6 @@
 """A model that needs no weights, the bookkeeping around it without an engine, and a counter of work."""
 
+import gc
 import sys
 import zlib
 from collections import Counter
@@ -23,6 +24,8 @@ from nanoinfer.multi_step import make_scheduler
 from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.policy import Policy
+
+A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
 
 
 def next_token(tokens: Sequence[int], extra_key: Hashable, vocab_size: int) -> int:
@@ -220,6 +223,25 @@ class FakeServer:
         assert self.rows.available_size() == self.rows.size
 
 
+def passes(server: FakeServer) -> Iterator[tuple[ForwardMode, list[Req]]]:
+    """(mode, requests) of every pass until all is done."""
+    while (batch := server.step()) is not None:
+        yield batch.forward_mode, list(batch.reqs)
+
+
+def assert_as_expected(server: FakeServer, *reqs: Req) -> None:
+    for req in reqs:
+        assert (req.output_ids, req.finish_reason) == expected_output(req, server.vocab_size)
+
+
+def bare_step(server: FakeServer) -> None:
+    """A DECODE step without the checks, which go through everything."""
+    batch = server.scheduler.schedule()
+    assert batch is not None
+    assert batch.forward_mode is ForwardMode.DECODE
+    server.scheduler.process_batch_result(batch, [1] * len(batch.reqs), [None] * len(batch.reqs))
+
+
 def admissions(server: FakeServer) -> list[Req]:
     """Step once; who was admitted for the first time in it, in order."""
     before = set(server.scheduler.waiting)
@@ -231,16 +253,22 @@ def admissions(server: FakeServer) -> list[Req]:
 
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
-    """Counts function calls, Python and C, while open: a measure of work that no clock is needed for."""
+    """Counts function calls, Python and C, while open: a measure of work that no clock is needed for.
+
+    The garbage collector, which would call what others have asked it to call, waits.
+    """
     calls: Counter[str] = Counter()
 
     def on_event(frame: FrameType, event: str, arg: Any) -> None:
         if event in ("call", "c_call"):
             calls[frame.f_code.co_name if event == "call" else arg.__name__] += 1
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(on_event)
     try:
         yield calls
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()

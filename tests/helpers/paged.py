@@ -1,12 +1,30 @@
-"""A caller of forward_tensor for tests: it keeps block tables in plain lists, one token at a time."""
+"""A caller of forward_tensor: it keeps block tables in plain lists, one token at a time; and what tests call it with."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanoinfer.paged.generator import GeneratorTorch
+
+Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], Any]  # a model of transformers
+
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42], list(range(100, 121)))
+FAMILIES = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {},
+    "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "gemma3": {},
+    "phi3": {"sliding_window": 6},
+}
+
+
+def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 class Caller:

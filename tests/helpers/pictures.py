@@ -1,9 +1,9 @@
 """What tests of pictures look at and how: texts and shapes by name, and small pools, trees and metadata to draw."""
 
 from collections.abc import Sequence
-from itertools import combinations
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
@@ -32,7 +32,7 @@ def faces(picture: viz.Picture, name: str) -> list[str]:
 
 def assert_readable(picture: viz.Picture) -> None:
     """Every text lies inside the picture, none on another; it is as wide as a notebook and not endless."""
-    picture.canvas.draw()
+    picture.draw_without_rendering()  # lays everything out
     width, height = picture.canvas.get_width_height()
     boxes = []
     for text in picture.findobj(Text):
@@ -44,10 +44,12 @@ def assert_readable(picture: viz.Picture) -> None:
             assert box.y1 <= height + 1, text.get_text()
             if not text.get_rotation():
                 boxes.append((text.get_text(), box))
-    for (one, a), (other, b) in combinations(boxes, 2):
-        across = min(a.x1, b.x1) - max(a.x0, b.x0)
-        down = min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert across <= 1.5 or down <= 3, f"{one!r} lies on {other!r}"
+    edges = np.array([box.extents for _, box in boxes])  # left, bottom, right, top
+    across, down = (
+        np.minimum.outer(edges[:, i + 2], edges[:, i + 2]) - np.maximum.outer(edges[:, i], edges[:, i]) for i in (0, 1)
+    )
+    for i, j in np.argwhere(np.triu((across > 1.5) & (down > 3), 1)).tolist():
+        raise AssertionError(f"{boxes[i][0]!r} lies on {boxes[j][0]!r}")
     assert picture.get_figwidth() * 100 == 900
     assert picture.get_figheight() * 100 <= 1300
 
@@ -85,6 +87,17 @@ def make_metadata(
     seq_lens = [prefix + new for prefix, new in zip(prefix_lens, new_lens, strict=True)]
     prefixes = None if mode is ForwardMode.DECODE else prefix_lens
     return InputMetadata.create(pools, 1, mode, list(range(len(seq_lens))), seq_lens, prefixes, out)
+
+
+def make_rows() -> ReqToTokenPool:
+    """Four rows: short, with a prefix of another's slots and two entries left over, long, and in runs."""
+    pool = ReqToTokenPool(4, 512)
+    pool.req_to_token[0, :9] = torch.arange(9)
+    pool.req_to_token[1, :14] = torch.tensor([0, 1, 2, 3, *range(20, 29), 40])
+    pool.req_to_token[1, 14:16] = torch.tensor([7, 8])
+    pool.req_to_token[2, :177] = torch.arange(177)
+    pool.req_to_token[3, :40] = torch.arange(40) * 2
+    return pool
 
 
 def worked_example() -> InputMetadata:

@@ -1,154 +1,33 @@
-"""A plain model of the engine under pressure, and the oracle that knows every token: for test_pressure.py and soak.py.
-
-`Oracle`: what `transformers` continues a prompt with, greedily or with our random numbers, one request alone, no cache.
-A continuation is used only if it is clear: at every token the best logit leads by MARGIN, or the random number is that far
-from where another token begins. Otherwise float32's rounding, which differs from batch to batch, could choose another.
+"""A plain model of the engine under pressure: for test_pressure.py and soak.py.
 
 `World`: an engine, and beside it the little that a caller can know: who is unfinished, and what each must come to.
 Whatever is done to the engine is done through it, and after everything it checks both.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import transformers
 
 from nanoinfer.adapters import pool
-from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine import Engine
 from nanoinfer.errors import AdapterError, QueueFullError
 from nanoinfer.llm import make_engine
-from nanoinfer.model.attention import select_attention_backend
-from nanoinfer.model.loader import LoadedModel, load_model
-from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import TokenIds, Tokenizer
-from nanoinfer.sampling.random_numbers import uniform
-from tests.helpers.checkpoints import save_checkpoint
+from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import Clock
 from tests.helpers.fetches import Fetches
-
-MARGIN = 2e-3
-VOCAB = 32
-TINY_MODEL = {  # a few thousand parameters
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.5,  # logits far apart
-    "eos_token_id": None,
-}
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What one prompt comes to: tokens, the log-probability of each, and those of the prompt's tokens."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    prompt_logprobs: list[float | None]
-
-
-class Oracle:
-    """Continuations by `transformers`, remembered (the most recent `capacity` of them)."""
-
-    def __init__(self, path: Path, num_tokens: int, capacity: int = 4000):
-        self.num_tokens, self.capacity = num_tokens, capacity
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
-        self._known: OrderedDict[tuple[Any, ...], Continuation | None] = OrderedDict()
-
-    def continuation(
-        self, prompt: Sequence[int], seed: int | None = None, processor: LogitsProcessor | None = None
-    ) -> Continuation | None:
-        """Greedy without `seed`; with a `processor`, by what it makes of the logits. None when it is not clear."""
-        key = (*prompt, "seed", seed, processor)
-        if key not in self._known:
-            self._known[key] = self._compute(list(prompt), seed, processor)
-            if len(self._known) > self.capacity:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return self._known[key]
-
-    @torch.no_grad()
-    def _compute(self, prompt: list[int], seed: int | None, processor: LogitsProcessor | None) -> Continuation | None:
-        ids = list(prompt)
-        logprobs = []
-        past = None
-        for index in range(self.num_tokens):
-            new = ids if past is None else ids[-1:]
-            output = self._model(torch.tensor([new]), past_key_values=past, use_cache=True)
-            past = output.past_key_values
-            table = output.logits[0].double().log_softmax(-1)
-            if index == 0:
-                of_prompt = table[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
-            scores = table[-1] if processor is None else processor(np.array(ids), table[-1].clone()).log_softmax(-1)
-            if seed is None:
-                best = scores.topk(2)
-                token, margin = int(best.indices[0]), float(best.values[0] - best.values[1])
-            else:
-                token, margin = _drawn(scores.exp().numpy(), float(uniform([seed], [index])[0]))
-            if margin < MARGIN:
-                return None
-            logprobs.append(float(table[-1, token]))
-            ids.append(token)
-        return Continuation(ids[len(prompt) :], logprobs, [None, *of_prompt])
-
-
-class NetworkOracle(Oracle):
-    """Continuations by a network of ours, one request alone and every token in a pass of its own: for quantized weights,
-    which `transformers` does not have. A row of their logits is the same bits in any pass."""
-
-    def __init__(self, model: LoadedModel, num_tokens: int, capacity: int = 4000):
-        self.num_tokens, self.capacity = num_tokens, capacity
-        self._known = OrderedDict()
-        slots = range(model.max_context_len)
-        backend = select_attention_backend("auto", model.dtype, model.device)
-        rows = ReqToTokenPool(1, len(slots))
-        rows.req_to_token[0] = torch.arange(len(slots))
-        runner = ModelRunner(model.model, rows, model.new_kv_pool(len(slots)), backend)
-
-        def network(ids: torch.Tensor, past_key_values: int | None, use_cache: bool) -> SimpleNamespace:
-            """As a model of `transformers`. K/V is in the first slots, and `past` is their number."""
-            past, logits = past_key_values or 0, []
-            for token in ids[0]:
-                logits.append(runner.forward_extend(token[None], [0], [past + 1], [past], [past])[0])
-                past += 1
-            return SimpleNamespace(logits=torch.cat(logits)[None], past_key_values=past)
-
-        self._model = network
-
-
-def _drawn(probabilities: np.ndarray, number: float) -> tuple[int, float]:
-    """The token whose share of [0, 1) holds `number`, and how far that is from the share's ends."""
-    ends = np.cumsum(probabilities)
-    token = int(np.searchsorted(ends, number, side="right"))
-    return token, float(np.abs(ends - number).min())
-
-
-def make_model(path: Path) -> LoadedModel:
-    """The tiny model, saved to `path` and loaded by the engine's own loader."""
-    return load_model(save_checkpoint(path, "llama", seed=3, **TINY_MODEL), torch.float32)
-
-
-def make_draft_model(path: Path) -> LoadedModel:
-    """A smaller model with the same vocabulary, which is hardly ever right."""
-    config = {**TINY_MODEL, "num_hidden_layers": 1, "hidden_size": 8}
-    return load_model(save_checkpoint(path, "llama", seed=4, **config), torch.float32)
+from tests.helpers.oracles import VOCAB, Continuation, NetworkOracle, Oracle, make_draft_model  # noqa: F401
 
 
 def never_twice_in_a_row(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -211,6 +90,12 @@ class World:
             ("steps", "added", "refused", "paused", "finished", "aborted", "timed_out", "failed"), 0
         )
         self.fault: str | None = None  # where the next step is to fail: one of FAULTS or PANICS
+        self.readers: list[FeedReader] = []  # of the engine's feed, if anybody listens
+
+    def listen(self, block_size: int) -> None:
+        """From now on, one reader follows what the tree holds, and another one who loses some of the batches."""
+        feed = self.engine.block_feed(block_size)
+        self.readers = [FeedReader(feed), FeedReader(feed)]
 
     # --- what can happen ---------------------------------------------------------------------------------------------
 
@@ -415,6 +300,22 @@ class World:
         assert stats.loaded_adapters == len(self.adapters)
         assert stats.adapters_on_device <= self.config.max_adapters_on_device
         assert all(req.adapter is None or req.adapter.place is not None for req in engine.scheduler.running)
+        if self.readers:
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        """Who follows the tree's events knows its blocks, and so does who has lost some and has noticed it."""
+        careful, careless = self.readers
+        blocks = blocks_of_tree(self.engine.radix_cache, careful.feed.event_block_size)
+        careful.follow()
+        assert careful.mirror.blocks == blocks
+        assert not careful.snapshots
+        step, seq = self.counts["steps"], careless.seq
+        careless.follow(lost=step % 3)
+        if step % 5 == 0:
+            careless.catch_up()
+        assert careless.seq < careful.seq or careless.mirror.blocks == blocks
+        assert careless.seq >= seq
 
     def _look_at(self, outputs: Sequence[RequestOutput]) -> None:
         assert len({output.request_id for output in outputs}) == len(outputs)

@@ -126,3 +126,14 @@ def logprob_of_each_token(model: transformers.PreTrainedModel, tokens: Sequence[
     """`[len(tokens)]`: of each token under those before it; NaN for the first."""
     table = all_logits(model, tokens).log_softmax(-1)
     return torch.cat((torch.tensor([torch.nan]), table[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]))
+
+
+def assert_likeliest(found: Sequence[dict[int, float] | None], table: torch.Tensor, count: int) -> None:
+    """`found` at each position but the first has the `count` likeliest tokens of the row of `table` [n, V] before it."""
+    first, *others = found
+    assert first is None
+    for entry, row in zip(others, table, strict=False):
+        assert entry is not None
+        values, ids = row.topk(count)
+        assert list(entry) == ids.tolist()
+        assert_close(torch.tensor(list(entry.values())), values)

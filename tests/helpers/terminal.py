@@ -12,7 +12,10 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from types import TracebackType
+
+from tests.helpers.waiting import HANG_S, until
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
 CUT_SHORT = re.compile(r"\x1b(\[[0-9;?]*|\][^\x07]*)?$")
@@ -56,9 +59,9 @@ class Terminal:
         """Press keys."""
         os.write(self._screen, text.encode())
 
-    def expect(self, pattern: str, seconds: float = 30) -> re.Match[str]:
+    def expect(self, pattern: str) -> re.Match[str]:
         """Wait until what has been shown since the last match contains `pattern`."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + HANG_S
         while True:
             found = re.compile(pattern).search(self.shown, self._seen)
             if found:
@@ -67,12 +70,18 @@ class Terminal:
             if not self._read(end):
                 raise AssertionError(f"no {pattern!r} in {self.shown[self._seen :]!r}")
 
-    def exit_code(self, seconds: float = 60) -> int:
+    def expect_waiting(self) -> None:
+        """Wait until the program waits for keys: it has read those that were typed, and does nothing."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        if stat.exists():
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "waiting for keys")
+
+    def exit_code(self) -> int:
         """Read until the program has ended."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + HANG_S
         while self._read(end):
             pass
-        return self.process.wait(max(end - time.monotonic(), 1))
+        return self.process.wait(HANG_S)
 
     def _read(self, end: float) -> bool:
         """Read what comes next; False when the program has ended or it is too late."""

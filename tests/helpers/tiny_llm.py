@@ -1,4 +1,4 @@
-"""An LLM around the tiny model of pressure.py, with a tokenizer and a chat template; and calls whose outputs are known."""
+"""An LLM around the tiny model of oracles.py, with a tokenizer and a chat template; and calls whose outputs are known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.seeds import derived_seed
-from tests.helpers.pressure import VOCAB, Oracle, make_model
+from tests.helpers.oracles import VOCAB, Oracle, make_model
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}w1{% endif %}"
 

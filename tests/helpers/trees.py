@@ -1,4 +1,4 @@
-"""Small radix caches, and a caller that inserts into them."""
+"""Small radix caches, a caller that inserts into them, and what there is to see of them."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -29,3 +29,18 @@ def put(
     whole = 0 if cache.disable else len(tokens) - len(tokens) % page_size
     pool.free(torch.cat((slots[:known], slots[whole:])))
     return known, slots.tolist()
+
+
+def shape(cache: RadixCache) -> list[tuple[int, list[int]]]:
+    """The tree as (depth, tokens) lines."""
+    return [(depth, node.key.tolist()) for depth, node in cache.nodes()]
+
+
+def snapshot(cache: RadixCache) -> list[object]:
+    """Everything that an operation could change."""
+    fields = [name for name in TreeNode.__slots__ if name not in ("children", "key", "value", "parent")]
+    lines: list[object] = [cache.insertions, cache.evictable_size(), cache.protected_size()]
+    for depth, node in cache.nodes():
+        values = [getattr(node, name) for name in fields]
+        lines.append((depth, id(node), id(node.parent), node.key.tolist(), node.value.tolist(), values))
+    return [*lines, cache.token_to_kv_pool.free_slots().tolist()]

@@ -8,30 +8,22 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nanoinfer.teaching import checks
 from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import kernel_environment
 from notebooks.to_nbgrader import export, main, nbgrader_notebook
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import NotebookError, number_of
-from tests.sample_series import code, save, save_checks, series
+from tests.sample_series import code, save, series
 
 SOLUTIONS = [path for path in sources(ROOT) if path.parent.name == "solutions"]
 
 
-@pytest.fixture(autouse=True)
-def checks_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The checks of notebook 90."""
-    folder = save_checks(tmp_path_factory.mktemp("checks"))
-    checks.__path__.append(str(folder))
-    yield folder
-    checks.__path__.pop()
+pytestmark = pytest.mark.usefixtures("checks_folder")
 
 
 def metadata(notebook: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,6 +99,7 @@ def test_the_command_writes_a_course_and_keeps_its_configuration(
     assert config.read_text() == "# mine"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("nbgrader") is None, reason="nbgrader is not installed")
 def test_nbgrader_gives_full_marks_for_solutions_and_none_for_stubs(tmp_path: Path, checks_folder: Path) -> None:
     root, course = tmp_path / "project", tmp_path / "course"

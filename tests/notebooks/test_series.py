@@ -37,14 +37,16 @@ FIRST_ENGINE = "an_engine_in_150_lines"
 
 # Names that package cells use and no notebook shows, and why no notebook needs to.
 ALLOWED = {
+    "broken": "says why a runner can make no more passes; only one whose model is split over processes ever is",
     "hidden_size": "a field of the checkpoint's config.json, whose name says what it is",
     "intermediate_size": "a field of the checkpoint's config.json, whose name says what it is",
     "num_attention_heads": "a field of the checkpoint's config.json, whose name says what it is",
     "num_key_value_heads": "a field of the checkpoint's config.json, whose name says what it is",
     "num_hidden_layers": "a field of the checkpoint's config.json, whose name says what it is",
     "vocab_size": "a field of the checkpoint's config.json, whose name says what it is",
-    "from_pretrained": "torch's: an embedding made of a table that is there",
     "kind": "numpy's: what kind of numbers an array has",
+    "raised_by_handler": "whether a signal's handler raised an exception, as its name says",
+    "_proposal_costs": "the seconds that a drafter's proposals took, by how many drafts each request gets",
     "rms_norm_eps": "a field of the checkpoint's config.json, whose name says what it is",
 }
 

@@ -5,6 +5,7 @@ import pytest
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.teaching.compiled import Cpp, if_compiled
+from tests.helpers.waiting import HANG_S
 
 SOURCE = """
 extern "C" void add(const float* a, float* b, long count, double more) {
@@ -43,7 +44,7 @@ def test_what_does_not_compile_says_where() -> None:
 
 def test_a_call_in_a_child_process_changes_nothing_here(compiled: Cpp) -> None:
     a, b = np.ones(3, np.float32), np.zeros(3, np.float32)
-    result = compiled.outcome("add", a, b, 3, 1.0, result=b)
+    result = compiled.outcome("add", a, b, 3, 1.0, result=b, seconds=HANG_S)
     assert isinstance(result, np.ndarray)
     assert result.tolist() == [2.0] * 3
     assert not b.any()
@@ -51,8 +52,8 @@ def test_a_call_in_a_child_process_changes_nothing_here(compiled: Cpp) -> None:
 
 def test_a_crash_and_an_endless_loop_are_told(compiled: Cpp) -> None:
     a = np.zeros(1, np.float32)
-    assert "ends the process (SIGSEGV)" in str(compiled.outcome("crash", a, result=a))
-    assert str(compiled.outcome("hang", a, result=a, seconds=0.2)).startswith("does not end within")
+    assert "ends the process (SIGSEGV)" in str(compiled.outcome("crash", a, result=a, seconds=HANG_S))
+    assert str(compiled.outcome("hang", a, result=a, seconds=0.01)).startswith("does not end within")
 
 
 def test_without_a_compiler_a_notebook_says_so_and_goes_on(

@@ -5,8 +5,8 @@ import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
+from nanoinfer.random_model import random_adapter, random_model
 from nanoinfer.teaching.pass_times import DecodePass, PassTimes
-from nanoinfer.teaching.random_model import random_adapter, random_model
 
 SMALL = {
     "hidden_size": 64,

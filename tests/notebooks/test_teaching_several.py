@@ -171,23 +171,3 @@ def test_two_mistakes_are_both_named(id: str, first: str, second: str) -> None:
         check(id, written(answer))
     for hint in (first, second):
         assert re.search(hint, str(caught.value)), str(caught.value)
-
-
-# One line of these answers does two things, which a check tells apart.
-TWO_THINGS = {
-    ("6.5", '"start_loc"'),  # a field is misspelt: one is missing, and one is unknown
-    ("8.2", "upper.lock_ref, upper.hit_count = node.lock_ref, node.hit_count\n"),
-}
-SINGLE = [
-    (id, right, wrong)
-    for module in FILES.values()
-    for id, right, wrong, _ in module.MISTAKES
-    if (id, right) not in TWO_THINGS
-]
-
-
-@pytest.mark.parametrize(("id", "right", "wrong"), SINGLE)
-def test_one_mistake_gets_one_hint(id: str, right: str, wrong: str) -> None:
-    with pytest.raises(Hint) as caught:
-        check(id, written(answer_of(id).replace(right, wrong)))
-    assert ALSO not in str(caught.value)

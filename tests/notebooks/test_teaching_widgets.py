@@ -156,6 +156,7 @@ class TestTrySlots:
             try_slots(pool(65))
 
 
+@pytest.mark.slow
 def test_a_notebook_saves_a_still_picture_a_sentence_and_no_widget(tmp_path: Path) -> None:
     for folder in ("nanoinfer", "data"):
         (tmp_path / folder).symlink_to(ROOT / folder)

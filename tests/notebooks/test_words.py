@@ -22,7 +22,9 @@ LOOKED_UP = """
     lock_ref, namespace, hash-chained blocks, cache hit, free list, double free, leak, fragmentation, prefix
     sum, CSR, backend, roofline, arithmetic intensity, captured pass, replay, share of the peak, quantized weights,
     perplexity, adapter, LoRA, rank, place, tile, grammar, DFA, state, token mask, bit mask, forced token,
-    draft, drafter, acceptance, verify
+    draft, drafter, acceptance, verify, client, coroutine, event loop, HTTP, server-sent event, status, back-pressure,
+    utilisation, p99, open loop, closed loop, token bucket, drain, replica, router, herd, snapshot,
+    all-reduce, tensor parallelism
 """
 
 
@@ -86,6 +88,8 @@ def test_a_word_is_in_the_notebook_that_is_said_to_introduce_it() -> None:
         ("Two sessions, one pass", "batched_decode", None),
         ("Two sessions, one pass", "scheduler", "'request'"),
         ("The request who ends early", "scheduler", "'request'"),
+        ("A client leaves", "scheduler", "'request'"),
+        ("A client leaves", "the_engine_behind_a_door", None),
         ("Blocks of four slots", "memory_pools", "'page'"),
         ("The rival: hash-chained blocks", "scheduler", None),
         ("From a block table to slots", "memory_pools", None),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
@@ -45,8 +45,7 @@ def batches(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
     return requests
 
 
-@pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("family", OPTIONS)
+@pytest.mark.parametrize(("family", "block_size"), [("llama", 1), ("llama", 4), ("gemma3", 4), ("mistral", 1)])
 def test_a_random_tree_is_a_plain_decode_of_each_of_its_paths(
     family: str,
     block_size: int,
@@ -73,7 +72,7 @@ def test_a_random_tree_is_a_plain_decode_of_each_of_its_paths(
             tokens.append(token)
         return newest, DraftTree(tokens, parents)
 
-    @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12)
     @given(batches())
     def check(batch: list[tuple[list[int], list[int], int]]) -> None:
         caller = Caller(generator, 120 // block_size, block_size)

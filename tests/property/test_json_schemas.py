@@ -148,7 +148,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60)
 @given(SCHEMAS, st.randoms(use_true_random=False))
 def test_what_a_random_model_writes_for_a_random_schema_is_valid(schema: dict[str, Any], rng: random.Random) -> None:
     if not compiles(schema):
@@ -159,7 +159,6 @@ def test_what_a_random_model_writes_for_a_random_schema_is_valid(schema: dict[st
             jsonschema.Draft202012Validator(schema).validate(json.loads(output))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     SCHEMAS,
     st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2)),

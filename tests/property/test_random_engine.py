@@ -13,11 +13,19 @@ from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, 
 Checkpoint = Callable[..., Path]
 
 
-@pytest.mark.parametrize("page_size", [1, 4])
-@pytest.mark.parametrize("options", [{}, {"disable_radix_cache": True}, {"schedule_policy": "dfs-weight"}])
-@pytest.mark.parametrize("num_scheduler_steps", [1, 3])
+@pytest.mark.parametrize(
+    ("page_size", "num_scheduler_steps", "options"),
+    [
+        (1, 1, {}),
+        (4, 3, {}),
+        (4, 1, {"disable_radix_cache": True}),
+        (1, 3, {"disable_radix_cache": True}),
+        (1, 1, {"schedule_policy": "dfs-weight"}),
+        (4, 3, {"schedule_policy": "dfs-weight"}),
+    ],
+)
 def test_any_order_of_arrivals_steps_and_aborts_keeps_slots_and_tokens_right(
-    page_size: int, options: dict[str, Any], num_scheduler_steps: int
+    page_size: int, num_scheduler_steps: int, options: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(page_size)
     options = {**options, "num_scheduler_steps": num_scheduler_steps}

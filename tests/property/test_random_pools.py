@@ -12,7 +12,7 @@ from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 
-SETTINGS = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+SETTINGS = settings(max_examples=60)
 
 
 class SetOfFreePages:

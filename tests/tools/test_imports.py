@@ -18,13 +18,14 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry signals exit_gate turns", "what needs nothing else of the package"),
+    ("errors device registry signals cache_locks exit_gate turns", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
     ("model", "from token ids to logits"),
     ("adapters", "what fine-tunes add to a model's projections"),
-    ("ops", "operators with Ascend's interfaces"),
+    ("ops random_model", "operators with Ascend's interfaces; models with random weights, for timing"),
+    ("parallel", "a model that is split over several processes"),
     ("grammars", "which tokens a request's grammar allows"),
     ("sampling batch", "from logits to tokens; the requests of one pass"),
     ("scheduling", "which requests are in the next pass"),
@@ -37,8 +38,11 @@ ROOMS = (
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
     ("calls llm", "a model and its engine in one object, for any thread"),
-    ("async_stream async_engine teaching explore", "an engine for asyncio; what the notebooks teach with"),
+    ("async_stream deliveries engine_thread async_engine", "an engine for asyncio"),
     ("nanoinfer", "the public names"),
+    ("server", "an engine behind HTTP"),
+    ("cluster", "more than one engine"),
+    ("teaching explore", "what the notebooks teach with, and their pages with sliders"),
     ("commands bench", "what the commands do"),
     ("cli __main__", "the command line"),
 )
@@ -47,8 +51,9 @@ LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
-    *("nanoinfer.bench", "nanoinfer.commands"),
+    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
+    *("nanoinfer.bench", "nanoinfer.commands", "nanoinfer.server", "nanoinfer.cluster"),
+    *("fastapi", "uvicorn", "prometheus_client"),
 )
 
 
@@ -145,12 +150,21 @@ def test_the_package_keeps_the_rule(package: Imports, rule: Callable[[Imports], 
     assert not broken, "\n".join(broken)
 
 
+@pytest.fixture(scope="module")
+def package_and_notebooks() -> Imports:
+    return read_imports(ROOT, "nanoinfer", "notebooks")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [circles_of_files, imports_of_tests])
-def test_the_tools_of_the_notebooks_keep_the_rule(rule: Callable[[Imports], list[str]]) -> None:
-    broken = rule(read_imports(ROOT, "nanoinfer", "notebooks"))
+def test_the_tools_of_the_notebooks_keep_the_rule(
+    package_and_notebooks: Imports, rule: Callable[[Imports], list[str]]
+) -> None:
+    broken = rule(package_and_notebooks)
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 def test_the_public_names_load_nothing_heavy() -> None:
     loaded = loaded_by("nanoinfer.llm, nanoinfer.async_engine", ROOT, after="torch")
     assert {"nanoinfer.engine", "nanoinfer.model.loader"} <= loaded
@@ -158,6 +172,7 @@ def test_the_public_names_load_nothing_heavy() -> None:
     assert not early, f"import nanoinfer loads {', '.join(early)}"
 
 
+@pytest.mark.slow
 def test_a_first_answer_loads_neither_torchs_compiler_nor_the_model_classes_of_transformers() -> None:
     """Each takes about a second: torch's when something is defined for it, transformers' with a configuration's class."""
     code = "nanoinfer as n\nn.LLM('story').generate('x', n.SamplingParams(max_new_tokens=3))"
@@ -172,6 +187,7 @@ def test_importing_the_package_loads_no_file_of_it() -> None:
     assert [module for module in loaded if module.startswith("nanoinfer")] == ["nanoinfer"]
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there_and_no_other() -> None:
     names = set(import_module("nanoinfer").__all__)
     found = subprocess.run(

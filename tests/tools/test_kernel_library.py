@@ -14,6 +14,8 @@ import torch
 from nanoinfer.kernels import build
 from nanoinfer.kernels.cpp import CppKernels
 
+pytestmark = pytest.mark.slow
+
 LOAD = """
 import torch
 from nanoinfer.kernels import select_kernels, selection_of

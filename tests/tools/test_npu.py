@@ -96,6 +96,7 @@ def test_with_everything_there_it_is_picked(fake_npu: SimpleNamespace, monkeypat
     assert chosen == ["npu", "npu:1", "npu", "npu:2"]
 
 
+@pytest.mark.slow
 def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Path) -> None:
     """torch loads torch_npu when it is imported, and fails with it."""
     write_package(tmp_path, NO_CANN)

@@ -26,7 +26,8 @@ PINS = {
 }
 BUNDLED = {"story": 12 * 2**20, "story-draft": 2 * 2**20, "adapters": 800 * 2**10}
 """The folders of `data` that a wheel has, and how many bytes each may take at most."""
-BOUNDED = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["notebooks"]]
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+BOUNDED = [*PYPROJECT["project"]["dependencies"], *EXTRAS["notebooks"], *EXTRAS["server"]]
 
 
 def relative_links(markdown: str) -> list[str]:
@@ -108,6 +109,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         os.chdir(before)
 
 
+@pytest.mark.slow
 def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
@@ -121,6 +123,7 @@ def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, P
     assert description.decode().strip() == page().strip()
 
 
+@pytest.mark.slow
 def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[Path, Path]) -> None:
     files = [path.relative_to(ROOT) for path in (ROOT / "nanoinfer").rglob("*") if path.is_file()]
     wanted = {str(path) for path in files if not any(part.startswith((".", "__pycache__")) for part in path.parts)}
@@ -134,6 +137,7 @@ def test_a_wheel_has_whatever_the_package_is_in_the_repository(archives: tuple[P
     assert packed == wanted
 
 
+@pytest.mark.slow
 def test_what_is_bundled_takes_no_more_bytes_than_it_may(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         sizes = {entry.filename: entry.file_size for entry in wheel.infolist() if "/_bundled/" in entry.filename}
@@ -142,19 +146,21 @@ def test_what_is_bundled_takes_no_more_bytes_than_it_may(archives: tuple[Path, P
         assert 0 < size <= limit, name
 
 
+@pytest.mark.slow
 def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    wanted = {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "data/trace/example.gif", "tests/soak.py"}
+    wanted = {"LICENSE", "README.md", "pyproject.toml", "requirements.txt", "data/trace/example.gif"}
     wanted |= {
         "data/story/model.safetensors",
         "data/story-draft/model.safetensors",
         "data/adapters/sea/adapter_config.json",
     }
-    wanted |= {"notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h"}
+    wanted |= {"notebooks/00_start_here.ipynb", "nanoinfer/kernels/vectors.h", "tests/soak/__main__.py"}
     assert wanted - names == set()
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_serves_the_bundled_model_from_any_directory(
     archives: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ draw.lines = (panel, box) => {
       const path = series.points.map(([across, up]) => `${x(across).toFixed(1)} ${y(up).toFixed(1)}`).join("L");
       drawing.append(svg("path", { class: series.pale ? "curve pale" : "curve", d: `M${path}`, style: { stroke: colour(series) } }));
     }
-    if (series.label && series.label_at !== null && width >= 560) {
+    if (series.label && series.label_at !== null && (width >= 560 || series.pale)) {
       const [across, up] = series.points.at(series.label_at);
       texts.push([series.label, x(across), y(up) - 9, "halo"]);
     }
@@ -56,7 +56,7 @@ draw.lines = (panel, box) => {
       : svg("path", { d: "M0 7H18", style: { stroke: colour(series) }, "stroke-width": 3 });
     return svg("svg", { width: 18, height: 14, "aria-hidden": "true" }, shape);
   };
-  return legend(panel.series.filter((series) => series.label).map((series) => [sign(series), series.label]));
+  return legend(panel.series.filter((series) => series.label && !series.pale).map((series) => [sign(series), series.label]));
 };
 
 /* Round numbers between two limits, about as many as wanted: powers of ten where the axis is logarithmic. */

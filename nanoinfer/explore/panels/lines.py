@@ -14,7 +14,8 @@ from nanoinfer.viz.words import number
 @dataclass(frozen=True)
 class Series:
     """`points` (x, y) joined by a line, or, with `dots`, each by itself. `label` is in the legend, and beside the point
-    number `label_at` (None: not in the drawing). `colour`: its place in the palette's LINES; `pale`: in the background."""
+    number `label_at` (None: not in the drawing). `colour`: its place in the palette's LINES. `pale`: in the background,
+    where all have one colour, so its label is in the drawing only."""
 
     label: str
     points: Sequence[tuple[float, float]]

@@ -63,24 +63,34 @@ class Int8Weights(LinearWeights):
 
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
         q, row_scale = quantize(x)
-        sums = torch.zeros(len(x), self.out_features, dtype=torch.int32, device=x.device)
-        for first in range(0, self.in_features, EXACT_IN_FLOAT32):
-            part = slice(first, first + EXACT_IN_FLOAT32)
-            sums += (q[:, part].float() @ self.whole[:, part].float().T).int()
-        return (sums.float() * (self.scale * row_scale[:, None]) + self.bias).to(x.dtype)
+        return finish(exact_sums(q, self.whole), row_scale, self.scale, self.bias, x.dtype)
 
 
-def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(rows: torch.Tensor, most: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, size] → whole numbers [n, size] int8 and scales [n] float32. A row with inf or NaN gets the scale NaN; a row with
-    nothing above 1e-30 becomes 0."""
+    nothing above 1e-30 becomes 0. `most`: the largest magnitude in each whole row, if these are only parts of rows."""
     rows = rows.float()
-    most, largest = (
-        rows.abs().amax(dim=1),
-        rows.new_full((), LARGEST),
-    )  # as a tensor: by a number, torch multiplies by 1 / it
+    most = rows.abs().amax(dim=1) if most is None else most
+    largest = rows.new_full((), LARGEST)  # as a tensor: by a number, torch multiplies by 1 / it
     inverse = torch.where((most >= 1e-30) & most.isfinite(), largest / most, 0)
     whole = (rows.nan_to_num(0, 0, 0) * inverse[:, None]).round().to(torch.int8)
     return whole, torch.where(most.isfinite(), most / largest, torch.nan)
+
+
+def exact_sums(q: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The sums of products of `q` [n, in] and `whole` [out, in], both int8: int32 [n, out]."""
+    sums = torch.zeros(len(q), len(whole), dtype=torch.int32, device=q.device)
+    for first in range(0, q.shape[1], EXACT_IN_FLOAT32):
+        part = slice(first, first + EXACT_IN_FLOAT32)
+        sums += (q[:, part].float() @ whole[:, part].float().T).int()
+    return sums
+
+
+def finish(
+    sums: torch.Tensor, row_scale: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """What `exact_sums` [n, out] stand for, in `dtype`: scaled by `row_scale` [n] and `scale` [out], plus `bias` [out]."""
+    return (sums.float() * (scale * row_scale[:, None]) + bias).to(dtype)
 
 
 def pack(whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -97,8 +97,9 @@ class LMHead(Linear):
     """Hidden states to logits, without bias. Logits are multiplied by `config.logit_scale`; then, if there is a
     `config.logit_softcap` c, they become c * tanh(logit / c)."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
-        super().__init__(config.hidden_size, config.vocab_size, False, dtype, device)
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, num_tokens: int | None = None):
+        """`num_tokens`: how many logits it computes; None: those of all tokens."""
+        super().__init__(config.hidden_size, num_tokens or config.vocab_size, False, dtype, device)
         self.scale, self.softcap = config.logit_scale, config.logit_softcap
         self.kernels: Kernels = TorchKernels()
 

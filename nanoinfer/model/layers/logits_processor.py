@@ -3,13 +3,14 @@
 The functions that change a request's logits are elsewhere, in sampling/logits_processors.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.prompt_likeliest import Likely, PromptLikeliest
 
 Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
 
@@ -31,10 +32,14 @@ class LogitsOutput:
 
     `prompt_logprobs[t]` is the log-probability of new token t given the tokens before it. It is NaN for the first new
     token of each request.
+
+    `prompt_likeliest`, with `prompt_top_counts`: per request, one Likely for each new token but the first, for which the
+    pass before found it; None for a request that wants none.
     """
 
     logits: torch.Tensor
     prompt_logprobs: torch.Tensor | None = None
+    prompt_likeliest: Sequence[list[Likely] | None] | None = None
     likeliest: Likeliest | None = None
 
 
@@ -55,13 +60,17 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
 
     logits = head(hidden if metadata.logit_rows is None else hidden[metadata.logit_rows])
     logprobs = torch.full(input_ids.shape, torch.nan, dtype=torch.float32, device=hidden.device)
+    counts = metadata.prompt_top_counts
+    likeliest = None if counts is None else PromptLikeliest(counts, metadata.qo_indptr.tolist())
     for start in range(0, len(input_ids) - 1, ROWS_AT_A_TIME):
         rows = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))
         following = slice(rows.start + 1, rows.stop + 1)
         block = head(hidden[rows]).float().log_softmax(-1)
         logprobs[following] = block.gather(1, input_ids[following, None])[:, 0]
+        if likeliest is not None:
+            likeliest.add(start, block)
     logprobs[metadata.qo_indptr[:-1]] = torch.nan  # the token before it is in another request, or in the prefix
-    return LogitsOutput(logits, logprobs)
+    return LogitsOutput(logits, logprobs, None if likeliest is None else likeliest.found)
 
 
 def mean_logprobs(output: LogitsOutput, metadata: InputMetadata) -> torch.Tensor | None:

@@ -50,6 +50,10 @@ class LowRankTable(Protocol):
         """Empty a place: an adapter without parts for this layer, or none."""
         ...
 
+    def shrink(self) -> bool:
+        """Give back the room that only adapters needed that have left. True if captured passes still take it."""
+        ...
+
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """`y` [T, out] plus what the rows' adapters make of `x` [T, in]. May change `y` in place."""
         ...
@@ -79,6 +83,10 @@ class TorchLowRank:
     def clear(self, place: int) -> None:
         """As in LowRankTable."""
         self._places[place] = ()
+
+    def shrink(self) -> bool:
+        """As in LowRankTable."""
+        return False
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """As in LowRankTable."""
@@ -141,6 +149,11 @@ class CppLowRank:
         """As in LowRankTable."""
         self.table[place], self._packed[place] = 0, None
 
+    def shrink(self) -> bool:
+        """As in LowRankTable: the room in a pass for ranks, of which those that are here need less."""
+        before, self.most_ranks = self.most_ranks, max([RANKS, *(each.ranks for each in self._packed if each)])
+        return self.most_ranks < before
+
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """As in LowRankTable."""
         self._call(x, y.data_ptr(), y, adapters)
@@ -156,10 +169,11 @@ class CppLowRank:
         x = x.contiguous()
         assert x.shape[1] == self.in_features
         assert to.is_contiguous()
-        hidden = x.new_empty(len(x), self.most_ranks)
+        most_ranks = self.most_ranks  # read once: another thread may put a larger adapter into its place meanwhile
+        hidden = x.new_empty(len(x), most_ranks)
         plan = (self.table.ctypes.data, adapters.plan.data_ptr(), adapters.rows.data_ptr())
         self._function(
-            x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], self.most_ranks
+            x.data_ptr(), start, to.data_ptr(), hidden.data_ptr(), *plan, self.in_features, to.shape[1], most_ranks
         )
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from nanoinfer.random_model import random_model
 from nanoinfer.sessions import InferenceEngine, OfflineScheduler
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
-from nanoinfer.teaching.random_model import random_model
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,

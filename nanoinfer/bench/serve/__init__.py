@@ -1,0 +1,1 @@
+"""`bench serve`: servers under load, seen from their clients."""

@@ -1,0 +1,85 @@
+"""BlockFeed: the events of one tree as numbered batches, and a snapshot for those who have missed some."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from uuid import uuid4
+
+from nanoinfer.cache.block_events import BlockEvent, BlockStored, EventBatch, Snapshot
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.tree_blocks import TreeBlocks
+
+Visit = Callable[[], AbstractContextManager[object]]
+
+
+class BlockFeed:
+    """What the tree of one replica holds, for those who route to it. Each of them knows the number of its next batch.
+
+        batches = feed.since(7)         # [EventBatch(7, ...), EventBatch(8, ...)], [] if there is nothing new
+        if batches is None:             # those are gone
+            snapshot = feed.snapshot()  # everything; go on with feed.since(snapshot.seq)
+
+    `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
+    (those of `Turns`, for an engine). Without `soon`, call `cut` after each step. The newest batches are kept, as many as
+    have `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
+    """
+
+    def __init__(
+        self,
+        tree: RadixCache,
+        event_block_size: int = 16,
+        soon: Callable[[Callable[[], object]], object] | None = None,
+        visit: Visit = nullcontext,
+        keep_blocks: int = 8192,
+        clock: Callable[[], float] = time.time,
+        source: str | None = None,
+    ):
+        if tree.blocks is not None:
+            raise ValueError("tree: reports its blocks to another listener already")
+        self.event_block_size, self.keep_blocks = event_block_size, keep_blocks
+        self.source = uuid4().hex if source is None else source
+        self._soon, self._visit, self._clock = soon, visit, clock
+        self._events: list[BlockEvent] = []  # of the current step
+        self._batches: deque[EventBatch] = deque()
+        self._kept = 0  # how many blocks they have
+        self._next = 0
+        tree.blocks = self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
+
+    def cut(self) -> None:
+        """The current step is over: its events become a batch, if there are any."""
+        if not self._events:
+            return
+        batch = EventBatch(self._next, self._clock(), self._events, self.source)
+        self._next, self._events = self._next + 1, []
+        self._batches.append(batch)
+        self._kept += _size(batch)
+        while self._kept > self.keep_blocks and len(self._batches) > 1:
+            self._kept -= _size(self._batches.popleft())
+
+    def since(self, seq: int) -> list[EventBatch] | None:
+        """The batches from number `seq` on, in order. None if some of them are not kept any more, or are yet to come: ask
+        for a snapshot. Any thread may ask, and waits for the current step to end."""
+        with self._visit():
+            self.cut()
+            first = self._next - len(self._batches)
+            if not first <= seq <= self._next:
+                return None
+            return list(self._batches)[seq - first :]
+
+    def snapshot(self) -> Snapshot:
+        """All blocks that the tree holds now, and the number of the next batch. It visits the whole tree. Any thread may
+        ask, and waits for the current step to end."""
+        with self._visit():
+            self.cut()
+            return Snapshot(self._next, list(self._blocks.stored()), self.source)
+
+    def _note(self, events: list[BlockEvent]) -> None:
+        self._events += events
+        if self._soon is not None:
+            self._soon(self.cut)
+
+
+def _size(batch: EventBatch) -> int:
+    """How many blocks a batch has; those that are removed cost less, but not nothing."""
+    return sum(len(event.block_hashes) for event in batch.events if isinstance(event, BlockStored)) + 1

@@ -1,0 +1,166 @@
+"""PassCosts: how many seconds a pass takes, by what is in it. The router weighs with them; the simulation runs on them."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+FORMAT = "nanoinfer pass costs 1"
+Kind = Literal["extend", "decode"]
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Seconds per part of a pass; a pass takes their sum. ValueError names a field that is not a number of at least 0.
+
+    - `seconds_per_pass`: of every pass, however little is in it. `extra_seconds_per_extend`: what an EXTEND takes besides.
+    - `seconds_per_prompt_token`: per token that an EXTEND computes. `seconds_per_extend_row`: per request in it.
+    - `seconds_per_decode_row`: per request in a DECODE, each of which gets one token.
+    - `seconds_per_context_token`: per token whose K/V a DECODE reads.
+    - `seconds_per_attended_pair`: EXTEND's attention, per pair of a computed token and a token that it attends to.
+    - `source`: where the figures come from, in words.
+    """
+
+    seconds_per_pass: float
+    seconds_per_prompt_token: float
+    seconds_per_decode_row: float
+    seconds_per_context_token: float
+    seconds_per_attended_pair: float = 0.0
+    extra_seconds_per_extend: float = 0.0
+    seconds_per_extend_row: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value!r}: must be a number of seconds, at least 0")
+        if not self.seconds_per_pass + self.seconds_per_prompt_token > 0:
+            raise ValueError("seconds_per_pass=0, seconds_per_prompt_token=0: one of them must be above 0")
+
+    def extend_seconds(self, rows: int, new_tokens: int, pairs: float) -> float:
+        """An EXTEND of `rows` requests that computes `new_tokens` tokens and `pairs` pairs (see `attended_pairs`)."""
+        return (
+            self.seconds_per_pass
+            + self.extra_seconds_per_extend
+            + rows * self.seconds_per_extend_row
+            + new_tokens * self.seconds_per_prompt_token
+            + pairs * self.seconds_per_attended_pair
+        )
+
+    def decode_seconds(self, rows: int, context_tokens: float) -> float:
+        """A DECODE of `rows` requests that have `context_tokens` tokens together."""
+        return (
+            self.seconds_per_pass + rows * self.seconds_per_decode_row + context_tokens * self.seconds_per_context_token
+        )
+
+    def seconds(self, measured: "MeasuredPass") -> float:
+        """What a pass like this one takes."""
+        if measured.kind == "decode":
+            return self.decode_seconds(measured.rows, measured.pairs)
+        return self.extend_seconds(measured.rows, measured.new_tokens, measured.pairs)
+
+    def prefill_seconds(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
+        """What a prompt adds to passes that are made anyway, if its first `cached_tokens` tokens are cached."""
+        new = prompt_tokens - cached_tokens
+        return (
+            self.seconds_per_extend_row
+            + new * self.seconds_per_prompt_token
+            + attended_pairs(cached_tokens, prompt_tokens) * self.seconds_per_attended_pair
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "PassCosts":
+        """Read what `save` wrote. ValueError when the file is something else."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: is no JSON ({error})") from error
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise ValueError(f"{path}: has no format={FORMAT!r}; PassCosts.save writes such files")
+        unknown = content.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"{path}: unknown field {min(unknown)!r}")
+        return cls(**content)
+
+
+NAMES = [field.name for field in fields(PassCosts) if field.name != "source"]
+
+
+def attended_pairs(start: int, end: int) -> int:
+    """How many pairs of tokens the attention of tokens `start .. end - 1` computes: each with itself and all before it."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+@dataclass(frozen=True)
+class MeasuredPass:
+    """What was in a pass, and how long it took. Of a DECODE, `pairs` counts the tokens that were read; of an EXTEND, see
+    `attended_pairs`. `new_tokens` of a DECODE equals its rows."""
+
+    kind: Kind
+    rows: int
+    new_tokens: int
+    pairs: int
+    seconds: float
+
+    def parts(self) -> list[float]:
+        """What each cost is multiplied by, in the order of NAMES."""
+        if self.kind == "decode":
+            return [1, 0, self.rows, self.pairs, 0, 0, 0]
+        return [1, self.new_tokens, 0, 0, self.pairs, 1, self.rows]
+
+
+def fit(passes: Sequence[MeasuredPass], source: str = "", weights: Sequence[float] | None = None) -> PassCosts:
+    """The costs with the least sum of squared relative errors over `passes`, none of them negative. `weights`: by what to
+    multiply each error before it is squared.
+
+    ValueError unless there are passes of both kinds, and each took time.
+    """
+    if not {each.kind for each in passes} == {"extend", "decode"}:
+        raise ValueError(f"passes: {len(passes)}, must include EXTEND and DECODE passes")
+    if short := [each for each in passes if not each.seconds > 0]:
+        raise ValueError(f"seconds={short[0].seconds!r}: must be above 0")
+    parts = np.array([each.parts() for each in passes], dtype=float)
+    weight = np.ones(len(passes)) if weights is None else np.array(weights, dtype=float)
+    found = least_squares(parts * (weight / np.array([each.seconds for each in passes]))[:, None], weight)
+    return PassCosts(**dict(zip(NAMES, found.tolist(), strict=True)), source=source)
+
+
+def least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """x >= 0 with the least `|matrix x - wanted|²` (Lawson and Hanson's active sets, 1974). Columns may be dependent."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    scaled, size = matrix / scale, matrix.shape[1]
+    used, x = np.zeros(size, dtype=bool), np.zeros(size)
+    for _ in range(10 * size):
+        gradient = scaled.T @ (wanted - scaled @ x)
+        gradient[used] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= 1e-10 * max(1.0, len(wanted)):
+            break
+        used[best] = True
+        while True:
+            trial = np.zeros(size)
+            trial[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
+            below = used & (trial <= 0)
+            if not below.any():
+                break
+            step = np.min(x[below] / np.maximum(x[below] - trial[below], 1e-300))
+            x = x + step * (trial - x)
+            used &= x > 1e-14
+            x[~used] = 0.0
+        x = trial
+    return x / scale
+
+
+def relative_errors(costs: PassCosts, passes: Iterable[MeasuredPass]) -> list[float]:
+    """How far `costs` is off for each pass: 0.1 means that it takes the pass to be 10 % longer than it was."""
+    return [costs.seconds(each) / each.seconds - 1 for each in passes]

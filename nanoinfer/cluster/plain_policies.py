@@ -1,0 +1,66 @@
+"""RoundRobin, LeastLoaded, PrefixHash: policies that know nothing of caches."""
+
+from nanoinfer.cache.block_events import as_tokens, chained_hashes, namespace_hash
+from nanoinfer.cluster.base_policy import BasePolicy
+from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
+from nanoinfer.cluster.rendezvous import rendezvous
+
+
+class RoundRobin(BasePolicy):
+    """Each replica in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = 0
+
+    def _pick(self, request: RoutedRequest) -> str:
+        self._turn += 1
+        return self.replicas[(self._turn - 1) % len(self.replicas)]
+
+
+class LeastLoaded(BasePolicy):
+    """The replica with the fewest requests: this router's own, and those of others by the replica's last report. Among
+    equals, the one that was chosen longest ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others: dict[str, int] = {}
+        self._chosen: dict[str, int] = {}  # when each was chosen last
+        self._turn = 0
+
+    def remove_replica(self, replica: str) -> None:
+        """As in Policy."""
+        super().remove_replica(replica)
+        self._others.pop(replica, None)
+        self._chosen.pop(replica, None)
+
+    def note_load(self, replica: str, load: ReplicaLoad) -> None:
+        """As in Policy."""
+        super().note_load(replica, load)
+        self._others[replica] = load.waiting_requests + load.running_requests
+
+    def _pick(self, request: RoutedRequest) -> str:
+        def load(replica: str) -> tuple[int, int]:
+            return self.in_flight(replica) + self._others.get(replica, 0), self._chosen.get(replica, 0)
+
+        replica = min(self._at, key=load)
+        self._turn += 1
+        self._chosen[replica] = self._turn
+        return replica
+
+
+class PrefixHash(BasePolicy):
+    """Prompts that begin with the same `prefix_tokens` tokens go to the same replica, whatever its load.
+
+    Shorter prompts count as they are. ValueError if `prefix_tokens` is below 1.
+    """
+
+    def __init__(self, prefix_tokens: int = 64) -> None:
+        check_count("prefix_tokens", prefix_tokens, least=1)
+        super().__init__()
+        self.prefix_tokens = prefix_tokens
+
+    def _pick(self, request: RoutedRequest) -> str:
+        prefix = as_tokens(request.token_ids[: self.prefix_tokens])
+        namespace = namespace_hash(request.extra_key, request.adapter)
+        return rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self._at)

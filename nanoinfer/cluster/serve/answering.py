@@ -1,0 +1,79 @@
+"""answer_call: how a replica answers a call, with an AsyncEngine and without Ray."""
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+
+from nanoinfer.async_engine import AsyncEngine
+from nanoinfer.async_stream import AsyncStream
+from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
+from nanoinfer.requests.outputs import StreamPiece
+
+ALIVE_S = 1.0  # a call hears from its replica at least this often
+
+
+async def answer_call(
+    engine: AsyncEngine,
+    call: Call,
+    replica: str,
+    on_streams: Callable[[Sequence[AsyncStream]], object] = lambda streams: None,
+) -> AsyncGenerator[Answer, None]:
+    """Accepted or Refused, then News until all completions have ended, at least every second. Leaving the generator aborts
+    the call. `on_streams` gets its streams when it has been accepted."""
+    adding = asyncio.ensure_future(engine.add_all(call.requests))
+    streams: list[AsyncStream] = []
+    try:
+        while not (await asyncio.wait({adding}, timeout=ALIVE_S))[0]:
+            yield News()
+        try:
+            streams = adding.result()
+        except Exception as error:
+            yield Refused(replica, portable(error))
+            return
+        on_streams(streams)
+        yield Accepted(replica)
+        async for news in merged(streams):
+            yield news
+    finally:
+        adding.cancel()
+        for stream in streams:
+            stream.close()
+
+
+async def merged(streams: Sequence[AsyncStream]) -> AsyncGenerator[News, None]:
+    """What the streams bring, as it comes, until all have ended; News without anything when nothing comes for a while."""
+    reading = {asyncio.ensure_future(stream.read()): i for i, stream in enumerate(streams)}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            pieces: list[StreamPiece] = []
+            ends: list[Ended] = []
+            for task in done:
+                i = reading.pop(task)
+                error = task.exception()
+                if error is None and task.result():
+                    pieces += [replace(piece, index=i) for piece in task.result()]
+                    reading[asyncio.ensure_future(streams[i].read())] = i
+                else:
+                    ends.append(_ended(i, streams[i], error))
+            yield News(pieces, ends)
+    finally:
+        for task in reading:
+            task.cancel()
+
+
+def _ended(index: int, stream: AsyncStream, error: BaseException | None) -> Ended:
+    final = stream.final
+    error = error if final is None else final.error
+    drafts = (0, 0) if final is None else (final.drafted_tokens, final.accepted_tokens)
+    return Ended(index, *drafts, None if error is None else portable(error))
+
+
+def portable(error: BaseException) -> Exception:
+    """The error, or what is left of it in another process."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = None
+    return copy if isinstance(copy, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,120 @@
+"""deploy and remove: the two applications of a cluster, the replicas and the door before them.
+
+They are two so that each can be replaced while the other one stays, and so that the end can be drained: first the door
+goes, which waits for its requests, and then the replicas.
+"""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from nanoinfer.cluster.serve.links import ServeReplicas
+from nanoinfer.cluster.serve.messages import Addressed, Description
+from nanoinfer.cluster.serve.remote_engine import ServedByReplicas
+from nanoinfer.cluster.serve.replica import Replica
+from nanoinfer.cluster.serve.settings import RAYS_ROUTERS, ClusterSettings
+from nanoinfer.server.settings import ServerSettings
+
+ON_HEAD = "node:__internal_head__"  # Ray's resource of the head node
+MOST_ONGOING = 100_000  # calls at one replica: its engine has a queue of its own
+
+
+def deploy(settings: ClusterSettings, server: ServerSettings | None = None, route_prefix: str = "/") -> Description:
+    """Deploy a cluster in the Ray that this process is connected to; what is there already under the same name is replaced
+    piece by piece, while requests go on (a rolling update). Returns when it takes requests.
+
+    `server`: what the door allows, as `make_app` takes it. Serve must have been started with the address to listen at
+    (`start_serve`).
+    """
+    serve.run(replicas_application(settings), name=settings.replicas_name, route_prefix=None)
+    handle = serve.get_deployment_handle("Replica", app_name=settings.replicas_name)
+    description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.patience_s)
+    deploy_door(settings, description, server, route_prefix)
+    return description
+
+
+def deploy_door(
+    settings: ClusterSettings,
+    description: Description,
+    server: ServerSettings | None = None,
+    route_prefix: str = "/",
+) -> None:
+    """Deploy the door alone, before replicas that are there. Its `policy` may be another one of ours than theirs."""
+    door = door_application(settings, server or ServerSettings(), description)
+    serve.run(door, name=settings.name, route_prefix=route_prefix)
+
+
+def remove(settings: ClusterSettings) -> None:
+    """End a cluster: newcomers are refused, what has been accepted is finished, for at most `drain_timeout_s` seconds at
+    the door and again at the replicas."""
+    for name in (settings.name, settings.replicas_name):
+        if name in serve.status().applications:
+            serve.delete(name)
+
+
+def replicas_application(settings: ClusterSettings) -> serve.Application:
+    """The replicas, for `serve.run`."""
+    router = RAYS_ROUTERS.get(settings.policy)
+    config = RequestRouterConfig(
+        request_router_class=router or "nanoinfer.cluster.serve.request_router:FleetRouter",
+        request_router_kwargs=dict(settings.policy_options) if router else fleet_arguments(settings),
+    )
+    number: dict[str, Any] = {"num_replicas": settings.replicas}
+    if settings.max_replicas is not None:
+        policy = AutoscalingPolicy(
+            policy_function="nanoinfer.cluster.serve.autoscaling:QueuedTokens",
+            policy_kwargs={"per_replica": settings.queued_tokens_per_replica},
+        )
+        limits = AutoscalingConfig(min_replicas=settings.replicas, max_replicas=settings.max_replicas, policy=policy)
+        number = {"autoscaling_config": limits}
+    deployment = serve.deployment(
+        name="Replica",
+        ray_actor_options={"num_cpus": settings.cpus_per_replica},
+        max_ongoing_requests=MOST_ONGOING,
+        request_router_config=config,
+        graceful_shutdown_timeout_s=settings.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=settings.health_check_period_s,
+        health_check_timeout_s=settings.health_check_timeout_s,
+        **number,
+    )(Replica)
+    # A door no longer asks a replica that is told to end, and must not count as dead while that one finishes its calls.
+    silence_s = max(settings.replica.silence_s, settings.silence_s) + settings.drain_timeout_s
+    return deployment.bind(replace(settings.replica, silence_s=silence_s))
+
+
+def door_application(settings: ClusterSettings, server: ServerSettings, description: Description) -> serve.Application:
+    """The door: the OpenAI application, whose engine is the replicas."""
+
+    def build() -> Any:
+        from nanoinfer.cluster.serve.fleets import fleet_named
+        from nanoinfer.server.app import make_app
+
+        arguments = fleet_arguments(settings)
+        fleet = fleet_named(**arguments, costs=description.costs) if settings.is_ours else None
+        replicas = ServeReplicas(settings.replicas_name, fleet)
+        logging.getLogger("nanoinfer.access").setLevel(logging.INFO)
+        return make_app(ServedByReplicas(description, settings, replicas), server)
+
+    deployment = serve.deployment(
+        name="Door",
+        num_replicas=settings.doors,
+        ray_actor_options={"num_cpus": 0, "resources": {ON_HEAD: 0.001} if settings.doors == 1 else {}},
+        max_ongoing_requests=MOST_ONGOING,
+        graceful_shutdown_timeout_s=settings.drain_timeout_s,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=settings.health_check_period_s,
+        health_check_timeout_s=settings.health_check_timeout_s,
+    )(serve.ingress(build)())
+    return deployment.bind()
+
+
+def fleet_arguments(settings: ClusterSettings) -> dict[str, Any]:
+    """What FleetRouter gets from the deployment."""
+    options = dict(settings.policy_options)
+    if settings.policy == "prefix":
+        options.setdefault("block_size", settings.replica.event_block_size)
+    return {"name": settings.replicas_name, "policy": settings.policy, "options": options}

@@ -1,0 +1,256 @@
+"""RemoteCall: one request of a client, from the door to a replica, and on to another one if that dies."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+
+from nanoinfer.async_stream import Delivery
+from nanoinfer.cluster.serve.completion import Completion
+from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, News, Refused
+from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.request import Request
+from nanoinfer.requests.seeds import derived_seed
+
+PAUSE_S = 0.2  # before another try, when no replica could take a call
+
+
+class Replicas(Protocol):
+    """How a call reaches a replica."""
+
+    def generate(self, call: Call) -> Any:
+        """Send a call; an asynchronous iterator over Answers, with a method `cancel`."""
+
+    def note_first_token(self, call_id: str, cached_tokens: int) -> None: ...
+
+    def note_end(self, call_id: str, output_tokens: int | None = None) -> str | None:
+        """Returns the replica that it was sent to, if that is known."""
+
+
+class LostError(Exception):
+    """A replica has died, or says nothing any more, or ends: the call goes on at another one."""
+
+
+class RemoteCall:
+    """`run` brings the request to its end, whatever happens to replicas, and puts what is generated into `delivery`.
+
+    Its tokens are those that one engine alone would give: each completion is sent with a seed, and when it moves, with the
+    tokens that it has (see `requests/continuation.py`). It never waits without a limit: a replica that says nothing for
+    `silence_s` has lost it, it looks for a replica for at most `patience_s`, and it moves at most `most_moves` times.
+    `accepted` is set when the first replica has queued it; QueueFullError or InvalidRequestError if none does.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        request: Request,
+        door: str,
+        replicas: Replicas,
+        delivery: Delivery,
+        limits: tuple[float, float, int],
+        prompt_text: Callable[[Request], str] = lambda request: "",
+    ):
+        self.request_id, self.call_id, self._door = request_id, f"{door}-{request_id}", door
+        self._replicas, self._delivery = replicas, delivery
+        self._silence_s, self._patience_s, self._most_moves = limits
+        self._prompt_text = prompt_text(request)
+        self._completions = [Completion(i, each) for i, each in enumerate(one_each(request))]
+        self._prompt, self._timeout_s = request.prompt, request.timeout_s
+        self._started = self._looking_since = time.monotonic()
+        self._first_token_s: float | None = None
+        self._avoid: frozenset[str] = frozenset()
+        self.replica = ""  # where it is, or was last
+        self.moves = 0
+        self._given_up = False
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Until the end, or until the task is cancelled: then what is missing counts as aborted."""
+        error: Exception | None = None
+        try:
+            while any(not each.ended for each in self._completions):
+                await self._attempt()
+        except asyncio.CancelledError:
+            pass
+        except Exception as raised:
+            error = raised
+        finally:
+            self._replicas.note_end(self.call_id)
+        if not self.accepted.done():
+            if error is None:
+                self.accepted.cancel()
+            else:
+                self.accepted.set_exception(error)
+            return
+        self._finish(error)
+
+    def give_up(self, replica: str) -> None:
+        """Move on from a replica that does not do as it is told, with its next answer; it sends one every second."""
+        self._given_up = self._given_up or replica == self.replica
+
+    # --- one replica --------------------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> None:
+        open_ones = [each for each in self._completions if not each.ended]
+        self._given_up = False
+        timeout_s = self._time_left()
+        if timeout_s is not None and timeout_s <= 0:
+            self._cut(open_ones, FinishReason.TIMEOUT)
+            return
+        requests = [each.rest(timeout_s) for each in open_ones]
+        call = Call(self.call_id, self._door, requests, self._avoid, self._prompt_text)
+        answers = self._replicas.generate(call)
+        try:
+            if await self._wait_for_acceptance(answers):
+                await self._read(answers, open_ones)
+        except LostError as lost:
+            for each in open_ones:
+                each.lose()
+            if any(not each.ended for each in open_ones):
+                self._move(lost)
+                await asyncio.sleep(0 if len(self._avoid) < 2 else PAUSE_S)
+        finally:
+            answers.cancel()
+            ended = all(each.ended for each in self._completions)
+            self._replicas.note_end(
+                self.call_id, sum(len(each.token_ids) for each in self._completions) if ended else None
+            )
+
+    async def _wait_for_acceptance(self, answers: AsyncIterator[Answer]) -> bool:
+        """False if the replica refuses the call, and another one may take it."""
+        patience = self._patience_s  # for Serve to find a replica that can be reached
+        while True:
+            answer = await self._next(answers, patience)
+            patience = self._silence_s
+            if isinstance(answer, Accepted):
+                self.replica, self._looking_since = answer.replica, inf
+                if not self.accepted.done():
+                    self.accepted.set_result(None)
+                self._delivery.repeat_hold()
+                return True
+            if isinstance(answer, Refused):
+                await self._refused(answer)
+                return False
+
+    async def _refused(self, refused: Refused) -> None:
+        """Try another replica, if that may help; raise the error otherwise."""
+        error, tried = refused.error, refused.replica in self._avoid
+        if not isinstance(error, QueueFullError | EngineClosedError):
+            raise error
+        if tried and isinstance(error, QueueFullError) and not self.accepted.done():
+            raise error  # all are full
+        if time.monotonic() - self._looking_since > self._patience_s and tried:
+            raise ReplicaLostError(f"no replica takes the request: {error}") from error
+        self._avoid |= {refused.replica}
+        await asyncio.sleep(PAUSE_S if tried else 0)
+
+    async def _read(self, answers: AsyncIterator[Answer], completions: list[Completion]) -> None:
+        """Hand on what comes until these completions have ended."""
+        held: dict[int, StreamPiece] = {}  # last pieces of completions that were aborted: by whom, their ends tell
+        while any(not each.ended for each in completions):
+            news = await self._next(answers, self._silence_s)
+            if self._given_up:
+                raise LostError(f"{self.replica} cannot be told to go on")
+            if not isinstance(news, News):
+                raise LostError(f"{self.replica} answers {type(news).__name__} to a call that it has")
+            for piece in news.pieces:
+                if piece.finish_reason is FinishReason.ABORT:
+                    held[piece.index] = piece
+                else:
+                    self._put(completions[piece.index], piece)
+            for ended in news.ends:
+                completion = completions[ended.index]
+                if ended.error is None and completion.finish_reason is not None:
+                    completion.end(ended)
+                elif ended.error is None or isinstance(ended.error, EngineClosedError):
+                    raise LostError(f"{self.replica} has ended its engine")
+                else:
+                    if ended.index in held:
+                        self._put(completion, held[ended.index])
+                    completion.end(ended)
+
+    async def _next(self, answers: AsyncIterator[Answer], wait_s: float) -> Answer:
+        """The next answer. LostError when there is none, for whatever reason."""
+        try:
+            return await asyncio.wait_for(anext(answers), wait_s)
+        except TimeoutError:
+            raise LostError(f"{self.replica or 'no replica'} has said nothing for {wait_s:g} seconds") from None
+        except StopAsyncIteration:
+            raise LostError(f"{self.replica} has dropped the call") from None
+        except Exception as error:  # what Ray and Serve raise when an actor, its node or its objects are gone
+            raise LostError(f"{self.replica or 'a replica'}: {type(error).__name__}: {error}") from error
+
+    def _move(self, lost: LostError) -> None:
+        self.moves += 1
+        self._looking_since = min(self._looking_since, time.monotonic())
+        sent_to = self._replicas.note_end(self.call_id)  # also one that has never answered
+        self._avoid |= {self.replica, sent_to or ""} - {""}
+        if self.moves > self._most_moves:
+            raise ReplicaLostError(f"the request was lost {self.moves} times, at last because {lost}") from lost
+
+    # --- to the client ------------------------------------------------------------------------------------------------
+
+    def _put(self, completion: Completion, piece: StreamPiece) -> None:
+        if piece.token_ids and self._first_token_s is None:
+            self._first_token_s = time.monotonic() - self._started
+            self._replicas.note_first_token(self.call_id, piece.cached_tokens)
+        self._delivery.put(replace(completion.add(piece), request_id=self.request_id))
+
+    def _cut(self, completions: list[Completion], reason: FinishReason) -> None:
+        for each in completions:
+            self._delivery.put(each.cut(reason, self.request_id, len(self._prompt)))
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def _finish(self, error: Exception | None) -> None:
+        if error is not None and isinstance(error, EngineClosedError):
+            self._delivery.put(error)
+            return
+        self._cut([each for each in self._completions if not each.ended], FinishReason.ABORT)
+        outputs = [each.output() for each in self._completions]
+        errors = [each.error for each in self._completions if each.error is not None]
+        first = self._completions[0]
+        self._delivery.put(
+            RequestOutput(
+                self.request_id,
+                outputs,
+                self._first_token_s,
+                time.monotonic() - self._started,
+                error or (errors[0] if errors else None),
+                None,
+                np.asarray(self._prompt, dtype=np.int64),
+                first.prompt_logprobs,
+                first.prompt_top_logprobs,
+            )
+        )
+
+    def _time_left(self) -> float | None:
+        return None if self._timeout_s is None else self._timeout_s - (time.monotonic() - self._started)
+
+
+def one_each(request: Request) -> list[Request]:
+    """A request with n completions as n requests with one each, which give the same tokens. It must have a seed if it
+    samples."""
+    params = request.params
+    if params.n == 1:
+        return [request]
+    assert params.seed is not None
+    return [
+        replace(
+            request,
+            params=replace(
+                params,
+                n=1,
+                seed=derived_seed(params.seed, i),
+                prompt_logprobs=params.prompt_logprobs and i == 0,
+                prompt_top_logprobs=params.prompt_top_logprobs if i == 0 else 0,
+            ),
+        )
+        for i in range(params.n)
+    ]

@@ -1,0 +1,193 @@
+"""RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/served.py`)."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from nanoinfer.async_stream import AsyncStream, Delivery
+from nanoinfer.cluster.serve.links import ServeReplicas, start_task
+from nanoinfer.cluster.serve.messages import Addressed, Description
+from nanoinfer.cluster.serve.news import NewsReader
+from nanoinfer.cluster.serve.remote_call import RemoteCall
+from nanoinfer.cluster.serve.settings import ClusterSettings
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
+from nanoinfer.errors import AdapterError, EngineClosedError
+from nanoinfer.requests.request import Request
+from nanoinfer.requests.request_builder import RequestBuilder
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.served import Served
+
+T = TypeVar("T")
+VISIT_S = 10.0  # for a replica to answer about itself
+TELLS, TELL_AGAIN_S = 10, 0.2  # how often a replica is told to hold a call, or to go on with it
+NO_LOADING = "adapters of a cluster are given when it is deployed (serve --replicas N --adapter NAME=PATH)"
+
+
+class RemoteModel:
+    """The model that the replicas serve, as far as a door knows it."""
+
+    def __init__(self, description: Description):
+        tokenizer = None if description.path is None else Tokenizer.from_pretrained(description.path)
+        self.builder = RequestBuilder(description.vocab_size, description.end_token_ids, tokenizer)
+        self.config: EngineConfig = description.config
+        self.adapters: Mapping[str, Any] = dict.fromkeys(description.adapters)
+
+    def prepare(self, request: Request) -> Request:
+        """Check a request. Its grammar is compiled at the replica."""
+        self.builder.check(request, self.config.max_context_len)
+        return request
+
+    def shown(self, request: Request) -> str:
+        """Its prompt as text, for routers that want one."""
+        prompt = request.prompt
+        if isinstance(prompt, str) or self.builder.tokenizer is None:
+            return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        return self.builder.tokenizer.decode(prompt, skip_special_tokens=False)
+
+
+class RemoteEngine:
+    """The replicas of a cluster, as one engine: it is one end of each RemoteCall. All methods belong to one event loop."""
+
+    def __init__(self, model: RemoteModel, settings: ClusterSettings, replicas: ServeReplicas):
+        self._model, self._settings, self._replicas = model, settings, replicas
+        self._door = uuid4().hex
+        self._ids = count()
+        self._tasks: dict[Delivery, asyncio.Task[None]] = {}
+        self._calls: dict[Delivery, RemoteCall] = {}
+        self._holding: set[Delivery] = set()  # those whose replicas are being told to hold them, or to go on
+        self._news: NewsReader | None = None
+        self.is_closed = False
+
+    def _start(self) -> None:
+        """Listen to the replicas, from the first request on."""
+        if self._news is None and self._replicas.fleet is not None:
+            self._news = NewsReader(self._door, self._replicas.fleet, self._replicas, self._settings.silence_s)
+            self._news.start()
+
+    async def add_prepared(self, groups: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
+        """As `add_all`, for what `RemoteModel.prepare` has returned."""
+        return await self.add_all(groups, max_unread)
+
+    async def add_all(self, requests: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
+        """As `AsyncEngine.add_all`; ReplicaLostError if no replica can be reached."""
+        if self.is_closed:
+            raise EngineClosedError("this door has been closed; it takes no more requests")
+        self._start()
+        for request in requests:
+            self._model.builder.check(request, self._model.config.max_context_len)
+        pairs = [self._begin(request, max_unread) for request in requests]
+        streams = [AsyncStream(delivery, call.request_id, self._drop) for delivery, call in pairs]
+        try:
+            await asyncio.gather(*(call.accepted for _, call in pairs))
+        except BaseException as error:
+            for stream in streams:
+                stream.close()
+            for _, call in pairs:
+                if call.accepted.done() and not call.accepted.cancelled():
+                    call.accepted.exception()  # only the first is raised
+            if self.is_closed and isinstance(error, asyncio.CancelledError):
+                raise EngineClosedError("this door was closed before a replica had taken the request") from None
+            raise
+        return streams
+
+    def _begin(self, request: Request, max_unread: int | None) -> tuple[Delivery, RemoteCall]:
+        if request.params.seed is None and not request.params.greedy:
+            request = replace(request, params=replace(request.params, seed=secrets.randbits(63)))
+        settings = self._settings
+        delivery = Delivery(asyncio.get_running_loop(), max_unread, self._hold)
+        limits = settings.silence_s, settings.patience_s, settings.most_moves
+        shown = (lambda request: "") if settings.is_ours else self._model.shown
+        call = RemoteCall(next(self._ids), request, self._door, self._replicas, delivery, limits, shown)
+        delivery.request_id = call.request_id
+        task = start_task(call.run)
+        self._tasks[delivery], self._calls[delivery] = task, call
+        task.add_done_callback(lambda _: (self._tasks.pop(delivery, None), self._calls.pop(delivery, None)))
+        return delivery, call
+
+    def _drop(self, delivery: Delivery, keep_reading: bool) -> None:
+        """The stream was closed, or nobody has it any more."""
+        if (task := self._tasks.get(delivery)) is not None:
+            delivery.loop.call_soon_threadsafe(task.cancel)
+
+    def _hold(self, delivery: Delivery, hold: bool) -> None:
+        """The reader is too far behind, or no more."""
+        call = self._calls.get(delivery)
+        if call is not None and call.replica and self._settings.is_ours and delivery not in self._holding:
+            self._holding.add(delivery)
+            start_task(lambda: self._tell(delivery, call))
+
+    async def _tell(self, delivery: Delivery, call: RemoteCall) -> None:
+        """Have the replica hold the call or go on with it, until it does what the reader needs now. One that cannot be told
+        loses the call, which would wait there for ever."""
+        failures = 0
+        try:
+            while delivery in self._calls and failures < TELLS:
+                replica, hold = call.replica, delivery.is_held
+                message = Addressed(replica, self._door, (call.call_id, hold))
+                try:
+                    await self._replicas.ask("hold", message, VISIT_S)
+                except Exception:  # it is gone, or busy with a long step
+                    failures += 1
+                    await asyncio.sleep(TELL_AGAIN_S)
+                else:
+                    if (replica, hold) == (call.replica, delivery.is_held):
+                        return
+            call.give_up(call.replica)
+        finally:
+            self._holding.discard(delivery)
+
+    async def load_adapter(self, name: str, path: str | Path) -> Any:
+        """AdapterError: replicas that come later would not have it."""
+        raise AdapterError(NO_LOADING)
+
+    async def unload_adapter(self, name: str) -> None:
+        """AdapterError, as `load_adapter`."""
+        raise AdapterError(NO_LOADING)
+
+    async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
+        """`AsyncEngine.visit` at every replica that can be reached. EngineClosedError if there is none."""
+        if self._replicas.fleet is None:
+            raise EngineClosedError(f"policy={self._settings.policy!r}: replicas cannot be asked one by one")
+        self._start()
+        if not self._replicas.fleet.replicas:  # Serve tells its router with the first call
+            await asyncio.gather(self._replicas.describe(VISIT_S), return_exceptions=True)
+        names = sorted(self._replicas.fleet.replicas)
+        asked = [self._replicas.ask("visit", Addressed(name, self._door, function), VISIT_S) for name in names]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if not found:
+            why = f": {answers[0]!r}" if answers else ""
+            raise EngineClosedError(f"none of {len(names)} replicas answers{why}")
+        return found
+
+    async def shutdown(self) -> None:
+        """End all requests. The replicas stay."""
+        self.is_closed = True
+        if self._news is not None:
+            self._news.stop()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ServedByReplicas(Served):
+    """The replicas of a cluster, for `make_app`."""
+
+    def __init__(self, description: Description, settings: ClusterSettings, replicas: ServeReplicas):
+        self.name, self.max_tokens = description.name, description.most_tokens
+        self.core = RemoteModel(description)
+        self._engine = RemoteEngine(self.core, settings, replicas)
+
+    @property
+    def engine(self) -> RemoteEngine:
+        return self._engine
+
+    async def close(self) -> None:
+        await self._engine.shutdown()

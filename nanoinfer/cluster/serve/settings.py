@@ -1,0 +1,138 @@
+"""ClusterSettings: what is deployed. ReplicaSettings: the part that each replica needs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.serve.policies import POLICIES
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
+from nanoinfer.llm import LLM
+
+SERVES_PREFIX_CACHE_ROUTER = (
+    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"
+)
+RAYS_ROUTERS = {  # Serve's own, for comparisons: they hear nothing of what trees hold
+    "ray-prefix": SERVES_PREFIX_CACHE_ROUTER,
+    "ray-power-of-two": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
+}
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """`model` and `options`: as LLM takes them. `threads`: of torch, per replica; None: as Ray sets it, one per CPU.
+
+    `tells`: whether it tells what its tree holds, in blocks of `event_block_size` tokens, at most every `feed_interval_s`
+    seconds, and after `feed_wait_s` even if nothing has changed. `silence_s`: a door that asks for nothing so long is dead.
+    `costs`: of its passes, for PrefixRouter; None: each replica measures them when it starts, which takes seconds.
+    `sleeps`: with this, its passes compute nothing and sleep as long as `costs` say; `options` are then EngineConfig's.
+    """
+
+    model: str = "story"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+    tells: bool = True
+    event_block_size: int = 16
+    feed_interval_s: float = 0.02
+    feed_wait_s: float = 1.0
+    silence_s: float = 15.0
+    costs: PassCosts | None = None
+    sleeps: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sleeps and self.costs is None:
+            raise ValueError("sleeps=True: needs costs, which say for how long")
+
+    def load(self) -> LLM | Engine:
+        """The model, in the calling process."""
+        import torch
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if not self.sleeps:
+            return LLM(self.model, **self.options)
+        from nanoinfer.cluster.simulate.sleeping import sleeping_engine
+
+        assert self.costs is not None
+        return sleeping_engine(EngineConfig(**self.options), self.costs)
+
+    def measure(self, llm: LLM | Engine) -> PassCosts | None:
+        """Its passes' costs, measured if they are not given; None if they cannot be measured."""
+        if self.costs is not None or not isinstance(llm, LLM) or not self.tells:
+            return self.costs
+        if llm.config.num_scheduler_steps > 1 or llm.config.drafters:
+            return None
+        from nanoinfer.cluster.calibrate import calibrate
+
+        costs = calibrate(llm, rounds=1)
+        llm.engine.flush_cache()
+        return costs
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """What `deploy` deploys. ValueError naming the field for a value that is out of range.
+
+    - `replica`; `replicas`: how many at first; `max_replicas`: with more than `replicas`, their number follows the queued
+      tokens, `queued_tokens_per_replica` of which are fine. `cpus_per_replica`: what Ray sets aside for each.
+    - `policy` and `policy_options`: of POLICIES, see `make_policy`; or one of Ray's own routers, `ray-prefix` or
+      `ray-power-of-two`.
+    - `name`: of the two applications, NAME (the door) and NAME-replicas. `doors`: how many processes take requests; a
+      single one is on the head node, as what listens for Serve is.
+    - `silence_s`: a replica that says nothing for so long has lost its calls, which move to others. `patience_s`: how long
+      a call looks for a replica that takes it. `most_moves`: how often a call may move before it fails.
+    - `drain_timeout_s`: for calls at a replica or door that is told to end. `health_check_period_s`: between two looks at
+      them; one that does not answer for `health_check_timeout_s` is replaced.
+    """
+
+    replica: ReplicaSettings = field(default_factory=ReplicaSettings)
+    replicas: int = 2
+    max_replicas: int | None = None
+    queued_tokens_per_replica: float = 4096.0
+    cpus_per_replica: float = 1.0
+    policy: str = "prefix"
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "nanoinfer"
+    doors: int = 1
+    silence_s: float = 15.0
+    patience_s: float = 60.0
+    most_moves: int = 4
+    drain_timeout_s: float = 30.0
+    health_check_period_s: float = 2.0
+    health_check_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "doors", "most_moves"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        most = self.max_replicas
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < self.replicas):
+            raise ValueError(f"max_replicas={most!r}: must be None or an integer of at least replicas={self.replicas}")
+        seconds = ("silence_s", "patience_s", "drain_timeout_s", "health_check_period_s", "health_check_timeout_s")
+        for name in (*seconds, "cpus_per_replica", "queued_tokens_per_replica"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r}: must be a number above 0")
+        blocks = self.policy_options.get("block_size", self.replica.event_block_size)
+        if self.policy == "prefix" and blocks != self.replica.event_block_size:
+            raise ValueError(
+                f"policy_options: block_size={blocks!r}: must be the replicas' event_block_size, "
+                f"{self.replica.event_block_size}"
+            )
+        if not self.name or not self.name.replace("-", "").isalnum():
+            raise ValueError(f"name={self.name!r}: must be letters, digits and dashes")
+        if self.policy not in (*POLICIES, *RAYS_ROUTERS):
+            raise ValueError(f"policy={self.policy!r}: must be one of {', '.join((*POLICIES, *RAYS_ROUTERS))}")
+
+    @property
+    def replicas_name(self) -> str:
+        """The application of the replicas."""
+        return f"{self.name}-replicas"
+
+    @property
+    def is_ours(self) -> bool:
+        """True when FleetRouter routes; False for one of Ray's own routers, which cannot address a replica."""
+        return self.policy not in RAYS_ROUTERS

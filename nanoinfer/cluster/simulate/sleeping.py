@@ -1,0 +1,54 @@
+"""SleepingRunner: a model that only takes its time, behind a real engine: to try out schedulers and routers for real."""
+
+import time
+
+import torch
+
+from nanoinfer.batch import Batch
+from nanoinfer.cluster.costs import PassCosts, attended_pairs
+from nanoinfer.cluster.simulate.pools import make_pools
+from nanoinfer.cluster.simulate.segments import VOCAB_SIZE
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine import Engine
+from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
+from nanoinfer.model.model_runner import ForwardBatch, ModelRunner
+
+
+class SleepingRunner(ModelRunner):
+    """Runs no model. A pass takes what `costs` says, asleep. After token t comes t + 1."""
+
+    def __init__(self, config: EngineConfig, costs: PassCosts, vocab_size: int = VOCAB_SIZE):
+        super().__init__(_no_model, *make_pools(config), TorchNativeBackend())
+        self.costs, self.vocab_size = costs, vocab_size
+
+    def forward(
+        self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
+    ) -> tuple[torch.Tensor | Likeliest, torch.Tensor | None]:
+        """Sleep; return the next token of each request that gets one. NotImplementedError for what needs logits."""
+        if return_normalized_logprob or forward_mode is ForwardMode.VERIFY:
+            raise NotImplementedError("a sleeping model has neither log-probabilities nor drafts to check")
+        seq_lens = batch.seq_lens.tolist()
+        if batch.prefix_lens is None:
+            ends = list(range(len(seq_lens)))
+            seconds = self.costs.decode_seconds(len(seq_lens), sum(seq_lens))
+        else:
+            spans = list(zip(batch.prefix_lens.tolist(), seq_lens, strict=True))
+            new = [end - start for start, end in spans]
+            ends = (torch.tensor(new).cumsum(0) - 1).tolist()
+            seconds = self.costs.extend_seconds(len(spans), sum(new), sum(attended_pairs(a, b) for a, b in spans))
+        time.sleep(seconds)
+        if isinstance(batch, Batch):
+            ends = ends[: len(batch.sampled_reqs)]  # none for a prompt that goes on in the next pass
+        newest = batch.input_ids[torch.tensor(ends, dtype=torch.int64)]
+        return Likeliest((newest + 1) % self.vocab_size, torch.zeros(len(ends))), None
+
+
+def sleeping_engine(config: EngineConfig, costs: PassCosts, vocab_size: int = VOCAB_SIZE) -> Engine:
+    """A real engine whose model sleeps. Its requests must be greedy."""
+    return Engine(SleepingRunner(config, costs, vocab_size), config, vocab_size)
+
+
+def _no_model(input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
+    raise RuntimeError("a sleeping model computes nothing")

@@ -1,0 +1,91 @@
+"""Rank 0 loads a model that is split: it starts the other ranks, and all load their shares at the same time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanoinfer.cache.kv_storage import kv_storage_kind
+from nanoinfer.config import EngineConfig
+from nanoinfer.device import resolve_device
+from nanoinfer.kernels.select import check_name
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.families import find_family
+from nanoinfer.model.loader import LoadedModel, load_model, resolve_model_path
+from nanoinfer.parallel.messages import Message
+from nanoinfer.parallel.model_share import ModelShare, device_of
+from nanoinfer.parallel.ranks import Ranks
+from nanoinfer.parallel.shard import Shard
+from nanoinfer.registry import ATTENTION_BACKENDS, QUANTIZATIONS
+
+
+def check_options(size: int, config: EngineConfig, quantization: str | None) -> None:
+    """ValueError for what cannot be had together with a split model. Nothing else is refused because of it, except families
+    from outside the package (see `load_split_model`)."""
+    if config.capture is True:
+        raise ValueError(
+            f"capture=True: passes of a model that is split over tensor_parallel_size={size} processes cannot be recorded; "
+            "use 'auto' or False"
+        )
+    QUANTIZATIONS.check(quantization)
+    for option, name, chosen in (
+        ("quantization", quantization, QUANTIZATIONS[quantization]),
+        ("kv_cache_dtype", config.kv_cache_dtype, kv_storage_kind(config.kv_cache_dtype)),
+        ("attention_backend", config.attention_backend, ATTENTION_BACKENDS[config.attention_backend]),
+    ):
+        _check_inside(size, f"{option}={name!r}", chosen)
+
+
+def _check_inside(size: int, what: str, chosen: Any) -> None:
+    if not chosen.__module__.startswith("nanoinfer."):
+        raise ValueError(
+            f"{what}: comes from {chosen.__module__}, and the other processes of tensor_parallel_size={size} know only "
+            "what is in the package"
+        )
+
+
+def load_split_model(
+    size: int,
+    model: str | Path,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device,
+    max_context_len: int | None,
+    kernels: str,
+    quantization: str | None,
+) -> LoadedModel:
+    """Rank 0's share of a model over `size` ranks, whose `split.ranks` are running. Arguments and errors as in
+    `load_model`; ValueError if the model cannot be split so, RankError if another rank ends. No process is left then."""
+    check_name(kernels)
+    path = resolve_model_path(model).absolute()
+    config = ModelConfig.from_pretrained(path)
+    Shard(0, size).own_config(config)  # before processes are started
+    _check_inside(size, f"architecture {config.architecture}", find_family(config.architecture))
+    resolved = resolve_device(device)
+    if resolved.index is not None:
+        raise ValueError(
+            f"device={device!r}: must have no index with tensor_parallel_size={size}: ranks take devices 0 to {size - 1}"
+        )
+    options: dict[str, Any] = {
+        "dtype": str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype,
+        "max_context_len": max_context_len,
+        "kernels": kernels,
+        "quantization": quantization,
+    }
+    ranks = Ranks.start(size)
+    return load_share(ranks, path, resolved.type, name=str(model), **options)
+
+
+def load_share(ranks: Ranks, path: Path, device: str = "cpu", name: str | None = None, **options: Any) -> LoadedModel:
+    """Have all `ranks` load their shares of the checkpoint in `path`, and return rank 0's. `options` of `load_model`, which
+    JSON can hold. The ranks are ended when it raises."""
+    values = {"model": str(path), "device": device, "threads": ranks.threads, **options}
+    try:
+        with ranks.doing(Message("load", values)):
+            share = ModelShare(ranks.communicator, ranks)
+            loaded = load_model(path, device=device_of(device, 0), split=share, **options)
+            ranks.communicator.meet()
+    except BaseException:
+        ranks.close()
+        raise
+    return replace(loaded, name=name or str(path))

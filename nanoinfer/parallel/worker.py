@@ -1,0 +1,125 @@
+"""A rank other than 0: `python -m nanoinfer.parallel.worker`. It has a share of weights and K/V, and obeys rank 0."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.errors import RankError
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.attention.base import wanted_features
+from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.parallel.adapters import PlacedAdapters
+from nanoinfer.parallel.communicator import Communicator
+from nanoinfer.parallel.group import join
+from nanoinfer.parallel.meeting import Meeting
+from nanoinfer.parallel.messages import Message
+from nanoinfer.parallel.model_share import ModelShare, device_of
+from nanoinfer.parallel.passes import told_pass
+
+SECONDS_BETWEEN_LOOKS = 0.5  # whether the parent is still there
+
+
+class Worker:
+    """What a rank does. Its pools have rank 0's slot numbers; which of them are free, only rank 0 knows."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+        self._model: LoadedModel | None = None
+        self._runner: ModelRunner | None = None
+        self._adapters: PlacedAdapters | None = None
+
+    def run(self) -> None:
+        """Do what rank 0 says, until it says that this is the end. Raises what any of it raises."""
+        actions: dict[str, Callable[[Message], None]] = {
+            "load": self._load,
+            "serve": self._serve,
+            "adapter": self._put_adapter,
+            "pass": self._compute,
+        }
+        while (message := Message.decode(self._communicator.listen())).kind != "end":
+            with self._communicator.together():
+                actions[message.kind](message)
+
+    def _load(self, message: Message) -> None:
+        """Load this rank's share of a model. `values`: the arguments of `load_model`, and `threads`, this rank's processors
+        (None: leave them as they are)."""
+        options = dict(message.values)
+        options["device"] = device_of(options["device"], self._communicator.shard.rank)
+        if (threads := options.pop("threads")) is not None:
+            torch.set_num_threads(threads)
+        self._model = load_model(**options, split=ModelShare(self._communicator))
+        self._communicator.meet()
+
+    def _serve(self, message: Message) -> None:
+        """Make room for K/V: as many slots as rank 0 has, each with this rank's heads."""
+        assert self._model is not None
+        values, model = message.values, self._model
+        pool = model.new_kv_pool(values["max_total_tokens"], values["page_size"], values["kv_cache_dtype"])
+        wanted = wanted_features(model.model, pool.kv_storage)
+        backend = select_attention_backend(values["attention_backend"], model.dtype, model.device, wanted)
+        self._runner = ModelRunner(model.model, ReqToTokenPool(1, 1), pool, backend)
+        self._adapters = PlacedAdapters(model.model, values["max_adapters_on_device"])
+        self._communicator.meet()
+
+    def _put_adapter(self, message: Message) -> None:
+        assert self._adapters is not None
+        self._adapters.put(message)
+
+    def _compute(self, message: Message) -> None:
+        assert self._runner is not None
+        assert self._adapters is not None
+        self._runner.run(*told_pass(message, self._runner, self._adapters.tables))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve rank 0, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nanoinfer.parallel.worker", description="A rank of a split model; an LLM starts it."
+    )
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="of rank 0's store, where the ranks find each other")
+    parser.add_argument("--parent", type=int, required=True, help="the process that this one must not outlive")
+    args = parser.parse_args(arguments)
+    threading.Thread(target=_end_with, args=(args.parent,), daemon=True).start()
+    return serve_rank(Meeting.at_port(args.rank, args.size, args.port))
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, whatever it is doing. Usually the lost connection has ended it before; but
+    not while it loads a model, nor if the parent has forked processes that keep the connection."""
+    while os.getppid() == parent:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
+
+
+def serve_rank(meeting: Meeting) -> int:
+    """Be the rank of `meeting` until rank 0 ends it: exit code 0. If this rank fails, rank 0 is told why, and the error is
+    raised. If the connection is lost, because another rank has ended, that is only said on standard error: exit code 1.
+
+    Ctrl-C is for rank 0, which then decides.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        communicator = join(meeting)
+        Worker(communicator).run()
+        communicator.close()
+    except RankError as error:
+        print(f"nanoinfer: rank {meeting.shard.rank}: {error}", file=sys.stderr)
+        return 1
+    except BaseException as error:
+        meeting.note_failure(error)
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
+
+from nanoinfer.adapters.peft_files import CONFIG_FILE, TENSORS_FILE
+from nanoinfer.errors import AdapterError
+from nanoinfer.requests.keywords import Elsewhere
+from nanoinfer.server.errors import ApiError, bad_request
+from nanoinfer.server.fields import Strict
+from nanoinfer.server.service import Service
+
+
+class LoadRequest(Strict):
+    """`lora_path`: a folder in PEFT's format, inside `--adapter-root`."""
+
+    lora_name: str
+    lora_path: str
+    unsupported = {"load_inplace": Elsewhere("unload it first", (None, False))}  # noqa: RUF012
+
+
+class UnloadRequest(Strict):
+    """`lora_name`: the name under which it was loaded."""
+
+    lora_name: str
+    unsupported = {"lora_int_id": Elsewhere("adapters have names", (None,))}  # noqa: RUF012
+
+
+def adapter_routes(service: Service) -> APIRouter:
+    """The routes of one server."""
+    router = APIRouter()
+
+    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    async def load(body: LoadRequest) -> Response:
+        """Load an adapter. Requests can then use its name as `model`."""
+        folder = _folder(service, body.lora_path)
+        name, most = body.lora_name, service.settings.max_adapters
+        if not name.strip() or len(name) > 200 or not name.isprintable():
+            raise bad_request("lora_name: must be 1 to 200 printable characters", "lora_name")
+        if name in service.model_names():
+            raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
+        if len(service.core.adapters) >= most:
+            raise bad_request(f"lora_name={name!r}: {most} adapters are loaded, the most allowed", "lora_name")
+        try:
+            await service.engine.load_adapter(name, folder)
+        except AdapterError as error:
+            raise bad_request(_without_root(str(error), folder, body.lora_path), "lora_path") from error
+        return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
+
+    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    async def unload(body: UnloadRequest) -> Response:
+        """Forget an adapter that no request uses."""
+        _root(service)
+        name = body.lora_name
+        if name not in service.core.adapters:
+            raise ApiError(404, f"lora_name={name!r}: no such adapter", "lora_name", "model_not_found")
+        try:
+            await service.engine.unload_adapter(name)
+        except AdapterError as error:
+            raise ApiError(409, str(error), "lora_name", "adapter_in_use") from error
+        return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
+
+    return router
+
+
+def _root(service: Service) -> Path:
+    root = service.settings.adapter_root
+    if root is None:
+        raise ApiError(
+            403, "adapters are not loaded over HTTP: the server has no --adapter-root", code="no_adapter_root"
+        )
+    return Path(root)
+
+
+def _without_root(message: str, folder: Path, given: str) -> str:
+    """A message with the client's own name for the folder: where the root is concerns nobody else."""
+    for written in (repr(str(folder))[1:-1], str(folder)):
+        message = message.replace(written, given)
+    return message
+
+
+def _folder(service: Service, given: str) -> Path:
+    """The folder that a client means, if it is inside the root; links out of it are followed first."""
+    root = _root(service)
+    try:
+        folder = (root / given).resolve()
+        is_there = folder.is_dir()
+    except (OSError, ValueError, RuntimeError):  # names that are too long, have a NUL, or links in a circle
+        raise bad_request("lora_path: is no path", "lora_path") from None
+    if folder == root or not folder.is_relative_to(root):
+        raise ApiError(403, "lora_path: must be a folder inside --adapter-root", "lora_path", "outside_adapter_root")
+    if not is_there:
+        raise bad_request(f"lora_path={given!r}: no such folder in --adapter-root", "lora_path")
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        try:
+            is_inside = (folder / name).resolve().is_relative_to(root)
+        except (OSError, RuntimeError):  # links in a circle
+            is_inside = False
+        if not is_inside:
+            message = f"lora_path={given!r}: its {name} must be inside --adapter-root"
+            raise ApiError(403, message, "lora_path", "outside_adapter_root")
+    return folder

@@ -1,0 +1,122 @@
+"""GenerationResponse: sends a generation to its client, whole or as a stream, and ends it when the client is gone."""
+
+import asyncio
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from nanoinfer.errors import EngineClosedError, StepFailedError
+from nanoinfer.server.bugs import log_bug
+from nanoinfer.server.errors import ApiError, as_api_error, shut_down, timed_out
+from nanoinfer.server.generation import Generation
+from nanoinfer.server.json_text import dumps
+from nanoinfer.server.notes import Notes, notes_of
+from nanoinfer.server.service import Service
+from nanoinfer.server.shape import Shape
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # asks proxies to pass events on at once
+]
+
+
+class GenerationResponse(Response):
+    """An answer in the making. A stream's status is sent with its first token, so that a request that gets none is answered
+    with the status of what went wrong."""
+
+    def __init__(self, service: Service, generation: Generation, shape: Shape, stream: bool):
+        self._service, self._generation, self._shape, self._stream = service, generation, shape, stream
+        self._notes = Notes()  # until it is called
+        self.background: BackgroundTask | None = None
+        self.status_code = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        self._notes = notes_of(scope)
+        self._notes.generation = generation
+        watcher = asyncio.create_task(self._watch(scope, receive))
+        try:
+            await (self._send_events(send) if self._stream else self._send_whole(send))
+        except OSError:  # what some ASGI servers raise when the client is gone
+            generation.close("disconnect")
+        finally:
+            watcher.cancel()
+            self._service.end(generation)
+
+    async def _watch(self, scope: Scope, receive: Receive) -> None:
+        """Abort the generation when its client is gone."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_slow = scope.get("state", {}).get("is_slow")  # see connections.py
+        self._generation.close("slow_reader" if is_slow else "disconnect")
+
+    async def _send_events(self, send: Send) -> None:
+        generation, shape, has_begun = self._generation, self._shape, False
+        error: ApiError | None = None
+        try:
+            while pieces := await generation.read():
+                text = "".join([shape.piece(index, piece) for index, piece in pieces])
+                if text and not generation.client_left:
+                    if not has_begun:
+                        has_begun = True
+                        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        except OSError:
+            raise
+        except Exception as raised:
+            error = self._failure(raised)
+        error = error or self._what_went_wrong()
+        if generation.client_left:
+            return
+        if error is not None and not has_begun:
+            await send_error(send, error)
+            return
+        assert has_begun, "every choice that ends by itself has an event that says so"
+        await send({"type": "http.response.body", "body": shape.last_events(generation, error).encode()})
+
+    async def _send_whole(self, send: Send) -> None:
+        try:
+            outputs = await self._generation.outputs()
+        except Exception as raised:
+            await send_error(send, self._failure(raised))
+            return
+        if self._generation.client_left:
+            return
+        if (error := self._what_went_wrong()) is not None:
+            await send_error(send, error)
+            return
+        await send_json(send, 200, dumps(self._shape.whole(self._generation, outputs)).encode())
+
+    def _failure(self, error: Exception) -> ApiError:
+        """Note that the generation has failed, and return the answer to what was raised."""
+        self._generation.failed = True
+        if not isinstance(error, StepFailedError | EngineClosedError):
+            log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
+        return as_api_error(error, self._generation.wish.grammar_field)
+
+    def _what_went_wrong(self) -> ApiError | None:
+        """Why completions were ended early; None if none was."""
+        ends = self._generation.counts.ends
+        if "timeout" in ends:
+            return timed_out(self._service.settings.request_timeout_s or 0)
+        if "abort" not in ends:
+            return None
+        if self._generation.closed_by == "shutdown" or self._service.drain.is_draining:
+            return shut_down()
+        return ApiError(500, "the request was aborted", code="aborted")
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Answer with an error."""
+    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send_json(send, error.status, error.body, headers)
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Any = ()) -> None:
+    """Answer with JSON."""
+    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,111 @@
+"""make_app: the routes of a server, and the layers around them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+import nanoinfer
+from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError
+from nanoinfer.server.adapter_routes import adapter_routes
+from nanoinfer.server.bodies import Bodies
+from nanoinfer.server.door import Door
+from nanoinfer.server.errors import ApiError, as_api_error
+from nanoinfer.server.gate import Gate, Refusals
+from nanoinfer.server.generate_route import generate_route
+from nanoinfer.server.hosts import Hosts
+from nanoinfer.server.keys import Keys
+from nanoinfer.server.openai_routes import openai_routes
+from nanoinfer.server.openapi import describe
+from nanoinfer.server.operation_routes import operation_routes
+from nanoinfer.server.service import Service
+from nanoinfer.server.settings import ServerSettings
+from nanoinfer.server.token_routes import token_routes
+from nanoinfer.server.validation import validation_error
+
+LIVE_PAGE = "nanoinfer.server.live"
+
+
+def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -> FastAPI:
+    """The ASGI application that serves `llm`: an LLM, an Engine, the name or directory of a model, or a Served.
+
+    `settings` or `options`: the fields of ServerSettings. The engine starts with the application's lifespan, or with the
+    first request where there is none, and is shut down at the lifespan's end: from then on, all requests get a 503. So an
+    application has one lifespan; make another one to serve again. ValueError naming what is wrong.
+    """
+    service = Service(llm, replace(settings or ServerSettings(), **options))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.engine  # noqa: B018 - starts it
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title="nanoinfer",
+        version=nanoinfer.__version__,
+        lifespan=lifespan,
+        middleware=layers(service),
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    for kind in (
+        ApiError,
+        RequestValidationError,
+        HTTPException,
+        ValueError,
+        QueueFullError,
+        EngineClosedError,
+        StepFailedError,
+    ):
+        app.add_exception_handler(kind, _answer)
+    for routes in (openai_routes, generate_route, token_routes, adapter_routes, operation_routes):
+        app.include_router(routes(service))
+    if service.served.local and find_spec(LIVE_PAGE) is not None:
+        app.router.routes.extend(import_module(LIVE_PAGE).routes(service))
+    describe(app)
+    return app
+
+
+def layers(service: Service) -> list[Middleware]:
+    """What a request passes on its way to a route, the outermost first."""
+    settings = service.settings
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # OpenAI's client for JavaScript sends many of its own
+        expose_headers=["x-request-id", "retry-after", "x-should-retry"],
+    )
+    return [
+        Middleware(Gate, service=service),
+        Middleware(Hosts, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins),
+        *([cors] if settings.cors_origins else []),
+        Middleware(Refusals),
+        Middleware(Keys, keys=settings.api_keys),
+        Middleware(Door, drain=service.drain),
+        Middleware(Bodies, settings=settings),
+    ]
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """An error that a route raised, in OpenAI's shape."""
+    if isinstance(error, RequestValidationError):
+        answer = validation_error(error.errors())
+    elif isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        answer = ApiError(error.status_code, message, headers=error.headers)
+    else:
+        answer = as_api_error(error)
+    return Response(answer.body, answer.status, answer.headers, "application/json")

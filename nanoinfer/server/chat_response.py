@@ -1,0 +1,116 @@
+"""What /v1/chat/completions answers."""
+
+from typing import Any
+
+from nanoinfer.grammars.tool_calls import END
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.server.chat_request import ChatRequest
+from nanoinfer.server.completion_response import prompt_logprobs
+from nanoinfer.server.generation import Wish
+from nanoinfer.server.json_text import dumps, quoted
+from nanoinfer.server.logprobs import chat_logprobs
+from nanoinfer.server.service import Service
+from nanoinfer.server.shape import Shape, as_text, finish_fields, reason_in
+from nanoinfer.server.tool_calls import CallParser
+from nanoinfer.server.tools import Tools
+
+
+class ChatShape(Shape):
+    """Choices with a `message`, or with `delta`s: the first carries the role, the one with the finish reason is empty."""
+
+    stream_object, whole_object = "chat.completion.chunk", "chat.completion"
+
+    def __init__(self, service: Service, body: ChatRequest, wish: Wish, answer_id: str, tools: Tools):
+        super().__init__(answer_id, wish, service.token_names, body.include_usage)
+        self._top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        self._wants_ids, self._prompt_top = bool(body.return_token_ids), body.prompt_logprobs
+        self._tools, self._shows_stop = tools, bool(body.include_stop_str_in_output)
+        self._parsers: dict[int, CallParser] = {}  # by choice
+        self._begun: set[int] = set()
+
+    def choice_events(self, i: int, piece: StreamPiece) -> str:
+        reason = reason_in(piece)
+        if not (piece.text or piece.token_ids or reason):
+            return ""
+        events = ""
+        if i not in self._begun:
+            self._begun.add(i)
+            content = "null" if self._tools.must_call else '""'
+            ids = f',"prompt_token_ids":{as_text(list(self.wish.prompts[0]))}' if self._wants_ids else ""
+            events = self._delta(i, f'{{"role":"assistant","content":{content},"refusal":null}}', ids)
+        if self._tools.definitions is None:
+            fields = f'{{"content":{quoted(piece.text)}}}' if piece.text else None
+        else:
+            fields = self._tool_fields(i, piece, reason is not None)
+        logprobs, ids = self._extras(piece)
+        if fields is not None or logprobs != "null" or (self._wants_ids and piece.token_ids):
+            events += self._delta(i, fields or "{}", ids, logprobs)
+        if reason is not None:
+            calls = self._parsers[i].calls if i in self._parsers else 0
+            stop_reason = None if self._is_call_end(piece.stop_reason) else piece.stop_reason
+            events += self._finish(i, self._reason(reason, calls), stop_reason)
+        return events
+
+    def _delta(self, i: int, delta: str, ids: str = "", logprobs: str = "null") -> str:
+        return self.event((
+            f'{{"index":{i},"delta":{delta},"logprobs":{logprobs},"finish_reason":null,"stop_reason":null{ids}}}',
+        ))  # fmt: skip
+
+    def _finish(self, i: int, reason: str, stop_reason: int | str | None) -> str:
+        return self.event((f'{{"index":{i},"delta":{{}},"logprobs":null,{finish_fields(reason, stop_reason)}}}',))
+
+    def _extras(self, piece: StreamPiece) -> tuple[str, str]:
+        """Log-probabilities and token ids in JSON, if they are wanted."""
+        logprobs = "null"
+        if self._top_logprobs is not None and piece.logprobs:
+            logprobs = dumps(chat_logprobs(self.names, piece.logprobs, self._top_logprobs))
+        return logprobs, f',"token_ids":{as_text(piece.token_ids)}' if self._wants_ids else ""
+
+    def _tool_fields(self, i: int, piece: StreamPiece, last: bool) -> str | None:
+        """A delta with tool calls, or with text outside of them."""
+        text = self._with_end(piece.text, piece.stop_reason)
+        content, calls = self._parsers.setdefault(i, CallParser()).add(text, last)
+        fields = ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+        return dumps(fields) if fields else None
+
+    def _with_end(self, text: str, stop_reason: int | str | None) -> str:
+        """The last text with the end of the call that ended the request, which is in the text only if the client wants
+        stop strings in it."""
+        return text + END if self._is_call_end(stop_reason) and not self._shows_stop else text
+
+    def _is_call_end(self, stop_reason: int | str | None) -> bool:
+        return self._tools.ends_with_call and stop_reason == END
+
+    def _reason(self, reason: str, calls: int) -> str:
+        """OpenAI's: a call that the client has named is no reason of its own."""
+        return "tool_calls" if calls and reason == "stop" and not self._tools.is_named else reason
+
+    def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
+        completion = output.outputs[k]
+        reason, content, calls = str(completion.finish_reason), completion.text, list[dict[str, Any]]()
+        if self._tools.definitions is not None:
+            text = self._with_end(completion.text, completion.stop_reason)
+            content, calls = CallParser().add(text, last=True)
+            reason = self._reason(reason, len(calls))
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message |= {"content": content or None, "tool_calls": [_without_index(call) for call in calls]}
+        logprobs = None
+        if self._top_logprobs is not None:
+            logprobs = chat_logprobs(self.names, completion.logprobs or [], self._top_logprobs)
+        choice = {
+            "index": i,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "stop_reason": None if self._is_call_end(completion.stop_reason) else completion.stop_reason,
+        }
+        if self._wants_ids:
+            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        if self._prompt_top is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
+        return choice
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name != "index"}

@@ -1,0 +1,116 @@
+"""What /v1/completions answers."""
+
+from typing import Any
+
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.server.completion_request import CompletionRequest
+from nanoinfer.server.generation import Wish
+from nanoinfer.server.json_text import dumps, quoted
+from nanoinfer.server.logprobs import Entry, completion_logprobs, entries_of_prompt, vllm_entries
+from nanoinfer.server.service import Service
+from nanoinfer.server.shape import Shape, as_text, finish_fields, reason_in
+from nanoinfer.server.token_names import Offsets, TokenNames
+
+
+class CompletionShape(Shape):
+    """Choices with `text`. With `echo`, a choice begins with its prompt; with `max_tokens=0` it is only the prompt."""
+
+    stream_object = whole_object = "text_completion"
+
+    def __init__(self, service: Service, body: CompletionRequest, wish: Wish, answer_id: str):
+        super().__init__(answer_id, wish, service.token_names, body.include_usage)
+        self._wants_logprobs, self._wants_ids = body.logprobs is not None, bool(body.return_token_ids)
+        self._top, self._prompt_top = body.logprobs or 0, body.prompt_logprobs
+        self.hide_output = body.max_tokens == 0
+        prompts = [body.prompt] if wish.names == ["prompt"] else body.prompt
+        self._echo = [_prompt_text(service, each) for each in prompts] if body.echo else None
+        self._offsets: dict[int, Offsets] = {}
+        self._prompt_entries: dict[int, list[Entry | None]] = {}  # by prompt: what its first completion brings, for all
+        self._early: dict[int, list[tuple[int, StreamPiece]]] = {}  # by prompt: pieces that came before that
+
+    def piece(self, index: int, piece: StreamPiece) -> str:
+        if self._echo is None or not self._wants_logprobs:
+            return super().piece(index, piece)
+        prompt = index // self.wish.params.n
+        if piece.prompt_logprobs is not None:
+            self._prompt_entries[prompt] = entries_of_prompt(
+                self.wish.prompts[prompt], piece.prompt_logprobs, piece.prompt_top_logprobs, self._top
+            )
+        pieces = [*self._early.pop(prompt, ()), (index, piece)]
+        if prompt not in self._prompt_entries:
+            self._early[prompt] = pieces
+            return ""
+        return "".join(super(CompletionShape, self).piece(*each) for each in sorted(pieces, key=lambda each: each[0]))
+
+    def choice_events(self, i: int, piece: StreamPiece) -> str:
+        if self._echo is None and piece.finish_reason is None and not self._wants_logprobs and not self._wants_ids:
+            return self.event((
+                f'{{"index":{i},"text":{quoted(piece.text)},"logprobs":null,"finish_reason":null,"stop_reason":null}}',
+            ))  # fmt: skip
+        begins = i not in self._offsets
+        text, tokens, entries = piece.text, piece.token_ids, list[Entry | None](piece.logprobs or ())
+        reason = reason_in(piece)
+        if self.hide_output:
+            text, tokens, entries = "", [], []
+            reason = reason and "length"
+        if not (text or tokens or reason):
+            return ""
+        prompt = i // self.wish.choices_per_prompt
+        if begins:
+            self._offsets[i] = Offsets(self.names)
+            if self._echo is not None:
+                text = self._echo[prompt] + text
+                if self._wants_logprobs:
+                    tokens = [*self.wish.prompts[prompt], *tokens]
+                    entries = [*self._prompt_entries[prompt], *entries]
+        shown = "null"
+        if self._wants_logprobs:
+            shown = dumps(completion_logprobs(self.names, self._offsets[i], tokens, entries, self._top))
+        ids = ""
+        if self._wants_ids:
+            prompt_ids = as_text(list(self.wish.prompts[prompt])) if begins else "null"
+            ids = f',"token_ids":{as_text(piece.token_ids)},"prompt_token_ids":{prompt_ids}'
+        finish = finish_fields(reason, piece.stop_reason)
+        return self.event((f'{{"index":{i},"text":{quoted(text)},"logprobs":{shown},{finish}{ids}}}',))
+
+    def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
+        completion, prompt = output.outputs[k], i // self.wish.choices_per_prompt
+        text, tokens, reason = completion.text, completion.token_ids, str(completion.finish_reason)
+        entries: list[Entry | None] = list(completion.logprobs or ())
+        if self.hide_output:
+            text, tokens, entries, reason = "", [], [], "length"
+        if self._echo is not None:
+            text = self._echo[prompt] + text
+            if self._wants_logprobs:
+                tokens = [*output.prompt_token_ids, *tokens]
+                entries = [*_of_prompt(output, self._top), *entries]
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = completion_logprobs(self.names, Offsets(self.names), tokens, entries, self._top)
+        choice = {
+            "index": i,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "stop_reason": None if self.hide_output else completion.stop_reason,
+        }
+        if self._wants_ids:
+            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        if self._prompt_top is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
+        return choice
+
+
+def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs` of a choice, with `count` likeliest tokens per position."""
+    return vllm_entries(names, _of_prompt(output, count))
+
+
+def _of_prompt(output: RequestOutput, count: int) -> list[Entry | None]:
+    return entries_of_prompt(output.prompt_token_ids, output.prompt_logprobs, output.prompt_top_logprobs, count)
+
+
+def _prompt_text(service: Service, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return service.tokenizer.decode(prompt)

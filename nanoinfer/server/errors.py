@@ -1,0 +1,105 @@
+"""What a client is told when something is wrong: a status, and an error in OpenAI's shape."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from nanoinfer.errors import (
+    AdapterError,
+    EngineClosedError,
+    NoTokenAllowedError,
+    QueueFullError,
+    ReplicaLostError,
+    StepFailedError,
+)
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+RETRY_AFTER_S = 1
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests by themselves unless this says otherwise
+
+
+class ApiError(Exception):
+    """An answer that is an error: `status`, a sentence for people, and for programs the field (`param`) and a `code`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("retry-after", str(RETRY_AFTER_S))
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body, in OpenAI's shape."""
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def body(self) -> bytes:
+        """The body as JSON. Escapes keep it ASCII, so that text that is not UTF-8 can be quoted in it."""
+        return json.dumps(self.content).encode()
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400."""
+    return ApiError(400, message, param, code)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """The request's deadline has passed."""
+    message = f"the request took longer than request_timeout_s={seconds:g} seconds"
+    return ApiError(504, message, code="timeout", headers=NO_RETRY)
+
+
+def shut_down() -> ApiError:
+    """The server ends, and takes no more requests or cannot finish this one."""
+    return ApiError(503, "the server is shutting down; send the request to another one, or later", code="shutting_down")
+
+
+def as_api_error(error: BaseException, grammar_field: str | None = None) -> ApiError:
+    """The answer to what the engine raises. What is unexpected becomes a 500 that names only its type, since its message
+    may quote prompts. `grammar_field`: where the request has its grammar."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), code="queue_full")
+    if isinstance(error, ReplicaLostError):
+        return ApiError(503, str(error), code="replica_lost")
+    if isinstance(error, EngineClosedError):
+        return shut_down()
+    if isinstance(error, AdapterError):
+        return bad_request(str(error), "model")
+    if isinstance(error, ValueError):
+        return bad_request(str(error), code=code_of(str(error)))
+    if isinstance(error, StepFailedError) and isinstance(error.__cause__, NoTokenAllowedError):
+        why = str(error.__cause__).partition(": ")[2]  # after the engine's own number of the request
+        return bad_request(f"{grammar_field}: {why}" if grammar_field else why, grammar_field, "no_token_allowed")
+    if isinstance(error, StepFailedError):
+        kind = type(error.__cause__ or error).__name__
+        return ApiError(500, f"the request ended because a step of the engine failed ({kind})", code="step_failed")
+    return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
+
+
+def code_of(message: str) -> str | None:
+    """OpenAI's code for a prompt that is too long; None for anything else."""
+    too_long = "max_context_len=" in message and "must not exceed" in message
+    return "context_length_exceeded" if too_long else None

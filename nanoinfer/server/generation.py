@@ -1,0 +1,176 @@
+"""Wish: what a client asks to be generated, as the engine needs it. Generation: its streams, while it is generated."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nanoinfer.async_stream import AsyncStream
+from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.request import Request
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.server.buckets import Buckets
+
+
+@dataclass(frozen=True, eq=False)
+class Wish:
+    """Prompts as token ids, and what is common to them.
+
+    `each_params`: one per prompt; they differ only in `max_new_tokens`. `copies`: how often each completion is answered. At
+    temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `names`: what messages call
+    the prompts. `field_names`: what the client calls fields of SamplingParams, where that differs.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    each_params: Sequence[SamplingParams]
+    model: str
+    adapter: str | None = None
+    copies: int = 1
+    cache_salt: str | None = None
+    names: Sequence[str] = ("prompt",)
+    field_names: Mapping[str, str] = field(default_factory=dict)
+
+    def requests(self, timeout_s: float | None) -> list[Request]:
+        """One Request per prompt."""
+        return [
+            Request(prompt, params, self.cache_salt, timeout_s, name, self.adapter)
+            for prompt, params, name in zip(self.prompts, self.each_params, self.names, strict=True)
+        ]
+
+    @property
+    def params(self) -> SamplingParams:
+        """Those of the first prompt."""
+        return self.each_params[0]
+
+    @property
+    def grammar_field(self) -> str | None:
+        """What the client calls the field with its grammar; None if it has none."""
+        given = (name for name in GRAMMAR_FIELDS if getattr(self.params, name) is not None)
+        return next((self.field_names.get(name, name) for name in given), None)
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """How many choices the answer has per prompt."""
+        return self.params.n * self.copies
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+@dataclass
+class Counts:
+    """What has happened to a generation, for usage, log and metrics. `ends`: how its choices ended."""
+
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    ends: list[str] = field(default_factory=list)
+
+
+class Generation:
+    """The streams of one client's request: one per prompt, each with `wish.params.n` completions.
+
+    `closed_by`: who ended it early: "disconnect", "slow_reader" or "shutdown"; None if nobody did. `counts` are of what the
+    engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion. `started`,
+    `first_token_at`: seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, wish: Wish, streams: list[AsyncStream], token_gaps: Buckets):
+        self.wish, self.streams = wish, streams
+        self.closed_by: str | None = None
+        self.failed = False  # True when a step that computed it raised
+        self.counts = Counts()
+        self.started = time.perf_counter()
+        self.first_token_at: float | None = None
+        self._token_gaps = token_gaps
+        self._cached = [0] * len(streams)
+        self._last_at: dict[int, float] = {}
+        self._merged: asyncio.Queue[list[tuple[int, StreamPiece]] | BaseException | None] | None = None
+        self._readers: list[asyncio.Task[None]] = []
+        self._reading = len(streams)
+
+    async def read(self) -> list[tuple[int, StreamPiece]]:
+        """What is new, as (index, piece): completion `index % n` of prompt `index // n`. Empty at the end.
+
+        A completion that was ended early has `finish_reason` abort or timeout. StepFailedError as in `AsyncStream.read`.
+        """
+        if len(self.streams) == 1:
+            pieces = [(piece.index, piece) for piece in await self.streams[0].read()]
+        else:
+            pieces = await self._read_merged()
+        if pieces:
+            self._count(pieces)
+        return pieces
+
+    @property
+    def client_left(self) -> bool:
+        """True when it was ended because nobody reads the answer."""
+        return self.closed_by in ("disconnect", "slow_reader")
+
+    async def outputs(self) -> list[RequestOutput]:
+        """Read to the end. One output per prompt, in order. Errors as in `read`."""
+        while await self.read():
+            pass
+        finals = [stream.final for stream in self.streams]
+        return [final for final in finals if final is not None]
+
+    def close(self, reason: str) -> None:
+        """Abort what has not ended yet. What is there can still be read."""
+        if self.closed_by is None and any(stream.final is None for stream in self.streams):
+            self.closed_by = reason
+        for stream in self.streams:
+            stream.close()
+
+    def stop_reading(self) -> None:
+        """Nobody reads it any more."""
+        for reader in self._readers:
+            reader.cancel()
+
+    def _count(self, pieces: list[tuple[int, StreamPiece]]) -> None:
+        now, n = time.perf_counter(), self.wish.params.n
+        for index, piece in pieces:
+            tokens = len(piece.token_ids)
+            self.counts.output_tokens += tokens
+            if tokens:
+                if self.first_token_at is None:
+                    self.first_token_at = now
+                if (before := self._last_at.get(index)) is not None:
+                    self._token_gaps.observe((now - before) / tokens, tokens)
+                self._last_at[index] = now
+            if index % n == 0:
+                self.counts.cached_tokens += piece.cached_tokens - self._cached[index // n]
+                self._cached[index // n] = piece.cached_tokens
+            if piece.finish_reason is not None:
+                self.counts.ends.append(piece.finish_reason)
+
+    async def _read_merged(self) -> list[tuple[int, StreamPiece]]:
+        if self._merged is None:
+            self._merged = asyncio.Queue(maxsize=len(self.streams))
+            self._readers = [asyncio.create_task(self._read_one(i)) for i in range(len(self.streams))]
+        while self._reading:
+            item = await self._merged.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                self._reading -= 1
+            else:
+                return item
+        return []
+
+    async def _read_one(self, i: int) -> None:
+        """Hand on what one of several streams has, and wait while the reader is behind."""
+        assert self._merged is not None
+        try:
+            while pieces := await self.streams[i].read():
+                await self._merged.put([(i * self.wish.params.n + piece.index, piece) for piece in pieces])
+            await self._merged.put(None)
+        except Exception as error:  # it is raised where the generation is read
+            await self._merged.put(error)
+
+
+def ended_early(reason: str | None) -> bool:
+    """True when a completion ended neither by itself nor by its number of tokens."""
+    return reason in (FinishReason.ABORT, FinishReason.TIMEOUT)

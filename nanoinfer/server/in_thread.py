@@ -1,0 +1,91 @@
+"""ServerThread: a server in a thread of its own, for notebooks and for programs that have something else to do."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+
+from nanoinfer.server.run import Server, make_server
+from nanoinfer.server.service import Service
+
+T = TypeVar("T")
+
+
+class ServerThread:
+    """`with ServerThread(make_app("story")) as server:` serves while the block runs, on a free port of this machine.
+
+    `app`: what `make_app` returned. `port`: 0 takes a free one. `address` and `port` say where it can be reached; `service`
+    is what its routes share, with the engine in it.
+    """
+
+    def __init__(self, app: FastAPI, port: int = 0):
+        self.service: Service = app.state.service
+        self._server: Server = make_server(app, port=port)
+        self._thread = threading.Thread(target=self._run, name="nanoinfer-server", daemon=True)
+        self._running: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+
+    def start(self) -> "ServerThread":
+        """Serve, and return when connections are accepted. RuntimeError if that fails, for example on a port in use."""
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the server could not start") from self._failure
+            time.sleep(0.002)
+        return self
+
+    @property
+    def address(self) -> str:
+        """Such as `http://127.0.0.1:8000`."""
+        return self._server.address
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens."""
+        return int(self.address.rpartition(":")[2])
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the server's event loop, and return or raise what it does. RuntimeError without a server."""
+        if self._running is None or not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the server is not running")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running).result()
+
+    def end(self) -> None:
+        """What SIGTERM does to the command: serve what was accepted, and refuse newcomers. Once more: do not wait.
+
+        Does nothing when the server has ended: it may do so between two calls.
+        """
+        if self._running is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._running.call_soon_threadsafe(self._server.end)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended. False if that takes longer than `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> "ServerThread":
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread.is_alive():
+            self.end()
+        self.wait()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # uvicorn's way to say that it cannot start is SystemExit
+            self._failure = error
+
+    async def _serve(self) -> None:
+        self._running = asyncio.get_running_loop()
+        await self._server.serve()

@@ -1,0 +1,172 @@
+"""Feed: looks at the engine while somebody watches, and keeps the newest frame for all watchers."""
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from nanoinfer.async_engine import AsyncEngine
+from nanoinfer.errors import EngineClosedError
+from nanoinfer.server.live.excerpts import Texts
+from nanoinfer.server.live.limits import Limits
+from nanoinfer.server.live.patch import State, difference
+from nanoinfer.server.live.view import View
+
+logger = logging.getLogger(__name__)
+SPEED_SECONDS = 1.0  # tokens per second are those of the last second
+
+
+class TooManyWatchersError(Exception):
+    """`limits.watchers` browsers watch already."""
+
+
+class FeedEndedError(Exception):
+    """There will be no more frames: the server ends, or the engine has been shut down."""
+
+
+class Watcher:
+    """One browser's place in the feed. It holds no frames: one that reads slowly skips those that it has missed."""
+
+    def __init__(self, feed: "Feed", seen: int):
+        self._feed, self._seen = feed, seen
+        self._needs_keyframe = True
+        self.ended = False  # the feed sends it away
+
+    async def next(self, timeout_s: float) -> bytes | None:
+        """The newest frame as soon as there is one that this watcher has not seen: what has changed since the frame before,
+        or the whole state if it has not seen that one. None after `timeout_s` without a new one. FeedEndedError."""
+        if self._feed.number == self._seen and not self.ended:
+            await self._feed.wait(timeout_s)
+        if self.ended:
+            raise FeedEndedError
+        if self._feed.number == self._seen:
+            return None
+        follows = self._feed.number == self._seen + 1 and not self._needs_keyframe
+        self._seen, self._needs_keyframe = self._feed.number, False
+        return self._feed.changes if follows else self._feed.keyframe()
+
+
+class Feed:
+    """Frames of one engine, encoded once for all watchers.
+
+    Without watchers it does nothing: no task runs, and the engine's thread notes nothing. `about`: what does not change,
+    for keyframes. `is_ending`: whether the server has begun to end; then the watchers are sent away.
+    """
+
+    def __init__(
+        self,
+        get_engine: Callable[[], AsyncEngine],
+        view: View,
+        texts: Texts,
+        about: dict[str, Any],
+        limits: Limits,
+        is_ending: Callable[[], bool] = lambda: False,
+    ):
+        self._get_engine, self._view, self._texts, self._about = get_engine, view, texts, about
+        self._limits, self._is_ending = limits, is_ending
+        self._watchers: set[Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._tokens: deque[tuple[float, int]] = deque()  # (time, output tokens until then)
+        self._state: State = {}
+        self._keyframe: bytes | None = None
+        self.number = -1  # of the newest frame; it never goes back
+        self.changes = b""
+
+    # --- for watchers --------------------------------------------------------------------------------------------
+
+    def join(self) -> Watcher:
+        """A new watcher; somebody must call `leave`. TooManyWatchersError, FeedEndedError."""
+        if self._is_ending():
+            raise FeedEndedError
+        if len(self._watchers) >= self._limits.watchers:
+            raise TooManyWatchersError(f"too many browsers watch: at most {self._limits.watchers}")
+        watcher = Watcher(self, -1 if self._state else self.number)
+        self._watchers.add(watcher)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="nanoinfer-live-feed")
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """The watcher is gone. After the last one, the feed stops looking."""
+        self._watchers.discard(watcher)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until the next frame or the end, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), timeout_s)
+
+    def keyframe(self) -> bytes:
+        """The whole state of the newest frame."""
+        if self._keyframe is None:
+            self._keyframe = self._encode({"key": True, "about": self._about, "state": self._state})
+        return self._keyframe
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Look while there are watchers. If that fails, they are sent away, and the next one to join starts it again."""
+        try:
+            while self._watchers:
+                await self._look_while_watched(self._get_engine())
+        except EngineClosedError:
+            pass
+        except Exception:
+            logger.exception("the live page's feed failed")
+        finally:
+            for watcher in self._watchers:
+                watcher.ended = True
+            self._watchers.clear()
+            self._task = None
+            self._wake()
+
+    async def _look_while_watched(self, engine: AsyncEngine) -> None:
+        try:
+            engine.after_step = self._view.notes.after_step
+            while self._watchers and not self._is_ending():
+                look = await engine.visit(self._view.look)
+                if look.excerpts is not None:
+                    self._texts.add_to(look.state, look.excerpts)
+                look.state["speed"] = self._speed(look.state["counts"]["output_tokens"])
+                self._publish(look.state)
+                await self.pause(max(1 / self._limits.frames_per_second, look.seconds / self._limits.share_of_time))
+        finally:
+            engine.after_step = None
+            self._state, self._keyframe, self._tokens = {}, None, deque()
+        if self._is_ending():
+            raise EngineClosedError("the server is ending")
+        await engine.visit(self._view.clear)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next look."""
+        await asyncio.sleep(seconds)
+
+    def _publish(self, state: State) -> None:
+        changes = difference(self._state, state)
+        if not changes:
+            return
+        self._state, self._keyframe = state, None
+        self.number += 1
+        self.changes = self._encode({"state": changes})
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _encode(self, fields: dict[str, Any]) -> bytes:
+        data = json.dumps({"number": self.number, **fields}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return b"event: frame\ndata: " + data.encode("utf-8", "replace") + b"\n\n"
+
+    def _speed(self, tokens: int) -> float:
+        """Output tokens per second of the last second."""
+        now = time.perf_counter()
+        self._tokens.append((now, tokens))
+        while len(self._tokens) > 2 and now - self._tokens[1][0] >= SPEED_SECONDS:
+            self._tokens.popleft()
+        began, before = self._tokens[0]
+        return round((tokens - before) / (now - began), 1) if now > began else 0.0

@@ -1,0 +1,67 @@
+"use strict";
+// What every request of the page has in common: the key, errors as sentences, and events read from a stream.
+// The key is sent in a header, so streams are read with fetch: an EventSource could only carry it in the address.
+
+const Session = {
+  get key() {
+    return sessionStorage.getItem("nanoinfer-key") ?? "";
+  },
+
+  set key(value) {
+    if (value) sessionStorage.setItem("nanoinfer-key", value);
+    else sessionStorage.removeItem("nanoinfer-key");
+  },
+
+  /** fetch with the key. Throws a RefusedError for any status but 200. */
+  async fetch(path, options = {}) {
+    const headers = { ...options.headers, ...(Session.key && { Authorization: `Bearer ${Session.key}` }) };
+    const response = await fetch(path, { ...options, headers, cache: "no-store" });
+    if (!response.ok) throw new RefusedError(response.status, await errorText(response));
+    return response;
+  },
+
+  async json(path) {
+    return (await Session.fetch(path)).json();
+  },
+};
+
+class RefusedError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** What the server says is wrong, in OpenAI's shape if it answers at all. */
+async function errorText(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `the server answered with status ${response.status}`;
+  }
+}
+
+/** The events of a stream, one {event, data} after the other. */
+async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = { event: "message", data: "" };
+        for (const line of block.split(/\r?\n/)) {
+          const [, name, text] = line.match(/^(\w+): ?(.*)$/) ?? [];
+          if (name === "data") event.data += (event.data && "\n") + text;
+          else if (name === "event") event.event = text;
+        }
+        if (event.data) yield event;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // it may have ended already
+  }
+}

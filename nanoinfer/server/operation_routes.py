@@ -1,0 +1,44 @@
+"""Routes for whoever runs the server: health, metrics, version, and emptying the cache."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+import nanoinfer
+from nanoinfer.server.errors import shut_down
+from nanoinfer.server.metrics import CONTENT_TYPE, Sample
+from nanoinfer.server.service import Service
+
+
+def operation_routes(service: Service) -> APIRouter:
+    """The routes of one server."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether it takes requests."""
+        if service.drain.is_draining or service.engine.is_closed:
+            raise shut_down()
+        return {"status": "ok"}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of nanoinfer."""
+        return {"version": nanoinfer.__version__}
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The metrics in Prometheus' text format."""
+        samples = await service.engine.visit_each(Sample.of)
+        return Response(service.metrics.text(Sample.sum(samples)), media_type=CONTENT_TYPE)
+
+    async def flush() -> dict[str, Any]:
+        """Free all cached tokens that no running request relies on. Says how many there were."""
+        freed = await service.engine.visit_each(lambda engine: engine.flush_cache())
+        return {"success": True, "freed_tokens": sum(freed)}
+
+    router.post("/flush_cache")(flush)  # SGLang's
+    router.post("/reset_prefix_cache")(flush)  # vLLM's
+
+    return router

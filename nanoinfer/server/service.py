@@ -1,0 +1,118 @@
+"""Service: what the routes of a server share: the engine, the settings, the model's names, and open generations."""
+
+import asyncio
+import time
+from reprlib import repr as repr_in_short
+from typing import Any
+from weakref import WeakSet
+
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.background import Background
+from nanoinfer.server.drain import Drain
+from nanoinfer.server.errors import ApiError, bad_request
+from nanoinfer.server.generation import Generation, Wish
+from nanoinfer.server.metrics import Metrics
+from nanoinfer.server.served import InProcess, Served, ServedEngine
+from nanoinfer.server.settings import ServerSettings
+from nanoinfer.server.to_params import in_their_words
+from nanoinfer.server.token_names import TokenNames
+
+
+class Service:
+    """One model behind a server.
+
+    - `settings`; `served`: the model, and what computes it; `core`: the model, for its configuration and tokenizer;
+      `engine`: what computes, which is started at its first use, so that an application works without ASGI's lifespan, too.
+    - `background`: threads for templates and tokenizers. `compilers`: threads for grammars, which keep no others waiting.
+    - `drain`: whether newcomers are refused. `is_ending`: set when streams that never end by themselves (the live page's)
+      must end. `metrics`: what `/metrics` shows. `open`: the generations that have not ended.
+    """
+
+    def __init__(self, llm: Any, settings: ServerSettings):
+        self.settings = settings
+        self.served: Served = llm if isinstance(llm, Served) else InProcess(llm)
+        self.core = self.served.core
+        self.base_name: str = settings.served_model_name or self.served.name
+        self.created = int(time.time())
+        self.background = Background(settings.preparation_timeout_s, at_once=8)
+        self.compilers = Background(settings.preparation_timeout_s, at_once=4)
+        self.drain = Drain()
+        self.is_ending = asyncio.Event()
+        self.metrics = Metrics(self.base_name)
+        self.token_names = TokenNames(self.core.builder.tokenizer)
+        self.open: WeakSet[Generation] = WeakSet()
+
+    @property
+    def engine(self) -> ServedEngine:
+        """The engine that all requests share."""
+        return self.served.engine
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. ApiError if it has none."""
+        if self.core.builder.tokenizer is None:
+            raise bad_request("this model has no tokenizer files: give token ids to /v1/completions", "prompt")
+        return self.core.builder.tokenizer
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens a request can have at most, prompt and output together."""
+        return self.served.max_tokens
+
+    def model_names(self) -> list[str]:
+        """The names that requests may give as `model`: the base model's, then those of the loaded adapters."""
+        return [self.base_name, *self.core.adapters]
+
+    def adapter_named(self, model: str) -> str | None:
+        """The adapter that a request's `model` means, None for the base model. ApiError (404) if there is none."""
+        if model == self.base_name:
+            return None
+        if model not in self.core.adapters:
+            there = ", ".join(map(repr, self.model_names()))
+            message = f"model={repr_in_short(model)}: no such model; there are: {there}"
+            raise ApiError(404, message, "model", "model_not_found")
+        return model
+
+    async def generate(self, wish: Wish) -> Generation:
+        """Queue what a client wishes for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""
+        requests = wish.requests(self.settings.request_timeout_s)
+        if (limit := self.core.config.max_queue) is not None and len(requests) * wish.params.n > limit:
+            raise bad_request(
+                f"{len(requests)} prompts with n={wish.params.n} are {len(requests) * wish.params.n} completions: must not "
+                f"exceed max_queue={limit}",
+                "n",
+            )
+        try:
+            if wish.params.has_grammar:
+                prepare = self.core.prepare
+                groups = await self.compilers.call(
+                    lambda: [prepare(each) for each in requests], "the grammar's compiler"
+                )
+                streams = await self.engine.add_prepared(groups, self.settings.max_unread)
+            else:
+                streams = await self.engine.add_all(requests, self.settings.max_unread)
+        except ValueError as error:
+            raise in_their_words(str(error), wish.field_names) from error
+        generation = Generation(wish, streams, self.metrics.token_gaps)
+        self.open.add(generation)
+        return generation
+
+    def end(self, generation: Generation) -> None:
+        """The generation has been answered, or nobody waits for it any more."""
+        generation.close(generation.closed_by or "disconnect")
+        generation.stop_reading()
+        self.open.discard(generation)
+        self.metrics.note_end(generation)
+
+    def close_all(self, reason: str) -> None:
+        """End everything that is being served; the clients are told why."""
+        self.drain.end()
+        for generation in list(self.open):
+            generation.close(reason)
+
+    async def close(self) -> None:
+        """End everything, and shut the engine down. No request is accepted after that."""
+        self.drain.begin()
+        self.is_ending.set()
+        self.close_all("shutdown")
+        await self.served.close()

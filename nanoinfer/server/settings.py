@@ -1,0 +1,107 @@
+"""ServerSettings: what a server allows and how long it waits, checked and frozen."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+WHOLE = (
+    *("max_body_bytes", "max_bodies_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
+    *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_connections"),
+)
+SECONDS = (
+    *("preparation_timeout_s", "drain_timeout_s", "header_timeout_s", "body_timeout_s", "idle_timeout_s"),
+    "write_timeout_s",
+)
+NAMES = ("api_keys", "allowed_hosts", "cors_origins")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """ValueError naming the field for a value that is out of range. Every field may be given to `make_app` by its name.
+
+    Who may use it:
+    - `api_keys`: with at least one, a request needs one of them (`Authorization: Bearer KEY`), except for `/health` and the
+      page's own files.
+    - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (see hosts.py); "*"
+      allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
+    - `adapter_root`: the folder from which adapters can be loaded over HTTP. None: no adapters can be loaded.
+    - `show_prompts`: prompts are in the access log, and the live page shows those of all clients.
+
+    What it is called: `served_model_name`. None: the name with which the model was loaded.
+
+    How much:
+    - `max_body_bytes`: of one request. `max_bodies_bytes`: of all requests together while they are being received.
+    - `max_prompts`: prompts per request. `max_completions`: prompts times `n`. `max_logprobs`: log-probabilities per token.
+    - `max_stop` and `max_stop_chars`: stop strings per request, and characters of each. `max_token_list`: token ids in
+      `stop_token_ids` and in `logit_bias`. `max_tools`: tools per request.
+    - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
+    - `max_adapters`: loaded adapters. `max_connections`: open connections; one more is closed at once.
+
+    How long, in seconds:
+    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for the chat template
+      and the tokenizer, and again for the grammar's compiler.
+    - `drain_timeout_s`: for requests that are running when the server is told to end.
+    - `header_timeout_s`, `body_timeout_s`: until a request's headers and body are there. `idle_timeout_s`: between two
+      requests of a connection. `write_timeout_s`: for a client that reads nothing of what was sent (see connections.py).
+    """
+
+    api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    adapter_root: str | Path | None = None
+    show_prompts: bool = False
+    served_model_name: str | None = None
+    max_body_bytes: int = 8 * 2**20
+    max_bodies_bytes: int = 64 * 2**20
+    max_prompts: int = 256
+    max_completions: int = 256
+    max_logprobs: int = 20
+    max_stop: int = 64
+    max_stop_chars: int = 1000
+    max_token_list: int = 1024
+    max_tools: int = 128
+    max_unread: int = 256
+    max_adapters: int = 64
+    max_connections: int = 4096
+    request_timeout_s: float | None = None
+    preparation_timeout_s: float = 30.0
+    drain_timeout_s: float = 30.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0
+    write_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in WHOLE:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        for name in (*SECONDS, "request_timeout_s"):
+            value, optional = getattr(self, name), name == "request_timeout_s"
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r}: must be {'None or ' * optional}a number of seconds above 0")
+        for name in NAMES:
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(each, str) and each.strip() for each in value):
+                what = "keys that are not empty" if name == "api_keys" else f"names, such as {name}=['example.org']"
+                raise ValueError(f"{name}: must be a list of {what}")
+            object.__setattr__(self, name, tuple(value))
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
+            raise ValueError("api_keys: must be printable ASCII characters without spaces")
+        if not isinstance(self.show_prompts, bool):
+            raise ValueError(f"show_prompts={self.show_prompts!r}: must be True or False")
+        served = self.served_model_name
+        if served is not None and not (isinstance(served, str) and served):
+            raise ValueError(f"served_model_name={served!r}: must be None or a name")
+        if self.adapter_root is not None:
+            root = Path(self.adapter_root).expanduser()
+            if not root.is_dir():
+                raise ValueError(f"adapter_root={str(self.adapter_root)!r}: must be a folder")
+            object.__setattr__(self, "adapter_root", root.resolve())
+
+    def __repr__(self) -> str:
+        shown = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.name != "api_keys")
+        return f"ServerSettings(api_keys=<{len(self.api_keys)}>, {', '.join(shown)})"

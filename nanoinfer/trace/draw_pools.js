@@ -1,0 +1,168 @@
+// Draws slots, rows and tree: more methods of Drawings. Those who extend it say how many cells there are and who owns them
+// (`cellsToDraw`, `cellOwners`), and what a node says (`nodeText`, `nodeLabel`, `treeNote`, `slotNote`).
+
+const MOST_CELLS = 4096; // of the slot map; if there are more slots, a cell stands for several
+const MOST_NODES = 80;
+
+Object.assign(Drawings.prototype, {
+  // --- slots ---
+
+  /** Lay out the cells for the available width, and about `mapHeight` pixels. */
+  layOutSlots() {
+    const { page_size: page } = this.engine;
+    const { count, group } = this.cellsToDraw();
+    const room = $("#slots .grid").clientWidth - 40;
+    const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
+    const height = this.mapHeight;
+    let cell = 18; // made smaller until the map fits
+    let columns;
+    do {
+      cell -= 1;
+      columns = Math.max(unit, Math.floor(Math.min(room / cell, 64) / unit) * unit);
+    } while (cell > 5 && Math.ceil(count / columns) * cell > height);
+    const { grid } = this;
+    if (columns === grid.columns && cell === grid.cell && count === grid.cells.length && group === grid.group) return;
+    const cells = [];
+    const lines = [];
+    for (let start = 0; start < count; start += columns) {
+      const line = el("div", { class: "line" }, el("span", { text: start * group }));
+      for (let i = start; i < Math.min(start + columns, count); i++) {
+        cells.push(el("i", { "data-slot": i * group, class: "slot" }));
+        if (page > 1 && group === 1 && i % page === page - 1) cells.at(-1).dataset.pageEnd = "";
+      }
+      line.append(...cells.slice(start));
+      lines.push(line);
+    }
+    $("#slots .grid").style.setProperty("--cell", `${cell}px`);
+    $("#slots .grid").replaceChildren(...lines);
+    this.grid = { cells, columns, cell, group };
+  },
+
+  lookOf(state, owner) {
+    return typeof owner === "number" ? state.requests.get(owner).look : `o-${owner}`;
+  },
+
+  drawSlots(state) {
+    const { cells, group } = this.grid;
+    const looks = this.cellOwners(state).map((owner) => `slot ${this.lookOf(state, owner)}`);
+    for (const [marked, mark] of [[state.fresh.evicted, " evicted"], [state.fresh.written, " written"]]) {
+      for (const i of new Set([...marked].map((slot) => Math.floor(slot / group)))) {
+        if (i < cells.length) looks[i] = looks[i].replace(" evicted", "") + mark;
+      }
+    }
+    cells.forEach((cell, i) => {
+      if (cell.className !== looks[i]) cell.className = looks[i];
+    });
+    const counts = state.slotCounts();
+    const order = ["locked", "tree", ...state.running.map((req) => req.index), "other", "free"];
+    const names = { locked: "tree, locked", tree: "tree", other: "other requests", free: "free" };
+    const shown = order.filter((owner) => counts.get(owner));
+    fill($("#slots .bar"), ...shown.map((owner) => el("i", { class: this.lookOf(state, owner), style: `flex-grow: ${counts.get(owner)}` })));
+    const entries = shown.map((owner) =>
+      typeof owner === "number"
+        ? this.chip(state.requests.get(owner), ` ${counts.get(owner)}`)
+        : el("span", { class: "entry" }, el("i", { class: `swatch ${this.lookOf(state, owner)}` }), `${names[owner]} ${counts.get(owner)}`),
+    );
+    if (state.fresh.written.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch written" }), `written now ${state.fresh.written.size}`));
+    if (state.fresh.evicted.size) entries.push(el("span", { class: "entry" }, el("i", { class: "swatch evicted" }), `evicted now ${state.fresh.evicted.size}`));
+    fill($("#slots .legend"), ...entries);
+    const counted = shown.map((owner) => `${typeof owner === "number" ? state.requests.get(owner).name : names[owner]} ${counts.get(owner)}`);
+    $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${counted.join(", ")}`);
+    this.tell(this.slotNote(state));
+  },
+
+  tell(text) {
+    $("#slots .detail").textContent = text || "\u00a0";
+  },
+
+  // --- tree ---
+
+  drawTree(state) {
+    const users = new Map(); // node → running requests whose prefix passes through
+    for (const req of state.running) for (const node of state.path(req)) users.set(node, [...(users.get(node) ?? []), req]);
+    let left = MOST_NODES;
+    const room = ($("#tree .scroll").clientWidth - 50) / Math.max(depth(state.nodes.get(0)), 2) - 25;
+    const width = document.body.clientWidth > 620 ? Math.min(Math.max(room, 136), 250) : 250;
+    this.nodeChars = Math.floor((width - 18) / 7.3);
+    $("#tree .branches").style.setProperty("--node", `${width}px`);
+    const branch = (node) => {
+      const children = [];
+      let hidden = 0;
+      for (const child of node.children) {
+        if (left-- > 0) children.push(branch(child));
+        else hidden += 1;
+      }
+      hidden += node.hidden ?? 0;
+      if (hidden) children.push(el("div", { class: "branch", "data-key": "more" }, el("div", { class: "node more", text: `… ${hidden.toLocaleString("en")} more` })));
+      const box = node.number ? this.nodeBox(node, state, users.get(node) ?? []) : el("div", { class: "node root", text: "root" });
+      return el("div", { class: "branch", "data-key": node.number }, box, children.length ? el("div", { class: "children" }, ...children) : null);
+    };
+    fill($("#tree .branches"), branch(state.nodes.get(0)));
+    $("#tree .note").textContent = this.treeNote(state) || (state.nodes.size === 1 ? "The tree is empty." : "\u00a0");
+  },
+
+  /** What a node's box is for those who use a keyboard: something that the focus can reach. */
+  nodeAttributes() {
+    return { tabindex: 0 };
+  },
+
+  nodeBox(node, state, users) {
+    const classes = ["node", node.lock ? "o-locked" : "o-tree"];
+    if (state.fresh.nodes.has(node.number)) classes.push("fresh");
+    if (state.fresh.splits.has(node.number)) classes.push("split");
+    const box = el("div", { class: classes.join(" "), "data-node": node.number, ...this.nodeAttributes(node) });
+    const [label, text] = [this.nodeLabel(node), this.nodeText(node)];
+    if (label !== null) box.append(el("small", { class: "key", text: label }));
+    const tail = Math.floor(this.nodeChars / 3);
+    if (text !== null) box.append(el("b", { text: shortened(visible(text), this.nodeChars - tail - 1, tail) }));
+    const parts = (...texts) => el("span", { class: "parts" }, ...texts.map((text) => el("span", { text })));
+    box.append(parts(plural(node.length, "token"), `slots ${runsText(node.value, 1)}`));
+    const uses = parts(`lock_ref ${node.lock}`, plural(node.hits, "hit"), `last use ${node.used}`);
+    for (const req of users) uses.append(el("i", { class: `swatch ${req.look}`, title: req.name }));
+    box.append(uses);
+    return box;
+  },
+
+  // --- rows ---
+
+  drawRows(state) {
+    const rows = state.running.sort((a, b) => a.row - b.row);
+    const fresh = state.fresh.written;
+    const lines = rows.slice(0, MOST_ROWS).map((req) => {
+      const slots = state.rowSlots(req);
+      const kinds = slots.map((slot, i) => (i >= req.kvLen ? "empty" : i < req.treeLen ? "o-locked" : req.look));
+      const runs = [];
+      slots.forEach((slot, i) => {
+        const look = kinds[i] + (fresh.has(slot) ? " written" : "");
+        const last = runs.at(-1);
+        if (last && last.look === look && slot === last.start + last.length) last.length += 1;
+        else runs.push({ start: slot, length: 1, look });
+      });
+      const most = 36;
+      const shown = runs.length > most ? [...runs.slice(0, most / 2), null, ...runs.slice(-most / 2)] : runs;
+      const parts = shown.map((run) => {
+        if (run === null) return el("span", { class: "run more", text: `… ${plural(runs.length - most, "run")} …` });
+        const text = run.length === 1 ? `${run.start}` : `${run.start}–${run.start + run.length - 1}`;
+        const style = `flex-grow: ${run.length}`;
+        return el("span", { class: `run ${run.look}`, "data-slots": `${run.start} ${run.length}`, style }, el("em", { text }));
+      });
+      const left = state.slotsLeft?.(req) ?? 0; // that the state does not give
+      if (left > 0) parts.push(el("span", { class: "run more", text: `… ${plural(left, "more slot")}` }));
+      return el(
+        "div",
+        { class: "row", "data-request": req.index },
+        el("div", { class: "head" }, el("b", { text: `row ${req.row}` }), this.chip(req), el("small", { text: `seq_len ${req.kvLen}` })),
+        el("div", { class: "runs" }, ...parts),
+      );
+    });
+    const more = (state.numRunning ?? rows.length) - Math.min(rows.length, MOST_ROWS);
+    if (more > 0) lines.push(el("p", { text: `… and ${plural(more, "more row")}` }));
+    if (!rows.length) lines.push(el("p", { class: "none", text: `All ${this.engine.max_running_requests} rows are free.` }));
+    fill($("#rows .list"), ...lines);
+  },
+});
+
+/** The length of the longest path of nodes below this one. */
+function depth(node) {
+  return node.children.reduce((most, child) => Math.max(most, 1 + depth(child)), 0);
+}

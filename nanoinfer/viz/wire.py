@@ -1,0 +1,72 @@
+"""wire: bytes as they go over a connection, one cell per byte, coloured by the part that they belong to."""
+
+from collections.abc import Sequence
+
+from nanoinfer.viz.lettering import SMALL, TINY
+from nanoinfer.viz.palette import BARS, GRID, MUTED, Style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.words import count
+
+STYLES: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # by size: the most bytes are on the lightest
+COLUMNS, MOST_BYTES = 64, 2048
+GUTTER, HEIGHT = 36.0, 19.0
+ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
+
+
+def wire(parts: Sequence[tuple[str, bytes]], *, title: str | None = None, caption: str | None = None) -> Picture:
+    """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
+    number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
+
+    Raises ValueError for no bytes, more than 2048 of them, and more than 4 labels.
+    """
+    checked = _checked(parts)
+    labels = list(dict.fromkeys(label for label, _ in checked))
+    sizes = {label: sum(len(data) for each, data in checked if each == label) for label in labels}
+    total = sum(sizes.values())
+    by_size = sorted(labels, key=lambda label: -sizes[label])
+    styles = {label: STYLES[i] for i, label in enumerate(by_size)}
+    sheet = Sheet(title, f"{count(total, 'byte')} on the wire", caption=caption)
+    width = (sheet.right - sheet.left - GUTTER) / COLUMNS
+    column = at = 0
+    for label, data in checked:
+        style = styles[label]
+        for byte in data:
+            if column == 0:
+                sheet.text(sheet.left + GUTTER - 8, sheet.y + HEIGHT / 2, str(at), size=TINY, ha="right", colour=MUTED)
+            x, text = sheet.left + GUTTER + width * column, shown(byte)
+            size = SMALL if len(text) == 1 else TINY
+            sheet.cell(x, sheet.y, width, HEIGHT, style, edge=GRID, name=f"byte {at}")
+            sheet.text(x + width / 2, sheet.y + HEIGHT / 2, text, size=size, colour=style.text, ha="center")
+            at, column = at + 1, column + 1
+            if byte == 0x0A or column == COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
+    sheet.y += HEIGHT + 8 if column else 6
+    sheet.legend([(styles[label], f"{label}: {count(sizes[label], 'byte')}") for label in labels])
+    said = ", ".join(f"{label} {size}" for label, size in sizes.items())
+    return sheet.picture(f"{count(total, 'byte')}: {said}.")
+
+
+def shown(byte: int) -> str:
+    """A byte as text: its ASCII character, an escape, or two hexadecimal digits."""
+    return ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}")
+
+
+def _checked(parts: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    found = list[tuple[str, bytes]]()
+    for i, part in enumerate(parts):
+        try:
+            label, data = part
+        except (TypeError, ValueError):
+            raise ValueError(f"parts[{i}]: must be (label, bytes), got {part!r}") from None
+        if not isinstance(label, str) or not isinstance(data, bytes | bytearray):
+            kinds = f"({type(label).__name__}, {type(data).__name__})"
+            raise ValueError(f"parts[{i}]: must be (label, bytes), got {kinds}")
+        if data:
+            found.append((label, bytes(data)))
+    total, labels = sum(len(data) for _, data in found), {label for label, _ in found}
+    if not 1 <= total <= MOST_BYTES:
+        raise ValueError(f"parts: {total} bytes; must be 1..{MOST_BYTES}")
+    if len(labels) > len(STYLES):
+        raise ValueError(f"parts: {len(labels)} labels; must be at most {len(STYLES)}")
+    return found

@@ -1,0 +1,243 @@
+"""What an index believes, whatever replicas send: against a plain set per replica."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoinfer.cache.block_events import (
+    AllBlocksCleared,
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    Snapshot,
+    block_hashes,
+)
+from nanoinfer.cluster.block_index import BlockIndex
+from nanoinfer.cluster.block_sets import BlockSets, matched_blocks
+from nanoinfer.cluster.pending_prefixes import PendingPrefixes
+
+
+def stored(*blocks: int, parent: int | None = None, size: int = 16) -> BlockStored:
+    return BlockStored([*blocks], parent, [0] * size * len(blocks), size, None, None)
+
+
+def batch(seq: int, *events: BlockEvent, source: str = "s") -> EventBatch:
+    return EventBatch(seq, 0.0, [*events], source)
+
+
+def an_index(*replicas: str, **options: int) -> BlockIndex:
+    index = BlockIndex(**options)
+    for i, replica in enumerate(replicas):
+        index.add(replica, 1 << i)
+    return index
+
+
+def matches(index: BlockIndex, *hashes: int) -> dict[int, int]:
+    """Bits → leading blocks."""
+    return {bits: count for count, bits in matched_blocks(hashes, index.sets)}
+
+
+def test_batches_in_order_are_believed() -> None:
+    index = an_index("a", "b")
+    assert index.note_events("a", batch(0, stored(1, 2, 3)))
+    assert index.note_events("b", batch(0, stored(1, 2)))
+    assert index.note_events("a", batch(1, BlockRemoved([3]), stored(7, parent=2)))
+    assert matches(index, 1, 2, 3) == {0b11: 2}
+    assert matches(index, 1, 2, 7) == {0b01: 3, 0b10: 2}
+    assert matches(index, 9, 1) == {}
+    assert index.note_events("a", batch(2, AllBlocksCleared()))
+    assert matches(index, 1, 2, 7) == {0b10: 2}
+
+
+def test_a_batch_that_was_here_before_changes_nothing() -> None:
+    index = an_index("a")
+    first = batch(0, stored(1))
+    assert index.note_events("a", first)
+    assert index.note_events("a", batch(1, BlockRemoved([1])))
+    assert index.note_events("a", first)
+    assert index.num_blocks("a") == 0
+
+
+def test_a_gap_is_noticed_and_a_snapshot_mends_it() -> None:
+    index = an_index("a")
+    assert index.note_events("a", batch(0, stored(1, 2)))
+    assert not index.note_events("a", batch(2, stored(3)))
+    assert matches(index, 1, 2, 3) == {1: 2}
+    index.note_snapshot("a", Snapshot(3, [stored(1), stored(5, parent=1)], "s"))
+    assert matches(index, 1, 5) == {1: 2}
+    assert matches(index, 1, 2) == {1: 1}
+    assert index.note_events("a", batch(2, stored(3)))  # late, and in the snapshot already
+    assert index.num_blocks("a") == 2
+    assert index.note_events("a", batch(3, stored(3, parent=5)))
+    assert matches(index, 1, 5, 3) == {1: 3}
+
+
+def test_a_late_snapshot_does_not_undo_what_came_after_it() -> None:
+    index = an_index("a")
+    for seq in range(3):
+        assert index.note_events("a", batch(seq, stored(seq)))
+    index.note_snapshot("a", Snapshot(1, [stored(0)], "s"))
+    assert index.num_blocks("a") == 3
+
+
+def test_a_replica_that_starts_again_is_noticed_even_if_its_numbers_fit() -> None:
+    index = an_index("a")
+    assert index.note_events("a", batch(0, stored(1)))
+    assert not index.note_events("a", batch(1, stored(2), source="again"))
+    assert index.num_blocks("a") == 0
+    index.note_snapshot("a", Snapshot(2, [stored(2)], "again"))
+    assert index.note_events("a", batch(2, stored(3, parent=2), source="again"))
+    assert matches(index, 2, 3) == {1: 2}
+    assert index.note_events("a", batch(0, stored(8), source="third"))  # from its beginning on
+    assert matches(index, 8) == {1: 1}
+    assert index.num_blocks("a") == 1
+
+
+def test_a_feed_that_is_met_in_the_middle_needs_a_snapshot() -> None:
+    index = an_index("a")
+    assert not index.note_events("a", batch(4, stored(1)))
+    index.note_snapshot("a", Snapshot(5, [stored(1)], "s"))
+    assert index.note_events("a", batch(5, stored(2)))
+
+
+def test_blocks_count_only_behind_their_parents() -> None:
+    index = an_index("a")
+    index.note_events("a", batch(0, stored(2, 3, parent=1)))
+    assert matches(index, 1, 2, 3) == {}
+    index.note_events("a", batch(1, stored(1), BlockRemoved([99])))
+    assert matches(index, 1, 2, 3) == {1: 3}
+
+
+def test_no_replica_fills_more_than_its_share_of_memory() -> None:
+    index = an_index("a", "b", max_blocks=4)
+    index.note_events("a", batch(0, stored(*range(10))))
+    index.note_events("b", batch(0, stored(*range(4))))
+    assert (index.num_blocks("a"), index.left_out) == (4, 6)
+    assert matches(index, *range(10)) == {0b11: 4}
+    index.note_events("a", batch(1, BlockRemoved([2, 7])))
+    index.note_events("a", batch(2, stored(2)))
+    assert index.num_blocks("a") == 4
+
+
+def test_another_block_size_is_refused_and_changes_nothing() -> None:
+    index = an_index("a")
+    with pytest.raises(ValueError, match="block_size=8: must be 16, as in this index"):
+        index.note_events("a", batch(0, stored(1), stored(2, size=8)))
+    with pytest.raises(ValueError, match="block_size=8: must be 16"):
+        index.note_snapshot("a", Snapshot(0, [stored(1, size=8)]))
+    assert index.num_blocks("a") == 0
+    assert index.note_events("a", batch(0, stored(1)))
+
+
+def test_a_removed_replica_leaves_nothing() -> None:
+    index = an_index("a", "b")
+    index.note_events("a", batch(0, stored(1, 2)))
+    index.note_events("b", batch(0, stored(1)))
+    index.remove("a")
+    assert index.sets.masks == {1: 0b10}
+    index.remove("b")
+    assert index.sets.masks == {}
+
+
+events = st.one_of(
+    st.builds(lambda blocks: stored(*blocks), st.lists(st.integers(0, 8), max_size=4, unique=True)),
+    st.builds(BlockRemoved, st.lists(st.integers(0, 8), max_size=4, unique=True)),
+    st.just(AllBlocksCleared()),
+)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(events, max_size=3)), max_size=25),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=25),
+    st.permutations(range(9)),
+)
+@settings(max_examples=100)
+def test_deliveries_in_any_order_come_to_what_the_replicas_hold(
+    steps: Sequence[tuple[int, list[BlockEvent]]], deliveries: Sequence[tuple[int, int]], prompt: Sequence[int]
+) -> None:
+    """Batches are delivered in any order, repeatedly or never, with snapshots in between; then all of them in order."""
+    index, held = an_index("0", "1", "2"), [set[int](), set[int](), set[int]()]
+    sent: list[list[EventBatch]] = [[], [], []]
+    for replica, changes in steps:
+        for event in changes:
+            if isinstance(event, BlockStored):
+                held[replica] |= set(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                held[replica] -= set(event.block_hashes)
+            else:
+                held[replica].clear()
+        sent[replica].append(batch(len(sent[replica]), *changes))
+    for replica, seq in deliveries:
+        if seq < len(sent[replica]) and not index.note_events(str(replica), sent[replica][seq]) and seq % 2:
+            everything = [stored(*held[replica])]
+            index.note_snapshot(str(replica), Snapshot(len(sent[replica]), everything, "s"))
+    for replica, batches in enumerate(sent):
+        for each in batches:
+            assert index.note_events(str(replica), each)
+    expected: dict[int, int] = {}
+    for replica in range(3):
+        assert index.num_blocks(str(replica)) == len(held[replica])
+        count = next((i for i, block in enumerate(prompt) if block not in held[replica]), len(prompt))
+        if count:
+            expected[1 << replica] = count
+    found = {bit: n for n, bits in matched_blocks(prompt, index.sets) for bit in (1, 2, 4) if bits & bit}
+    assert found == expected
+
+
+@given(st.lists(st.sets(st.integers(0, 5), max_size=6), max_size=4), st.lists(st.sets(st.integers(0, 5)), max_size=4))
+@settings(max_examples=100)
+def test_a_block_counts_if_either_of_two_sets_has_it(first: list[set[int]], second: list[set[int]]) -> None:
+    sets = BlockSets(), BlockSets()
+    for each, holders in zip(sets, (first, second), strict=True):
+        for replica, blocks in enumerate(holders):
+            for block in blocks:
+                each.add(block, 1 << replica)
+    found = {bit: n for n, bits in matched_blocks(range(6), *sets) for bit in (1, 2, 4, 8) if bits & bit}
+    expected = {}
+    for replica in range(4):
+        have = {*(first[replica] if replica < len(first) else ()), *(second[replica] if replica < len(second) else ())}
+        if count := next((i for i in range(7) if i not in have), 6):
+            expected[1 << replica] = count
+    assert found == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "end", "forget", "gone", "expire"]), st.integers(0, 5)), max_size=40))
+@settings(max_examples=100)
+def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, int]]) -> None:
+    pending, now = PendingPrefixes(), 0.0
+    brings: dict[str, tuple[int, list[int], float]] = {}
+    for action, number in steps:
+        now, name = now + 1, f"{number % 4}"
+        if action == "add":
+            pending.add(name, 1 << number % 3, blocks := list(range(number)), now + 5)
+            brings[name] = (1 << number % 3, blocks, now + 5)
+        elif action == "end":
+            pending.end_at(name, now + 2)
+            if name in brings:
+                brings[name] = (*brings[name][:2], now + 2)
+        elif action == "forget":
+            pending.forget(name)
+            brings.pop(name, None)
+        elif action == "gone":
+            pending.forget_replica(1 << number % 3)
+            brings = {each: what for each, what in brings.items() if what[0] != 1 << number % 3}
+        else:
+            pending.expire(now)
+            brings = {each: what for each, what in brings.items() if what[2] > now}
+        expected: dict[int, int] = {}
+        for bit, blocks, _ in brings.values():
+            for block in blocks:
+                expected[block] = expected.get(block, 0) | bit
+        assert pending.sets.masks == expected
+    pending.expire(now + 100)
+    assert pending.sets.masks == {}
+    assert len(pending) == 0
+
+
+def test_the_index_knows_blocks_by_the_hashes_of_prompts() -> None:
+    index, prompt = an_index("a"), list(range(64))
+    index.note_events("a", batch(0, stored(*block_hashes(prompt, 16))))
+    assert matches(index, *block_hashes([*prompt[:40], 7, 8, 9], 16)) == {1: 2}

@@ -1,0 +1,134 @@
+"""What the door and Serve's router share, without Ray: the fleet, leases of doors, and the number of replicas."""
+
+from typing import Any
+
+import pytest
+
+from nanoinfer.cache.block_events import EventBatch, Snapshot
+from nanoinfer.cluster.plain_policies import PrefixHash
+from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest
+from nanoinfer.cluster.serve.autoscaling import QueuedTokens
+from nanoinfer.cluster.serve.fleet import Fleet
+from nanoinfer.cluster.serve.leases import Leases
+from nanoinfer.cluster.serve.policies import POLICIES, make_policy
+from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
+from nanoinfer.errors import NoReplicaError
+
+
+def request(number: int) -> RoutedRequest:
+    return RoutedRequest(f"request {number}", [1, 2, 3, number], 8)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_serves_a_fleet_whose_replicas_come_and_go(name: str) -> None:
+    fleet = Fleet(make_policy(name))
+    with pytest.raises(NoReplicaError):
+        fleet.choose(request(0))
+    changes: list[frozenset[str]] = []
+    fleet.on_change = lambda: changes.append(fleet.replicas)
+    fleet.set_replicas(["a", "b"])
+    fleet.set_replicas(["b", "a"])
+    assert changes == [{"a", "b"}]
+    chosen = fleet.choose(request(1))
+    assert chosen in ("a", "b")
+    fleet.note_first_token("request 1", 0)
+    fleet.set_replicas({"a", "b"} - {chosen})
+    (other,) = {"a", "b"} - {chosen}
+    assert fleet.choose(request(1)) == other, "a request that was lost goes to a replica that is there"
+    fleet.note_end("request 1", 5)
+    fleet.note_end("request 1")
+    fleet.note_first_token("request 1", 0)
+    assert fleet.choose(request(1)) == other
+
+
+def test_a_replica_that_lost_a_request_is_avoided_while_there_is_another() -> None:
+    fleet = Fleet(make_policy("round-robin"))
+    fleet.set_replicas(["a", "b"])
+    assert {fleet.choose(request(i), frozenset({"a"})) for i in range(4)} == {"b"}
+    assert {fleet.choose(request(i), frozenset({"a", "b"})) for i in range(4)} == {"a", "b"}
+
+
+def test_requests_that_avoid_a_replica_are_spread_over_the_others() -> None:
+    """When a replica falls silent, all that it had moves at once."""
+    fleet = Fleet(PrefixHash())
+    fleet.set_replicas("abc")
+    first = fleet.choose(request(0))
+    others = [fleet.choose(request(i), frozenset({first})) for i in range(1, 21)]
+    fewest, most = sorted(map(others.count, {*"abc"} - {first}))
+    assert fewest >= 5, "the policy may send some of them there itself"
+    assert fewest + most == 20
+    assert fleet.note_end("request 3") == others[2]
+    assert fleet.note_end("request 3") is None
+
+
+def test_a_replica_that_does_not_take_a_request_is_not_asked_again() -> None:
+    fleet = Fleet(PrefixHash())
+    fleet.set_replicas("ab")
+    first = fleet.choose(request(0))
+    assert fleet.choose(request(0)) != first
+    assert fleet.note_end("request 0") != first
+    assert fleet.choose(request(0)) == first, "after an end, it is a request like any other"
+
+
+def test_what_a_replica_says_after_it_has_gone_is_nothing() -> None:
+    fleet = Fleet(make_policy("prefix"))
+    fleet.set_replicas(["a"])
+    assert not fleet.note_events("a", EventBatch(3, 0.0, [], "feed")), "batches 0 to 2 are missing"
+    fleet.note_snapshot("a", Snapshot(3, [], "feed"))
+    assert fleet.note_events("a", EventBatch(3, 0.0, [], "feed"))
+    assert fleet.note_events("gone", EventBatch(7, 0.0, [], "feed"))
+    fleet.note_snapshot("gone", Snapshot(0, []))
+    fleet.note_load("gone", ReplicaLoad(0, 0, 0))
+
+
+def test_a_door_that_stops_asking_is_dead_and_one_that_never_asked_is_not() -> None:
+    now = [0.0]
+    leases = Leases(5.0, lambda: now[0])
+    leases.see("door")
+    now[0] = 5.0
+    assert not leases.is_dead("door")
+    now[0] = 5.1
+    assert leases.is_dead("door")
+    assert leases.doors == []
+    assert not leases.is_dead("another")
+    leases.see("door")
+    assert not leases.is_dead("door")
+    assert leases.doors == ["door"]
+
+
+@pytest.mark.parametrize(
+    ("queued", "replicas", "wanted"),
+    [(0, 1, 1), (100, 1, 1), (101, 1, 2), (950, 2, 10), (150, 2, 2), (101, 3, 3), (100, 3, 2), (50, 2, 1), (0, 4, 3)],
+)
+def test_the_number_of_replicas_follows_the_queued_tokens(queued: float, replicas: int, wanted: int) -> None:
+    assert QueuedTokens(100.0).wanted(queued, replicas) == wanted
+
+
+def test_the_autoscaler_adds_up_what_replicas_have_recorded() -> None:
+    class Context:
+        aggregated_metrics = {"queued_tokens": {"a": 150.0, "b": 160.0}}  # noqa: RUF012
+        target_num_replicas = 2
+
+    assert QueuedTokens(100.0)(Context()) == (4, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"replicas": 0}, "replicas=0: must be an integer of at least 1"),
+        ({"replicas": 3, "max_replicas": 2}, "max_replicas=2: must be None or an integer of at least replicas=3"),
+        ({"silence_s": 0}, "silence_s=0: must be a number above 0"),
+        ({"patience_s": float("inf")}, "patience_s=inf: must be a number above 0"),
+        ({"policy": "best"}, "policy='best': must be one of prefix, "),
+        ({"policy_options": {"block_size": 32}}, "block_size=32: must be the replicas' event_block_size, 16"),
+        ({"name": "a/b"}, "name='a/b': must be letters, digits and dashes"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClusterSettings(**fields)
+
+
+def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
+    with pytest.raises(ValueError, match="sleeps=True: needs costs"):
+        ReplicaSettings(sleeps=True)

@@ -1,0 +1,171 @@
+"""What a policy counts, and what it refuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
+from nanoinfer.cluster import (
+    PassCosts,
+    PrefixRouter,
+    RoutedRequest,
+)
+from nanoinfer.cluster.policy import ReplicaLoad
+from nanoinfer.errors import NoReplicaError, UnknownReplicaError
+from tests.helpers.fake_cluster import (
+    COSTS,
+    POLICIES,
+    Make,
+    request,
+    stored,
+    tokens_of,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_cached_prefix_wins_until_its_queue_is_longer_than_its_prefill() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
+    for name in ("cold", "warm"):
+        policy.add_replica(name)
+    prompt = tokens_of(1, 960)
+    policy.note_events("warm", stored("w", prompt))
+    chosen = [policy.choose(request(f"{i}", prompt + tokens_of(i + 2, 200), 1)) for i in range(20)]
+    assert chosen[:5] == ["warm"] * 5
+    assert "cold" in chosen
+    assert policy.in_flight("warm") == chosen.count("warm")
+
+
+def test_adapters_and_keys_are_told_apart() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
+    for name in "abcdefgh":
+        policy.add_replica(name)
+    prompt = tokens_of(1, 320)
+    hashes = block_hashes(prompt, 16, "mine", "sea")
+    policy.note_events("c", EventBatch(0, 0.0, [BlockStored(hashes, None, prompt, 16, 1, "sea")], "s"))
+    assert policy.choose(request("0", prompt, extra_key="mine", adapter="sea")) == "c"
+    policy.note_end("0")
+    others = [{"extra_key": "mine"}, {"adapter": "sea"}, {"extra_key": "mine", "adapter": "rhymes"}, {}]
+    assert {policy.choose(request(f"o{i}", prompt, **keys)) for i, keys in enumerate(others)} != {"c"}
+
+
+def test_a_full_batch_counts_as_waiting() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0, max_running_requests=4)
+    policy.add_replica("a")
+    ahead = []
+    for i in range(8):
+        ahead.append(policy.seconds_ahead("a", 100))
+        policy.choose(request(f"{i}", [1, 2, 3], 100))
+        policy.note_first_token(f"{i}")
+    steps = np.diff(ahead)
+    assert steps[:3].max() < 0.1
+    assert steps[3] > 0.5  # the fifth waits for one of the four
+    assert (steps[4:] > 0.1).all()
+
+
+def test_progress_of_the_first_prompt_counts() -> None:
+    now = [0.0]
+    policy = PrefixRouter(COSTS, clock=lambda: now[0])
+    policy.add_replica("a")
+    policy.choose(request("0", tokens_of(0, 1000), 1))
+    policy.choose(request("1", tokens_of(1, 1000), 1))
+    full = policy.seconds_ahead("a")
+    now[0] = 0.4
+    assert policy.seconds_ahead("a") == pytest.approx(full - 0.4)
+    now[0] = 9.0  # it takes longer than expected, but the second one has not begun
+    assert policy.seconds_ahead("a") == pytest.approx(full - 1.005)
+
+
+def test_pass_costs_without_any_prefill_still_choose() -> None:
+    policy = PrefixRouter(PassCosts(0.01, 0.0, 0.0, 0.0), clock=lambda: 0.0)
+    for name in "ab":
+        policy.add_replica(name)
+    assert {policy.choose(request(f"{i}", tokens_of(i, 40))) for i in range(40)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
+    policy = make(lambda: 0.0)
+    with pytest.raises(NoReplicaError, match="request_id='x': there is no replica to send it to"):
+        policy.choose(request("x", [1]))
+    policy.add_replica("a")
+    with pytest.raises(ValueError, match="replica='a': has been added already"):
+        policy.add_replica("a")
+    with pytest.raises(ValueError, match="replica='': must be text that is not empty"):
+        policy.add_replica("")
+    unknown = "replica='b': is not among the replicas of this router: 'a'"
+    for call in (
+        lambda: policy.remove_replica("b"),
+        lambda: policy.note_events("b", EventBatch(0, 0.0, [])),
+        lambda: policy.note_load("b", ReplicaLoad(0, 0, 0)),
+    ):
+        with pytest.raises(UnknownReplicaError, match=unknown):
+            call()
+    policy.choose(request("x", [1]))
+    with pytest.raises(ValueError, match="request_id='x': is at replica 'a'; note its end first"):
+        policy.choose(request("x", [1]))
+    with pytest.raises(ValueError, match="request_id='y': no replica was chosen for it, or it has ended"):
+        policy.note_first_token("y")
+    with pytest.raises(ValueError, match="cached_tokens=-1: must be an integer of at least 0"):
+        policy.note_first_token("x", cached_tokens=-1)
+    with pytest.raises(ValueError, match=r"output_tokens=1\.5"):
+        policy.note_end("x", output_tokens=1.5)  # type: ignore[arg-type]
+    policy.note_end("x")
+    with pytest.raises(ValueError, match="request_id='x': no replica was chosen"):
+        policy.note_end("x")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"request_id": ""}, "request_id='': must be text that is not empty"),
+        ({"token_ids": []}, "token_ids: is empty; must be at least one token"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: must be an integer of at least 1"),
+        ({"max_new_tokens": True}, "max_new_tokens=True"),
+    ],
+)
+def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RoutedRequest(**{"request_id": "x", "token_ids": [1], "max_new_tokens": 1, **fields})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "block_size=0"),
+        ({"chunk_tokens": 0}, "chunk_tokens=0"),
+        ({"max_running_requests": 0}, "max_running_requests=0"),
+        ({"max_imbalance_s": -1}, "max_imbalance_s=-1: must be a number of seconds, at least 0"),
+        ({"linger_s": float("nan")}, "linger_s=nan"),
+        ({"max_blocks": 0}, "max_blocks=0"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrefixRouter(COSTS, **options)
+
+
+def test_prompts_that_are_no_tokens_are_refused_and_nothing_has_changed() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
+    policy.add_replica("a")
+    for tokens, key in (([1.5], None), ([1], 1.5)):
+        with pytest.raises(ValueError, match=r"token_ids: must be|extra_key=1\.5"):
+            policy.choose(RoutedRequest("x", tokens, 1, key))  # type: ignore[arg-type]
+    assert policy.in_flight("a") == 0
+    assert policy.seconds_ahead("a") == 0
+    with pytest.raises(ValueError, match="waiting_requests=-1: must be an integer of at least 0"):
+        ReplicaLoad(-1, 0, 0)
+
+
+def test_a_router_loads_neither_torch_nor_an_engine() -> None:
+    code = (
+        "import sys; from nanoinfer.cluster import LeastLoaded, PassCosts, PrefixHash, PrefixRouter, RoundRobin\n"
+        "PrefixRouter(PassCosts(1.0, 1.0, 0.0, 0.0)).add_replica('a')\n"
+        "print([name for name in ('torch', 'ray', 'nanoinfer.engine', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

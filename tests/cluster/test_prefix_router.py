@@ -1,0 +1,250 @@
+"""Where PrefixRouter sends requests, in a cluster of real trees and virtual time: conversations, bursts, accidents."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer.cluster import (
+    Policy,
+    PrefixRouter,
+    RoutedRequest,
+    prefix_router,
+)
+from nanoinfer.cluster.policy import ReplicaLoad
+from tests.helpers.fake_cluster import (
+    COSTS,
+    POLICIES,
+    FakeCluster,
+    burst,
+    chats,
+    request,
+    router,
+    stored,
+    times_computed,
+    tokens_of,
+)
+
+
+@pytest.fixture(scope="module")
+def chatted() -> dict[str, FakeCluster]:
+    found = {}
+    for name, make in POLICIES.items():
+        found[name] = FakeCluster(make)
+        chats(found[name])
+        found[name].run()
+    return found
+
+
+def test_it_finds_more_of_conversations_than_policies_without_knowledge(chatted: dict[str, FakeCluster]) -> None:
+    best = chatted["prefix router"].hit_rate
+    one = FakeCluster(router(), replicas=1, size=1 << 16)
+    chats(one, seconds=20)  # nothing overlaps: all that can be cached is
+    assert best > 0.97 * one.run().hit_rate
+    assert best > chatted["round robin"].hit_rate + 0.12
+    assert best > chatted["least loaded"].hit_rate + 0.2
+    assert best >= chatted["prefix hash"].hit_rate - 0.02
+
+
+def test_and_first_tokens_come_sooner_than_with_any_of_them(chatted: dict[str, FakeCluster]) -> None:
+    waits = {name: cluster.mean_wait for name, cluster in chatted.items()}
+    assert waits["prefix router"] == min(waits.values())
+    assert waits["prefix router"] < 0.6 * min(waits[name] for name in waits if name != "prefix router")
+
+
+def test_the_same_traffic_gives_the_same_choices() -> None:
+    def run() -> list[tuple[str, str, float]]:
+        cluster = FakeCluster(router(), routers=2)
+        chats(cluster, users=8)
+        return [(name, done.replica, done.first_token) for name, done in cluster.run().done.items()]
+
+    assert run() == run()
+
+
+# --- bursts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_of_one_new_prefix_stays_together() -> None:
+    cured = burst(router())
+    assert times_computed(cured) == 1
+    herd = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
+    assert times_computed(herd) == 4
+    assert times_computed(burst(POLICIES["least loaded"])) == 4
+
+
+def test_bursts_of_several_prefixes_are_spread_over_the_replicas() -> None:
+    cluster = FakeCluster(router())
+    for i in range(60):
+        cluster.arrive(0.02 * i, request(f"{i}", tokens_of(i % 12, 500) + tokens_of(99 + i, 20)))
+    cluster.run()
+    assert times_computed(cluster) == 12
+    assert len(cluster.counts()) == 4
+    assert max(cluster.counts().values()) <= 25
+
+
+def test_a_prefix_that_many_wait_for_gets_a_second_replica_when_that_is_quicker() -> None:
+    cluster = burst(router(), size=150, prefix_tokens=300)
+    assert 2 <= times_computed(cluster) <= 4
+    assert cluster.mean_wait < burst(router(max_imbalance_s=1e9), size=150, prefix_tokens=300, replicas=1).mean_wait
+
+
+def test_what_was_sent_and_failed_is_not_expected_any_more() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
+    for name in "ab":
+        policy.add_replica(name)
+    prompt = tokens_of(1, 320)
+    first = policy.choose(request("first", prompt))
+    assert len(policy.pending) == 1
+    policy.note_end("first")
+    assert len(policy.pending) == 0
+    assert policy.pending.sets.masks == {}
+    assert policy.seconds_ahead(first) == 0
+
+
+def test_what_was_sent_is_believed_in_for_a_while_only() -> None:
+    now = [0.0]
+    policy = PrefixRouter(COSTS, clock=lambda: now[0], pending_s=5, linger_s=1)
+    policy.add_replica("a")
+    for i, seconds in enumerate((0.0, 4.0)):
+        now[0] = seconds
+        policy.choose(request(f"{i}", tokens_of(i, 64)))
+    policy.note_first_token("1")  # expected until second 5 now
+    now[0] = 4.9
+    policy.choose(request("2", [1]))
+    assert len(policy.pending) == 2
+    now[0] = 5.0
+    policy.choose(request("3", [1]))
+    assert len(policy.pending) == 0
+    assert policy.pending.sets.masks == {}
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0.5, 2.0])
+def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(limit: float) -> None:
+    chosen: list[float] = []
+
+    class Watched(PrefixRouter):
+        def choose(self, request: RoutedRequest) -> str:
+            ahead = {name: self.seconds_ahead(name, request.max_new_tokens) for name in self.replicas}
+            self._output_tokens = float(request.max_new_tokens)
+            replica = super().choose(request)
+            chosen.append(ahead[replica] - min(ahead.values()))
+            return replica
+
+    def make(clock: Callable[[], float]) -> Policy:
+        return Watched(COSTS, clock=clock, max_imbalance_s=limit)
+
+    cluster = FakeCluster(make)
+    prefix = tokens_of(1, 2000)
+    cluster.arrive(0, request("first", prefix))
+    for i in range(200):
+        cluster.arrive(5 + 0.001 * i, request(f"{i}", prefix + tokens_of(i + 2, 60)))
+    cluster.run()
+    assert max(chosen) <= limit
+    assert max(chosen) > 0.8 * limit  # it is used up, since the prefix is worth two seconds
+    assert len(cluster.counts()) == 4
+
+
+@pytest.mark.slow
+def test_several_routers_share_the_load_without_swinging(monkeypatch: pytest.MonkeyPatch) -> None:
+    def traffic(**options: Any) -> FakeCluster:
+        cluster = FakeCluster(router(**options), routers=4, report_s=1.0)
+        cluster.is_watched = True
+        for i in range(400):
+            cluster.arrive(0.075 * i, request(f"{i}", tokens_of(i, 240)))  # 80 % of what four replicas can do
+        return cluster.run()
+
+    four, blind = traffic(), traffic(report_s=0.0)
+    assert np.mean(four.spread) < 0.75 * np.mean(blind.spread)
+    assert four.mean_wait < 0.8 * blind.mean_wait
+    assert np.mean(four.spread[-130:]) < 1.5 * np.mean(four.spread[:130])  # it does not grow
+    monkeypatch.setattr(prefix_router, "MOST_ROUTERS", 1)
+    swinging = traffic()  # each believes that the others have done nothing since their last report
+    assert np.mean(swinging.spread) > 2 * np.mean(four.spread)
+
+
+def test_several_routers_send_a_new_prefix_to_the_same_replica() -> None:
+    assert times_computed(burst(router(), routers=4, report_s=60)) == 1
+
+
+def test_work_of_others_counts_until_the_report_is_old() -> None:
+    now = [0.0]
+    policy = PrefixRouter(COSTS, clock=lambda: now[0], report_s=5)
+    for name in "ab":
+        policy.add_replica(name)
+    policy.note_load("a", ReplicaLoad(3, 3000, 5))
+    assert policy.seconds_ahead("a") > 3
+    assert {policy.choose(request(f"{i}", tokens_of(i, 100))) for i in range(5)} == {"b"}
+    own = policy.seconds_ahead("b")
+    policy.note_load("b", ReplicaLoad(0, 0, 0))  # others have sent nothing there
+    assert policy.seconds_ahead("b") == own
+    now[0] = 6.0
+    assert policy.seconds_ahead("a") == 0
+
+
+# --- replicas that come, go and lie ----------------------------------------------------------------------------------
+
+
+def test_a_new_replica_gets_its_share() -> None:
+    cluster = FakeCluster(router(), replicas=3)
+    chats(cluster, users=60, turns=4)
+    cluster.at(3.0, lambda: cluster.join("new"))
+    cluster.run()
+    after = [done for done in cluster.done.values() if done.arrived > 3]
+    assert sum(done.replica == "new" for done in after) > len(after) / 8
+
+
+def test_requests_of_a_replica_that_dies_are_served_elsewhere() -> None:
+    cluster = FakeCluster(router(), routers=2)
+    chats(cluster, users=40)
+    cluster.at(2.0, lambda: cluster.leave("replica-1"))
+    cluster.run()
+    assert len(cluster.done) == 200
+    assert sum(cluster.retried.values()) > 0
+    assert not any(done.replica == "replica-1" for done in cluster.done.values() if done.first_token > 2)
+
+
+def test_a_replica_that_lies_is_believed_less_and_less() -> None:
+    """It claims whatever it is sent, so that everything goes there, and computes all of it anew."""
+
+    def run(believe: bool) -> FakeCluster:
+        def make(clock: Callable[[], float]) -> Policy:
+            policy = PrefixRouter(COSTS, clock=clock)
+            if believe:
+                policy._started = lambda request_id, replica, cached: PrefixRouter._started(  # type: ignore[method-assign]
+                    policy, request_id, replica, None
+                )
+            return policy
+
+        cluster = FakeCluster(make, replicas=2, liars=["replica-0"])
+        prefix = tokens_of(1, 800)
+        for i in range(60):
+            cluster.arrive(1.0 * i, request(f"{i}", prefix + tokens_of(i + 9, 40)))
+        return cluster.run()
+
+    fooled, wary = run(believe=True), run(believe=False)
+    policy = wary.routers[0]
+    assert isinstance(policy, PrefixRouter)
+    if "replica-0" in wary.counts():
+        assert policy.trust("replica-0") < 0.5
+    assert policy.trust("replica-1") == 1.0
+    assert fooled.hit_rate < 0.1
+    assert wary.hit_rate > 0.5
+
+
+def test_an_honest_replica_that_has_evicted_is_forgiven() -> None:
+    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
+    policy.add_replica("a")
+    prompt = tokens_of(1, 320)
+    policy.note_events("a", stored("a", prompt))
+    policy.choose(request("x", prompt))
+    policy.note_first_token("x", cached_tokens=0)
+    low = policy.trust("a")
+    assert low < 0.9
+    for i in range(30):
+        policy.choose(request(f"{i}", prompt))
+        policy.note_first_token(f"{i}", cached_tokens=319)
+    assert policy.trust("a") > 0.95

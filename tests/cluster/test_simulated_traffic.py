@@ -1,0 +1,198 @@
+"""Simulated time, and the traffic: arrivals, lengths, segments, sessions, and what was published of real traffic."""
+
+import statistics
+from random import Random
+
+import numpy as np
+import pytest
+
+from nanoinfer.cluster.simulate import published_traffic as published
+from nanoinfer.cluster.simulate.arrivals import Arrivals, shape_of
+from nanoinfer.cluster.simulate.clock import Clock
+from nanoinfer.cluster.simulate.lengths import Quantiles
+from nanoinfer.cluster.simulate.segments import Segment, all_tokens, chain
+from nanoinfer.cluster.simulate.sessions import Session, SessionRun, Turn, under_way
+from nanoinfer.cluster.simulate.trace import Trace
+from nanoinfer.cluster.simulate.traces import TRACES, make_trace
+
+SERVICES = {
+    "azure-conversation-2023": published.AZURE_2023_CONVERSATION,
+    "azure-code-2023": published.AZURE_2023_CODE,
+    "azure-conversation-2024": published.AZURE_2024_CONVERSATION,
+    "azure-code-2024": published.AZURE_2024_CODE,
+}
+ANSWER = Segment(99, 5)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_happen_in_order_of_time_then_of_asking() -> None:
+    clock, seen = Clock(), list[tuple[str, float]]()
+    clock.at(2.0, lambda: seen.append(("late", clock.now)))
+    clock.at(1.0, lambda: seen.append(("first", clock.now)))
+    clock.at(1.0, lambda: clock.after(0.0, lambda: seen.append(("third", clock.now))))
+    clock.at(1.0, lambda: seen.append(("second", clock.now)))
+    clock.run()
+    assert seen == [("first", 1.0), ("second", 1.0), ("third", 1.0), ("late", 2.0)]
+
+
+def test_a_run_stops_before_its_end_and_can_go_on() -> None:
+    clock, seen = Clock(), list[float]()
+    for at in (1.0, 2.0, 3.0):
+        clock.at(at, lambda: seen.append(clock()))
+    clock.run(until=2.0)
+    assert (seen, clock.pending) == ([1.0], 2)
+    clock.run()
+    assert seen == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("seconds", [0.5, float("nan"), float("inf")])
+def test_the_past_is_refused(seconds: float) -> None:
+    clock = Clock()
+    clock.at(1.0, lambda: None)
+    clock.run()
+    with pytest.raises(ValueError, match="seconds="):
+        clock.at(seconds, lambda: None)
+
+
+# --- arrivals and lengths ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.3])
+def test_arrivals_have_their_rate_and_their_bursts(shape: float) -> None:
+    times = list(Arrivals(5.0, shape).times(Random(1), 4000.0))
+    gaps = np.diff(times)
+    assert len(times) / 4000 == pytest.approx(5.0, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("ratio", [0.69, 1.37 / 15.33, 2.34 / 19.06])
+def test_a_shape_gives_the_published_median_gap(ratio: float) -> None:
+    rng = np.random.default_rng(2)
+    gaps = rng.gamma(shape_of(ratio), size=200_000)
+    assert np.median(gaps) / gaps.mean() == pytest.approx(ratio, rel=0.05)
+
+
+def test_lengths_have_their_quantiles() -> None:
+    lengths, rng = Quantiles(((0, 5), (0.5, 100), (0.9, 400), (1, 2000))), Random(3)
+    drawn = [lengths.draw(rng) for _ in range(20_000)]
+    assert np.percentile(drawn, 50) == pytest.approx(100, rel=0.05)
+    assert np.percentile(drawn, 90) == pytest.approx(400, rel=0.05)
+    assert min(drawn) >= 5
+    assert max(drawn) <= 2000
+
+
+@pytest.mark.parametrize("points", [((0, 5), (0.5, 4), (1, 9)), ((0, 5), (1, 3)), ((0.1, 5), (1, 9)), ((0, 0), (1, 9))])
+def test_points_that_do_not_rise_are_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match="points="):
+        Quantiles(points)
+
+
+# --- segments and sessions --------------------------------------------------------------------------------------------
+
+
+def test_segments_are_tokens_that_depend_on_the_id_alone() -> None:
+    assert Segment(7, 6).tokens(50).tolist() == Segment(7, 6).tokens(50).tolist()
+    assert Segment(7, 9).tokens(50).tolist()[:6] == Segment(7, 6).tokens(50).tolist()
+    assert Segment(7, 60).tokens(50).tolist() != Segment(8, 60).tokens(50).tolist()
+    assert set(Segment(7, 5000).tokens(50).tolist()) == set(range(50))
+
+
+def test_equal_chains_are_equal_beginnings() -> None:
+    a, b, c = Segment(1, 3), Segment(2, 4), Segment(3, 5)
+    assert chain((a, b, c))[:2] == chain((a, b))
+    assert chain((a, c))[1] != chain((b, c))[1]
+    assert len(all_tokens((a, b, c))) == 12
+
+
+def test_a_turn_waits_for_all_turns_before_it() -> None:
+    turns = tuple(Turn((Segment(n, 1),), ANSWER, after=after) for n, after in enumerate([(), (0,), (0,), (1, 2)]))
+    run = SessionRun(Session(0, 0.0, turns))
+    assert list(run.first()) == [0]
+    assert list(run.answered(0)) == [1, 2]
+    assert list(run.answered(2)) == []
+    assert list(run.answered(1)) == [3]
+
+
+def test_a_turn_cannot_wait_for_a_later_one() -> None:
+    with pytest.raises(ValueError, match="turn 0"):
+        Session(0, 0.0, (Turn((ANSWER,), ANSWER, after=(0,)),))
+
+
+def test_a_session_under_way_keeps_the_turns_that_are_still_to_come() -> None:
+    turns = tuple(Turn((Segment(n, 1),), ANSWER, 4.0, (n - 1,) if n else ()) for n in range(4))
+    left = under_way(Session(5, -9.0, turns))  # begun at -5, -1, 3 and 7
+    assert (left.start, len(left.turns)) == (0.0, 2)
+    assert [turn.think_s for turn in left.turns] == [3.0, 4.0]
+    assert [turn.after for turn in left.turns] == [(), (0,)]
+    assert under_way(Session(5, 1.0, turns)).turns == turns
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def figures(trace: Trace, seconds: float) -> tuple[list[int], list[int], float, int]:
+    """Lengths of prompts and answers, the hit rate of one cache of unlimited size, and how many requests."""
+    prompts, answers, seen, hits = list[int](), list[int](), set[int](), 0
+    for session in trace.sessions(seconds, from_rest=True):
+        for turn in session.turns:
+            keys = chain((*turn.prompt, turn.answer))
+            hits += sum(part.length for part, key in zip(turn.prompt, keys, strict=False) if key in seen)
+            seen.update(keys)
+            prompts.append(turn.prompt_tokens)
+            answers.append(turn.answer.length)
+    return prompts, answers, hits / sum(prompts), len(prompts)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_is_the_same_for_the_same_seed_and_has_its_rate(name: str) -> None:
+    once, again, other = (list(make_trace(name, 20.0, seed).sessions(60.0)) for seed in (1, 1, 2))
+    assert once == again
+    assert once != other
+    trace = make_trace(name, 20.0, 1, shape=1.0)
+    requests = sum(len(session.turns) for session in trace.sessions(300.0, from_rest=True))
+    assert requests == pytest.approx(6000, rel=0.15)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_azures_lengths_are_as_published_and_nothing_is_shared(name: str) -> None:
+    prompts, answers, hits, _ = figures(make_trace(name, 20.0), 200.0)
+    service = SERVICES[name]
+    assert statistics.median(prompts) == pytest.approx(service.prompt.at(0.5), rel=0.1)
+    assert statistics.median(answers) == pytest.approx(service.output.at(0.5), rel=0.15)
+    assert hits == 0.0
+
+
+@pytest.mark.parametrize(("name", "prompt", "output"), [("conversation", 1632, 106), ("code", 2511, 23)])
+def test_azures_means_of_2024_come_out(name: str, prompt: float, output: float) -> None:
+    prompts, answers, _, _ = figures(make_trace(f"azure-{name}-2024", 20.0), 300.0)
+    assert statistics.mean(prompts) == pytest.approx(prompt, rel=0.1)
+    assert statistics.mean(answers) == pytest.approx(output, rel=0.15)
+
+
+def test_mooncakes_means_and_hits_are_as_published() -> None:
+    prompts, answers, hits, _ = figures(make_trace("mooncake", 10.0), 500.0)
+    assert statistics.mean(prompts) == pytest.approx(published.MOONCAKE_PROMPT_TOKENS, rel=0.1)
+    assert statistics.mean(answers) == pytest.approx(published.MOONCAKE_OUTPUT_TOKENS, rel=0.1)
+    assert hits == pytest.approx(published.MOONCAKE_HIT_RATE, abs=0.05)
+
+
+def test_traffic_that_begins_under_way_has_its_rate_at_once() -> None:
+    early = [
+        session.start + turn.think_s
+        for session in make_trace("chat", 50.0).sessions(5.0)
+        for turn in session.turns
+        if not turn.after and session.start + turn.think_s < 5.0
+    ]
+    assert len(early) == pytest.approx(250, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"name": "nobody"}, "trace="), ({"rate": 0.0}, "rate="), ({"scale": 0.0}, "scale="), ({"shape": -1.0}, "shape=")],
+)
+def test_wrong_fields_of_a_trace_are_named(fields: dict[str, object], name: str) -> None:
+    given: dict[str, object] = {"name": "chat", "rate": 1.0} | fields
+    with pytest.raises(ValueError, match=name):
+        make_trace(**given)  # type: ignore[arg-type]

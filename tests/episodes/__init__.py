@@ -1,1 +1,0 @@
-"""Episodes of the soak (`python -m tests.soak`), one kind per file."""

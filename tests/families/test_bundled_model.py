@@ -1,0 +1,129 @@
+"""The bundled model: a plain Hugging Face checkpoint, small, whose chats reuse the cache. Its weights and texts may change:
+nothing here depends on what it says."""
+
+import re
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.model.loader import resolve_model_path
+
+PATH = resolve_model_path("story")
+HF_TOKENIZER = transformers.AutoTokenizer.from_pretrained(PATH)
+PROMPTS = ["Once upon a time", "One day, a little dog", "Question: What is 12 + 7?", "1, 2, 3, 4,", "The", "Ünïcode 😀"]
+QUESTIONS = ["Hello! Who are you?", "What is 3 + 4?", "Tell me a story about a cat."]
+GREEDY = SamplingParams(max_new_tokens=48, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("story", max_running_requests=4)
+
+
+@pytest.fixture(scope="module")
+def hf_model() -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(PATH).eval()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@torch.no_grad()
+def transformers_reply(model: transformers.PreTrainedModel, prompt_ids: list[int]) -> list[int]:
+    ids = torch.tensor([prompt_ids])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False)
+    return out[0, len(prompt_ids) :].tolist()
+
+
+def test_it_loads_unchanged_in_transformers() -> None:
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(PATH, output_loading_info=True)
+    assert type(model) is transformers.LlamaForCausalLM
+    assert not any(info.values()), info
+    assert 3e6 <= model.num_parameters() <= 6e6
+    config = model.config
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert config.max_position_embeddings >= 1024
+    assert len(HF_TOKENIZER) <= config.vocab_size
+    assert (config.bos_token_id, config.eos_token_id) == (HF_TOKENIZER.bos_token_id, HF_TOKENIZER.eos_token_id)
+
+
+def test_all_its_files_take_12_mib_at_most_and_hold_no_code() -> None:
+    files = [path for path in PATH.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 12 * 2**20
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jinja", ".md"}
+
+
+def test_greedy_text_is_that_of_transformers_up_to_the_end_token(llm: LLM, hf_model: transformers.LlamaModel) -> None:
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        prompt_ids = HF_TOKENIZER(prompt)["input_ids"]
+        wanted = transformers_reply(hf_model, prompt_ids)
+        assert output.prompt_token_ids == prompt_ids
+        assert output.token_ids == wanted
+        assert output.text == HF_TOKENIZER.decode(wanted, skip_special_tokens=True)
+        assert output.finish_reason == ("stop" if wanted[-1] == HF_TOKENIZER.eos_token_id else "length")
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_chat_of_two_turns_is_that_of_transformers_and_hits_the_cache(
+    llm: LLM, hf_model: transformers.LlamaModel, question: str
+) -> None:
+    """The second turn's prompt begins with the first turn's prompt and reply, token for token: all of it that has K/V is
+    reused."""
+    llm.engine.flush_cache()
+    messages = [user(question)]
+    first = llm.chat(messages, GREEDY)[0]
+    messages += [{"role": "assistant", "content": first.text}, user("And then?")]
+    second = llm.chat(messages, GREEDY)[0]
+    for turn, output in ((messages[:1], first), (messages, second)):
+        prompt_ids = HF_TOKENIZER.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
+        wanted = transformers_reply(hf_model, prompt_ids)
+        assert output.token_ids == wanted
+        assert output.text == HF_TOKENIZER.decode(wanted, skip_special_tokens=True)
+    so_far = first.prompt_token_ids + first.token_ids
+    assert second.prompt_token_ids[: len(so_far)] == so_far
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == len(so_far) - 1
+
+
+def test_the_template_puts_each_turn_between_its_role_and_the_end_token() -> None:
+    turns = [user("a b"), {"role": "assistant", "content": "c"}, user("d")]
+    ids = HF_TOKENIZER.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert ids[0] == HF_TOKENIZER.bos_token_id
+    assert ids.count(HF_TOKENIZER.bos_token_id) == 1
+    assert ids.count(HF_TOKENIZER.eos_token_id) == 3
+    before = HF_TOKENIZER.apply_chat_template(turns)["input_ids"]
+    assert ids[: len(before)] == before
+    assert before[-1] == HF_TOKENIZER.eos_token_id
+    assert HF_TOKENIZER.decode(ids, skip_special_tokens=True) == "a bcd"
+    for length in (1, 2):  # each turn only appends
+        shorter = HF_TOKENIZER.apply_chat_template(turns[:length])["input_ids"]
+        assert before[: len(shorter)] == shorter
+
+
+def test_a_text_begins_with_the_begin_token_and_gets_no_end_token() -> None:
+    ids = HF_TOKENIZER("Once upon a time")["input_ids"]
+    assert HF_TOKENIZER.bos_token == "<s>"
+    assert ids[0] == HF_TOKENIZER.bos_token_id
+    assert HF_TOKENIZER.bos_token_id not in ids[1:]
+    assert HF_TOKENIZER.eos_token_id not in ids
+
+
+@pytest.mark.parametrize("text", ["1234567890", "12 + 345 = 357", "in 2024, 007 had 10000 cats", "a1b22c333"])
+def test_digits_are_split_one_by_one(text: str) -> None:
+    pieces = [HF_TOKENIZER.decode([token]) for token in HF_TOKENIZER(text)["input_ids"][1:]]
+    assert "".join(pieces) == text
+    assert not [piece for piece in pieces if len(re.findall(r"\d", piece)) > 1]
+    assert [piece.strip() for piece in pieces if re.search(r"\d", piece)] == re.findall(r"\d", text)
+
+
+@settings(max_examples=60)
+@given(st.text(max_size=40) | st.text(st.sampled_from("ab 1\n\t.,'é中😀"), max_size=40))
+def test_any_text_survives_encoding_and_decoding(text: str) -> None:
+    """Byte-level: no text is unknown. A begin token alone stands for nothing."""
+    assert HF_TOKENIZER.decode(HF_TOKENIZER(text)["input_ids"], skip_special_tokens=True) == text

@@ -1,0 +1,76 @@
+"""Requests that are served with and without drafts, and what of their outputs must be the same."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nanoinfer import LLM, RequestOutput, SamplingParams
+from tests.helpers.engines import step
+from tests.helpers.oracles import VOCAB
+
+Asked = list[tuple[Any, dict[str, Any]]]  # prompts, and SamplingParams of each; "adapter" among them goes to the engine
+STEM = np.random.default_rng(1).integers(0, VOCAB, 30).tolist()
+ASKED: Asked = [
+    (STEM[:12], {"temperature": 0}),
+    ([*STEM[:12], 3], {"temperature": 0, "logprobs": 2, "prompt_logprobs": True, "max_new_tokens": 30}),
+    (STEM[:20], {"seed": 1, "n": 3, "logprobs": 0}),
+    (STEM[3:9], {"seed": 2, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.3}),
+    (STEM[:16], {"seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.3, "min_p": 0.01, "logprobs": 3}),
+    ([7], {"temperature": 0, "stop_token_ids": list(range(0, VOCAB, 3)), "min_new_tokens": 9}),
+    ([7, 7, 7, 7], {"temperature": 0.2, "seed": 9, "logit_bias": {4: -100.0, 5: 2.0}, "max_new_tokens": 30}),
+    ([9, 9], {"seed": 6, "temperature": 3.0, "max_new_tokens": 1}),
+]
+
+
+def serve(llm: LLM, asked: Asked) -> list[RequestOutput]:
+    """The requests arrive one after another while others run; slots are checked after every step."""
+    engine, last = llm.engine, dict[int, RequestOutput]()
+    for prompt, fields in asked:
+        fields = {"max_new_tokens": 16, **fields}
+        adapter = fields.pop("adapter", None)
+        engine.add_request(prompt, SamplingParams(**fields), adapter=adapter)
+        last |= step(engine)
+    while engine.has_unfinished():
+        last |= step(engine)
+    return [last[request_id] for request_id in sorted(last)]
+
+
+def told(outputs: Sequence[RequestOutput]) -> list[Any]:
+    """Everything about them that does not depend on when they were computed, but for the log-probabilities' values."""
+    return [
+        (each.token_ids, each.text, each.finish_reason, each.stop_reason, [*map(list, each.logprobs or [])])
+        for output in outputs
+        for each in output.outputs
+    ]
+
+
+def values(outputs: Sequence[RequestOutput]) -> list[float]:
+    entries = [entry for output in outputs for each in output.outputs for entry in each.logprobs or []]
+    of_prompts = [value for output in outputs for value in output.prompt_logprobs or [] if value is not None]
+    return [value for entry in entries for value in entry.values()] + of_prompts
+
+
+def check_same(llm: LLM, outputs: Sequence[RequestOutput], plain: Sequence[RequestOutput]) -> None:
+    assert told(outputs) == told(plain)
+    stats = llm.engine.stats()
+    if stats.kernels == stats.attention_backend == "cpp":  # whose sums do not depend on the batch
+        assert values(outputs) == values(plain)
+    else:
+        assert values(outputs) == pytest.approx(values(plain), abs=1e-4)
+
+
+def noisy(path: Path, target: Path, scale: float = 0.08) -> Path:
+    """A copy of a checkpoint whose weights are a little different: a draft model that is right often, but not always."""
+    shutil.copytree(path, target)
+    generator = torch.Generator().manual_seed(5)
+    weights = load_file(path / "model.safetensors")
+    for name, weight in weights.items():
+        weights[name] = weight + scale * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    return target

@@ -1,0 +1,278 @@
+"""A cluster in virtual time: real trees and feeds, queues that are served one prompt at a time, and no model.
+
+Events and reports reach the routers late. Everything follows from what is fed in, so the same traffic gives the same run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
+from nanoinfer.cache.block_feed import BlockFeed
+from nanoinfer.cluster import LeastLoaded, PrefixHash, PrefixRouter, RoundRobin
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
+from tests.helpers.trees import make_cache, put
+
+COSTS = PassCosts(0.005, 0.001, 0.0005, 0.0)  # 1,000 prompt tokens per second
+Make = Callable[[Callable[[], float]], Policy]  # from a clock
+
+
+@dataclass
+class Done:
+    """What became of a request."""
+
+    replica: str
+    arrived: float
+    prompt_tokens: int
+    cached_tokens: int
+    first_token: float
+
+    @property
+    def waited(self) -> float:
+        return self.first_token - self.arrived
+
+
+@dataclass
+class FakeReplica:
+    """A tree and a queue. `lies`: it says it holds whatever it is asked for, but computes everything."""
+
+    name: str
+    size: int
+    lies: bool = False
+    queue: list[tuple[RoutedRequest, int]] = field(default_factory=list)  # and the router that has sent it
+    running: list[int] = field(default_factory=list)  # the routers that have sent them
+    is_busy: bool = False
+
+    def __post_init__(self) -> None:
+        self.tree = make_cache(self.size)
+        self.feed = BlockFeed(self.tree, 16, source=self.name, clock=lambda: 0.0)
+        self.sent = 0
+
+    def load(self, router: int) -> ReplicaLoad:
+        """What others than this router have sent."""
+        queue = [len(request.token_ids) for request, number in self.queue if number != router]
+        return ReplicaLoad(len(queue), sum(queue), sum(number != router for number in self.running))
+
+    def cached(self, request: RoutedRequest) -> int:
+        if self.lies:
+            return 0
+        return len(self.tree.match_prefix([*request.token_ids][:-1], request.extra_key).indices)
+
+    def keep(self, request: RoutedRequest) -> None:
+        missing = len(request.token_ids) - self.tree.token_to_kv_pool.available_size()
+        if missing > 0:
+            self.tree.evict(missing)
+        put(self.tree, [*request.token_ids], request.extra_key)
+        self.feed.cut()
+
+
+class FakeCluster:
+    """`routers` policies in front of `replicas` replicas; requests go to the routers in turn.
+
+    `event_s`: how late events are. `report_s`: how often loads are reported. `size`: slots of a tree.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        replicas: int = 4,
+        routers: int = 1,
+        size: int = 1 << 14,
+        event_s: float = 0.05,
+        report_s: float = 0.5,
+        liars: Sequence[str] = (),
+    ):
+        self.now, self._serial, self._events = 0.0, count(), list[tuple[float, int, Callable[[], None]]]()
+        self.routers = [make(lambda: self.now) for _ in range(routers)]
+        self.size, self.event_s, self.report_s, self.liars = size, event_s, report_s, liars
+        self.replicas: dict[str, FakeReplica] = {}
+        self.done: dict[str, Done] = {}
+        self.arrivals = 0
+        self.left = 0  # requests that have not ended
+        self.is_watched = False
+        self.spread: list[float] = []  # seconds of work: most minus least, at every arrival; if it is watched
+        self.retried = Counter[str]()
+        for i in range(replicas):
+            self.join(f"replica-{i}")
+
+    # --- what can happen -------------------------------------------------------------------------------------------
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        heappush(self._events, (seconds, next(self._serial), action))
+
+    def join(self, name: str) -> None:
+        self.replicas[name] = FakeReplica(name, self.size, name in self.liars)
+        for router in self.routers:
+            router.add_replica(name)
+        self.at(self.now + self.report_s, lambda: self._report(name))
+
+    def leave(self, name: str) -> None:
+        """It dies, and its requests are sent elsewhere."""
+        gone = self.replicas.pop(name)
+        for router in self.routers:
+            router.remove_replica(name)
+        for request, number in gone.queue:
+            self.retried[request.request_id] += 1
+            self._send(request, number)
+
+    def arrive(self, seconds: float, request: RoutedRequest) -> None:
+        number, self.arrivals, self.left = self.arrivals, self.arrivals + 1, self.left + 1
+
+        def act() -> None:
+            self._arrived[request.request_id] = self.now
+            if self.is_watched:
+                work = [self.seconds_of_work(replica) for replica in self.replicas.values()]
+                self.spread.append(max(work) - min(work))
+            self._send(request, number % len(self.routers))
+
+        self.at(seconds, act)
+
+    def run(self) -> "FakeCluster":
+        """Until every request has ended."""
+        self._arrived = dict[str, float]()
+        while self.left:
+            self.now, _, action = heappop(self._events)
+            action()
+        return self
+
+    # --- what came of it -------------------------------------------------------------------------------------------
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that was cached."""
+        done = self.done.values()
+        return sum(each.cached_tokens for each in done) / sum(each.prompt_tokens for each in done)
+
+    @property
+    def mean_wait(self) -> float:
+        """Seconds until the first token."""
+        return sum(each.waited for each in self.done.values()) / len(self.done)
+
+    def counts(self) -> Counter[str]:
+        """How many requests each replica had."""
+        return Counter(each.replica for each in self.done.values())
+
+    def seconds_of_work(self, replica: FakeReplica) -> float:
+        """Of the prompts that wait there, if they were served now."""
+        return sum(
+            COSTS.prefill_seconds(len(request.token_ids), replica.cached(request)) for request, _ in replica.queue
+        )
+
+    # --- how it works ----------------------------------------------------------------------------------------------
+
+    def _send(self, request: RoutedRequest, number: int) -> None:
+        replica = self.replicas[self.routers[number].choose(request)]
+        replica.queue.append((request, number))
+        if replica.lies:
+            self._claim(replica, request)
+        self._serve(replica)
+
+    def _serve(self, replica: FakeReplica) -> None:
+        if replica.is_busy or not replica.queue:
+            return
+        replica.is_busy = True
+        request, number = replica.queue[0]
+        cached, tokens = replica.cached(request), len(request.token_ids)
+        seconds = COSTS.extend_seconds(1, tokens - cached, 0)
+
+        def computed() -> None:
+            if self.replicas.get(replica.name) is not replica:
+                return
+            replica.queue.pop(0)
+            replica.is_busy = False
+            replica.running.append(number)
+            arrived = self._arrived[request.request_id]
+            self.done[request.request_id] = Done(replica.name, arrived, tokens, cached, self.now)
+            replica.keep(request)
+            self.at(self.now + self.event_s, lambda: self._tell(replica))
+            self.routers[number].note_first_token(request.request_id, cached)
+            self.at(self.now + request.max_new_tokens * COSTS.seconds_per_pass, ended)
+            self._serve(replica)
+
+        def ended() -> None:
+            replica.running.remove(number)
+            self.left -= 1
+            self.routers[number].note_end(request.request_id, request.max_new_tokens)
+
+        self.at(self.now + seconds, computed)
+
+    def _tell(self, replica: FakeReplica) -> None:
+        if self.replicas.get(replica.name) is not replica or replica.lies:
+            return
+        batches = replica.feed.since(replica.sent) or []
+        replica.sent += len(batches)
+        for router in self.routers:
+            for batch in batches:
+                assert router.note_events(replica.name, batch)
+
+    def _claim(self, replica: FakeReplica, request: RoutedRequest) -> None:
+        """A liar's tree holds it at once, by its own account, and it never says what it evicts."""
+        replica.keep(request)
+        batches = replica.feed.since(replica.sent) or []
+        replica.sent += len(batches)
+        for router in self.routers:
+            for batch in batches:
+                router.note_events(replica.name, batch)
+
+    def _report(self, name: str) -> None:
+        if name in self.replicas:
+            for number, router in enumerate(self.routers):
+                router.note_load(name, self.replicas[name].load(number))
+            self.at(self.now + self.report_s, lambda: self._report(name))
+
+
+# --- policies and traffic ------------------------------------------------------------------------------------------
+
+
+def router(**options: Any) -> Make:
+    return lambda clock: PrefixRouter(COSTS, clock=clock, **options)
+
+
+def request(name: str, tokens: list[int], max_new_tokens: int = 8, **fields: Any) -> RoutedRequest:
+    return RoutedRequest(name, tokens, max_new_tokens, **fields)
+
+
+def tokens_of(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 50_000, size=length).tolist()
+
+
+def stored(name: str, tokens: list[int], seq: int = 0) -> EventBatch:
+    return EventBatch(seq, 0.0, [BlockStored(block_hashes(tokens, 16), None, tokens, 16, None, None)], name)
+
+
+def chats(cluster: FakeCluster, users: int = 48, turns: int = 5, seconds: float = 1.5) -> None:
+    """Conversations under one of eight system prompts; a turn repeats everything before it."""
+    rng = np.random.default_rng(7)
+    systems = [tokens_of(100 + i, 200) for i in range(8)]
+    for user in range(users):
+        history, start = list(systems[user % 8]), float(rng.uniform(0, 4))
+        for turn in range(turns):
+            history = history + tokens_of(1000 * user + turn, 120)
+            cluster.arrive(start + turn * seconds, request(f"{user}.{turn}", history))
+
+
+POLICIES: dict[str, Make] = {
+    "round robin": lambda clock: RoundRobin(),
+    "least loaded": lambda clock: LeastLoaded(),
+    "prefix hash": lambda clock: PrefixHash(),
+    "prefix router": router(),
+}
+
+
+def burst(make: Make, size: int = 30, prefix_tokens: int = 1000, **options: Any) -> FakeCluster:
+    """Requests with one new prefix, all within the time that it takes to compute it."""
+    cluster = FakeCluster(make, **options)
+    prefix = tokens_of(1, prefix_tokens)
+    for i in range(size):
+        cluster.arrive(0.01 * i, request(f"{i}", prefix + tokens_of(50 + i, 20)))
+    return cluster.run()
+
+
+def times_computed(cluster: FakeCluster) -> int:
+    return sum(done.cached_tokens == 0 for done in cluster.done.values())

@@ -1,0 +1,48 @@
+"""Checkpoints to be loaded, as they are and changed, and what the tests of loading ask them."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from nanoinfer import LLM, SamplingParams
+
+Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], transformers.PreTrainedModel]
+Tensors = dict[str, torch.Tensor]
+
+PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
+GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def rewritten(source: Path, target: Path, change: Callable[[Tensors], object]) -> Path:
+    """A copy of a checkpoint with `change` done to its tensors."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def shard(path: Path, *files: Tensors) -> None:
+    """Put these tensors, a dictionary a file, in the place of what `path` holds."""
+    (path / "model.safetensors").unlink(missing_ok=True)
+    weight_map = {}
+    for i, tensors in enumerate(files):
+        save_file(tensors, path / f"part-{i}.safetensors")
+        weight_map.update(dict.fromkeys(tensors, f"part-{i}.safetensors"))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def tokens_of(model: Path | str, **options: object) -> list[int]:
+    return LLM(model, max_total_tokens=64, **options).generate(PROMPT, GREEDY)[0].token_ids  # type: ignore[arg-type]

@@ -1,0 +1,36 @@
+"""The processes of a split model, as tests look at them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.parallel.members import StartedRanks
+from nanoinfer.parallel.ranks import Ranks
+from tests.helpers.waiting import until
+
+PROMPT = "Once upon a time"
+PARAMS = SamplingParams(max_new_tokens=12, temperature=0)
+
+
+def ranks_of(llm: LLM) -> Ranks:
+    return llm.engine.model_runner._ranks  # type: ignore[attr-defined, no-any-return]
+
+
+def pids_of(llm: LLM) -> list[int]:
+    members = ranks_of(llm).members
+    assert isinstance(members, StartedRanks)
+    return members.pids
+
+
+def lives(pid: int) -> bool:
+    """Whether a process computes or waits: what has ended, and nobody has asked for how, does not count."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def until_ended(pids: Iterable[int]) -> None:
+    """Wait until none of these processes lives."""
+    until(lambda: not any(map(lives, pids)), "the end of the ranks")

@@ -1,0 +1,182 @@
+"""A Ray of three nodes on this machine, a cluster of nanoinfer in it, and ways to damage both."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, STARTS, prepare_environment, start_serve
+from nanoinfer.engine import Engine
+from tests.helpers.waiting import HANG_S, until
+
+prepare_environment()
+WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "without_slow_imports"
+ROOT = Path(__file__).parent.parent.parent
+os.environ["PYTHONPATH"] = os.pathsep.join((str(WITHOUT_SLOW_IMPORTS), str(ROOT)))  # of Ray's processes
+
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from nanoinfer.cluster.serve.applications import fleet_arguments  # noqa: E402
+from nanoinfer.cluster.serve.fleets import fleet_named  # noqa: E402
+from nanoinfer.cluster.serve.links import ServeReplicas  # noqa: E402
+from nanoinfer.cluster.serve.messages import Addressed  # noqa: E402
+from nanoinfer.cluster.serve.settings import ClusterSettings  # noqa: E402
+
+NOTICES_SOON = {  # that a node is gone, whose connections are refused; one that is only slow has time
+    "health_check_initial_delay_ms": 2000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 30_000,
+    "health_check_failure_threshold": 4,
+}
+
+
+class ThreeNodes:
+    """A head without processors, and two nodes with two each, for the replicas. More can be added."""
+
+    def __init__(self) -> None:
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": NOTICES_SOON}
+        self.cluster, self.nodes = Cluster(), list[Any]()
+        try:
+            self._add(**head)
+            self.nodes += [self.add_node(), self.add_node()]
+            ray.init(address=self.cluster.address, namespace="tests", log_to_driver=False, logging_level="ERROR")
+        except BaseException:
+            self.shut_down()
+            raise
+
+    def add_node(self) -> Any:
+        return self._add(num_cpus=2)
+
+    def _add(self, **options: Any) -> Any:
+        """A node; once more if its helpers did not load in time, as happens beside other tests."""
+        for attempt in range(STARTS):
+            try:
+                return self.cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **options)
+            except Exception:
+                if attempt == STARTS - 1:
+                    raise
+                if self.cluster.head_node is None:
+                    kill_children()  # of the head that did not start
+        raise AssertionError("unreachable")
+
+    def kill_node(self, node_id: str) -> None:
+        """End a node and all its processes, at once."""
+        (node,) = (node for node in self.nodes if node.node_id == node_id)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def shut_down(self) -> None:
+        try:
+            if ray.is_initialized():
+                serve.shutdown()
+        finally:
+            ray.shutdown()
+            self.cluster.shutdown()
+            kill_children()
+
+
+def kill_children() -> None:
+    """Kill the processes of Ray that this process has started and that are left."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if not folder.name.isdigit():
+                continue
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and "/ray/" in (folder / "cmdline").read_text():
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:  # it has ended meanwhile
+            continue
+
+
+@contextmanager
+def three_nodes(port: int) -> Iterator[ThreeNodes]:
+    nodes = ThreeNodes()
+    try:
+        start_serve(port=port)
+        yield nodes
+    finally:
+        nodes.shut_down()
+
+
+class Watcher:
+    """Looks into the replicas of a cluster from the test's process, and damages them."""
+
+    def __init__(self, settings: ClusterSettings):
+        self.fleet = fleet_named(**fleet_arguments(settings))
+        self._links = ServeReplicas(settings.replicas_name, self.fleet)
+
+    def names(self) -> list[str]:
+        """The replicas that there are; waits until Serve has said so."""
+        until(lambda: bool(self._ask_any()), "an answer of a replica")
+        return sorted(self.fleet.replicas)
+
+    def _ask_any(self) -> Any:
+        async def ask() -> Any:
+            return await self._links.describe(HANG_S)
+
+        return asyncio.run(ask())
+
+    def visit(self, name: str, function: Callable[[Engine], Any]) -> Any:
+        """What `function` returns in the engine's thread of this replica."""
+
+        async def ask() -> Any:
+            return await self._links.ask("visit", Addressed(name, content=function), HANG_S)
+
+        return asyncio.run(ask())
+
+    def send(self, name: str, function: Callable[[Engine], Any]) -> None:
+        """As `visit`, for functions that never return."""
+
+        async def ask() -> Any:
+            return await self._links.ask("visit", Addressed(name, content=function), 5)
+
+        try:
+            asyncio.run(ask())
+        except Exception:  # the replica cannot answer any more
+            return
+
+    def busy(self, least: int = 1) -> str:
+        """The name of a replica that runs at least so many requests; waits for one."""
+        found: list[str] = []
+
+        def look() -> bool:
+            found[:] = [name for name in self.names() if self.visit(name, running) >= least]
+            return bool(found)
+
+        until(look, f"a replica that runs {least} requests")
+        return found[0]
+
+
+def running(engine: Engine) -> int:
+    return len(engine.scheduler.running)
+
+
+def node_of(engine: Engine) -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def die_at_work(engine: Engine) -> bool:
+    """Kill the process, if it has something to do. False if it has not."""
+    if engine.scheduler.running:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return False
+
+
+def freeze_at_work(engine: Engine) -> bool:
+    """Stop the process between two steps, if it has something to do."""
+    if engine.scheduler.running:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return False
+
+
+def hang_at_work(engine: Engine) -> bool:
+    """The engine's thread stays in here, if it has something to do; the process says all the same that it lives."""
+    if engine.scheduler.running:
+        time.sleep(HANG_S)
+    return False

@@ -1,0 +1,59 @@
+"""How tests wait: for a condition, never for an amount of time. `HANG_S` only ends what hangs."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+HANG_S = 120.0  # whoever waits so long waits for ever
+PAUSE_S = 0.001  # between two looks
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str = "the condition") -> T:
+    """Look again and again until `condition()` is true; returns what it returned."""
+    end = time.monotonic() + HANG_S
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what} never comes true"
+        time.sleep(PAUSE_S)
+    return value
+
+
+async def until_async(condition: Callable[[], T], what: str = "the condition") -> T:
+    """`until`, while the event loop goes on."""
+    end = time.monotonic() + HANG_S
+    while not (value := condition()):
+        assert time.monotonic() < end, f"{what} never comes true"
+        await asyncio.sleep(PAUSE_S)
+    return value
+
+
+def run(test: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function in a new event loop; a test that hangs ends after `HANG_S`."""
+    return asyncio.run(asyncio.wait_for(test(), timeout=HANG_S))
+
+
+class Worker(threading.Thread):
+    """A thread that calls a function at once. `result()` returns what it returned, or raises what it raised."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        super().__init__(daemon=True)
+        self._function, self._args = function, args
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function(*self._args)
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(HANG_S)
+        assert not self.is_alive(), "a thread hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,178 @@
+"""Does the quick ring notice when a line of the engine is wrong? `python -m tests.mutations --count 60`.
+
+Each trial changes one place of one file (a comparison, a sum, a condition, a number, a call that is left out) in a copy of
+the repository and runs the quick ring there until the first failure: the unit tests first, since they find most. What
+survives is printed with its line; some of it cannot be noticed, because the changed line means the same. The trials follow
+from `--seed`; `--state FILE` keeps what is known, so that the same command goes on where it was stopped.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (
+    "nanoinfer/engine.py",
+    "nanoinfer/batch.py",
+    "nanoinfer/scheduling",
+    "nanoinfer/cache",
+    "nanoinfer/sampling",
+)
+COPIED = (
+    "nanoinfer",
+    "notebooks",
+    "tests",
+    "data",
+    "pyproject.toml",
+    "requirements.txt",
+    "README.md",
+    "LICENSE",
+    ".ci",
+)
+STAGES = (["tests/unit"], ["tests", "--ignore=tests/unit"])
+HANG_S = 1800.0  # a mutant that loops for ever is noticed by this
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.Add,
+}  # fmt: skip
+
+
+class Mutation(NamedTuple):
+    """One changed place: the file, the line's number, the line as it was and the text of the whole changed file."""
+
+    file: str
+    line: int
+    what: str
+    text: str
+
+
+def mutants_of(node: ast.AST) -> Iterator[ast.AST]:
+    """What could stand in the place of a node, each wrong in one thing."""
+    changed = copy.deepcopy(node)
+    if isinstance(changed, ast.Compare) and type(changed.ops[0]) in COMPARISONS:
+        changed.ops[0] = COMPARISONS[type(changed.ops[0])]()
+        yield changed
+    elif isinstance(changed, ast.BinOp | ast.AugAssign) and type(changed.op) in OPERATORS:
+        changed.op = OPERATORS[type(changed.op)]()
+        yield changed
+    elif isinstance(changed, ast.BoolOp):
+        changed.op = ast.Or() if isinstance(changed.op, ast.And) else ast.And()
+        yield changed
+    elif isinstance(changed, ast.If | ast.IfExp | ast.While):
+        changed.test = ast.UnaryOp(ast.Not(), changed.test)
+        yield changed
+    elif isinstance(changed, ast.Constant) and type(changed.value) in (int, bool):
+        changed.value = not changed.value if isinstance(changed.value, bool) else changed.value + 1
+        yield changed
+    elif isinstance(changed, ast.Expr) and isinstance(changed.value, ast.Call):
+        yield ast.Pass()
+
+
+def mutations_of(path: Path) -> list[Mutation]:
+    """All single-place mutations of what the functions of a file do."""
+    source = path.read_text()
+    lines, found = source.splitlines(keepends=True), []
+    tree = ast.parse(source)
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for statement in function.body:
+            for node in ast.walk(statement):
+                end = getattr(node, "end_lineno", None)
+                if end is None or (node.lineno != end and not isinstance(node, ast.If | ast.While)):
+                    continue
+                for mutant in mutants_of(node):
+                    target = (node.test, mutant.test) if isinstance(mutant, ast.If | ast.While) else (node, mutant)
+                    if target[0].lineno != target[0].end_lineno:
+                        continue
+                    row, text = _replaced(lines, target[0], ast.unparse(ast.fix_missing_locations(target[1])))
+                    what = f"{lines[row].strip()}  ->  {text.strip()}"
+                    changed = "".join([*lines[:row], text, *lines[row + 1 :]])
+                    found.append(Mutation(str(path.relative_to(ROOT)), row + 1, what, changed))
+    return list({(mutation.line, mutation.text): mutation for mutation in found}.values())
+
+
+def _replaced(lines: list[str], node: ast.AST, text: str) -> tuple[int, str]:
+    """The row of a node and the line with `text` in its place. Offsets of syntax trees count bytes."""
+    row = node.lineno - 1
+    line = lines[row].encode()
+    parenthesized = text if isinstance(node, ast.Expr | ast.Constant | ast.AugAssign) else f"({text})"
+    return row, (line[: node.col_offset] + parenthesized.encode() + line[node.end_col_offset :]).decode()
+
+
+def chosen(count: int, seed: int, places: list[str]) -> list[Mutation]:
+    """So many mutations, spread over the files by how many each allows."""
+    files = [file for place in places for file in (sorted((ROOT / place).rglob("*.py")) or [ROOT / place])]
+    return random.Random(seed).sample([mutation for file in files for mutation in mutations_of(file)], count)
+
+
+def killed_by(mutation: Mutation, copied: Path, processes: int) -> str | None:
+    """What failed first with this mutation; None when the quick ring passes."""
+    target = copied / mutation.file
+    kept = target.read_text()
+    target.write_text(mutation.text)
+    try:
+        for places in STAGES:
+            command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", *places]
+            command += ["-n", str(processes)] if processes > 1 else []
+            environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
+            try:
+                done = subprocess.run(
+                    command, cwd=copied, env=environment, capture_output=True, text=True, timeout=HANG_S
+                )
+            except subprocess.TimeoutExpired:
+                return "it hangs"
+            if done.returncode:
+                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return (failed or done.stdout.splitlines()[-1:] or [f"exit code {done.returncode}"])[0][:140]
+        return None
+    finally:
+        target.write_text(kept)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Try the mutations; 1 when fewer than `--at-least` of them were noticed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=60, help="of mutations")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--places", nargs="+", default=list(FILES), help="files and folders to change")
+    parser.add_argument("--processes", type=int, default=2, help="for the tests")
+    parser.add_argument("--at-least", type=float, default=0.92, help="share that must be noticed")
+    parser.add_argument("--state", type=Path, help="file to keep what is known in")
+    args = parser.parse_args(argv)
+    known: dict[str, str | None] = json.loads(args.state.read_text()) if args.state and args.state.is_file() else {}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        for name in COPIED:
+            source, target = ROOT / name, Path(folder) / name
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignored) if source.is_dir() else shutil.copy(source, target)
+        mutations = chosen(args.count, args.seed, args.places)
+        for number, mutation in enumerate(mutations, 1):
+            name = f"{mutation.file}:{mutation.line}: {mutation.what}"
+            if name not in known:
+                known[name] = killed_by(mutation, Path(folder), args.processes)
+                if args.state:
+                    args.state.write_text(json.dumps(known, indent=1))
+            print(
+                f"{number:3} {'noticed ' if known[name] else 'SURVIVED'} {name}\n      {known[name] or ''}", flush=True
+            )
+    noticed = sum(verdict is not None for verdict in known.values())
+    print(f"{noticed} of {len(known)} noticed: {noticed / len(known):.0%}")
+    return 0 if noticed >= args.at_least * len(known) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

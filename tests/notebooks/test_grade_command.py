@@ -1,0 +1,84 @@
+"""`python -m notebooks.grade`."""
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from notebooks.grade import main
+from tests.helpers.waiting import HANG_S
+from tests.sample_series import code, notebook, save, series
+
+
+@pytest.mark.slow
+def test_no_submission_hides_another(checks_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [
+        save(tmp_path, "anna.ipynb", series({"90.1": "def lowest(free, n):\n    return free"})),
+        save(tmp_path, "ben.ipynb", notebook(code("print(1)"))),
+    ]
+    for name, text in (("cem.ipynb", "{"), ("dora.ipynb", '{"cells": [3]}'), ("eve.ipynb", "\udcff")):
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+        files.append(tmp_path / name)
+    arguments = ["--checks", str(checks_folder), "--csv", str(tmp_path / "marks.csv"), "--verbose", "--names"]
+    arguments += ["--jobs", "2", "--timeout", str(HANG_S), "--total", str(20 * HANG_S)]
+    assert main([*map(str, files), *arguments]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in out[:2]] == [
+        ["file", "90.1", "90.2", "90.3", "of", "4", "notes"],
+        ["anna.ipynb", "0", "1", "1", "2", "90.1", "wrong"],
+    ]
+    assert "The lowest go first." in out[2]
+    assert any("90.1  The lowest first (2)" in line for line in out)
+    assert [line.split(maxsplit=1)[1] for line in out if line.startswith("ben")] == ["holds no exercise"]
+    unreadable = [line for line in out if "cannot be read" in line]
+    assert [line.split()[0] for line in unreadable] == ["cem.ipynb", "dora.ipynb", "eve.ipynb"]
+    with (tmp_path / "marks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["file"], row["exercise"], row["points"], row["of"]) for row in rows[:3]] == [
+        ("anna.ipynb", "90.1", "0", "2"),
+        ("anna.ipynb", "90.2", "1", "1"),
+        ("anna.ipynb", "90.3", "1", "1"),
+    ]
+    assert len(rows) == 3 + 4
+
+
+def test_submissions_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [save(tmp_path / name, "04.ipynb", notebook(code("print(1)"))) for name in ("anna", "ben")]
+    assert main([*map(str, files)]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["file", "anna/04.ipynb", "ben/04.ipynb"]
+
+
+def test_names_that_a_spreadsheet_or_a_terminal_would_obey_are_made_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = os.fsencode(tmp_path) + b"/=cmd()\xff\n\x1b[2J.ipynb"
+    Path(os.fsdecode(path)).write_text('{"worksheets": [], "nbformat": 3}')
+    assert main([os.fsdecode(path), "--csv", str(tmp_path / "marks.csv")]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split(maxsplit=1) == [
+        "=cmd()???[2J.ipynb",
+        "cannot be read: is not a notebook of format 4 (format 3: open and save it in Jupyter)",
+    ]
+    with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row["file"] == "'=cmd()???[2J.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([__file__, "--csv", "nowhere/marks.csv"], "nowhere"),
+        ([__file__, "--memory", "0"], "--memory"),
+        (["nowhere.ipynb"], "nowhere.ipynb"),
+        ([__file__, "--timeout", "0"], "--timeout"),
+        ([__file__, "--checks", "nowhere"], "nowhere"),
+        ([], "notebook.ipynb"),
+    ],
+)
+def test_usage_errors_are_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""Replicas in virtual time: real tokens and hits, a clock that is computed, and a death after which nothing is missing."""
+
+import pytest
+
+from nanoinfer.cluster import LeastLoaded, PrefixRouter, RoundRobin
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.teaching.replicas import COSTS, Chat, ClusterRun, compare_runs, serve_chats
+
+COST = PassCosts(1.0, 0.125, 0.0, 0.0)
+ONE, OTHER = list(range(10, 50)), list(range(60, 100))
+CHATS = [
+    Chat("one", ONE, [[3, 4], [5, 6]], new_tokens=4),
+    Chat("two", ONE, [[7, 8]], at=2.0, new_tokens=4),
+    Chat("three", OTHER, [[9]], at=2.0, new_tokens=4),
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> ClusterRun:
+    return serve_chats(CHATS[:1], RoundRobin(), replicas=["A"], costs=COST)
+
+
+def test_a_pass_takes_what_its_costs_say(alone: ClusterRun) -> None:
+    first, second = alone.served
+    assert first.ttft == 1 + 42 * 0.125
+    assert first.end_at == first.first_token_at + 3
+    assert second.at == first.end_at + 1.0, "its pause"
+    new = len(second.prompt) - second.cached_tokens
+    assert second.ttft == 1 + new * 0.125
+    assert [each.end - each.start for each in alone.passes["A"][:2]] == [6.25, 1.0]
+
+
+def test_each_prompt_is_all_that_was_said_and_what_the_tree_has_of_it_is_found(alone: ClusterRun) -> None:
+    first, second = alone.served
+    assert second.prompt == [*ONE, 3, 4, *first.token_ids, 5, 6]
+    assert second.cached_tokens >= len(first.prompt)
+    assert alone.computed == sum(len(each.prompt) - each.cached_tokens for each in alone.served)
+    assert alone.hit_rate == second.cached_tokens / (len(first.prompt) + len(second.prompt))
+
+
+def test_where_requests_go_changes_no_token() -> None:
+    runs = [serve_chats(CHATS, policy, replicas=names) for policy, names in (
+        (RoundRobin(), "A"), (LeastLoaded(), "AB"), (lambda clock: PrefixRouter(COSTS, clock=clock), "ABC")
+    )]  # fmt: skip
+    assert runs[0].tokens() == runs[1].tokens() == runs[2].tokens()
+    assert [each.replicas for each in runs[1].served][:2] == [["A"], ["B"]]
+
+
+def test_the_requests_of_a_replica_that_dies_go_on_elsewhere_with_the_same_tokens() -> None:
+    whole = serve_chats(CHATS, RoundRobin(), replicas="AB", costs=COST)
+    for when, done in ((1.0, 0), (6.5, 1), (13.0, 1)):
+        run = serve_chats(CHATS, RoundRobin(), replicas="AB", costs=COST, dies=("A", when))
+        assert run.tokens() == whole.tokens(), when
+        assert all(len(each.token_ids) == 4 for each in run.served)
+        assert run.served[0].replicas == ["A", "B"]
+        assert all(each.end <= when for each in run.passes["A"])
+        assert all(each.replicas[-1] == "B" for each in run.served)
+        assert run.served[0].done == done
+
+
+def test_a_router_is_told_later_where_reports_take_time() -> None:
+    class Told(RoundRobin):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches = list[tuple[str, int]]()
+
+        def note_events(self, replica: str, batch: object) -> bool:
+            self.batches.append((replica, batch.seq))  # type: ignore[attr-defined]
+            return len(self.batches) != 1  # the first time, as if one were missing
+
+        def note_snapshot(self, replica: str, snapshot: object) -> None:
+            self.batches.append((replica, -1))
+
+    policy = Told()
+    serve_chats(CHATS[:1], policy, replicas=["A"], report_seconds=0.5)
+    assert policy.batches[:2] == [("A", 0), ("A", -1)]
+    assert [seq for _, seq in policy.batches[2:]] == list(range(1, len(policy.batches) - 1))
+
+
+def test_compare_prints_one_line_per_run(capsys: pytest.CaptureFixture[str], alone: ClusterRun) -> None:
+    compare_runs({"alone": alone})
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["requests", "per", "replica"]
+    assert line.split()[:2] == ["alone", "2"]

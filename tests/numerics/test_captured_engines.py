@@ -1,0 +1,95 @@
+"""Engines whose decode passes are captured: the same tokens as without, and a reason where they cannot be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.model.layers.logits_processor import Likeliest
+from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.kernels import need_cpp
+
+Checkpoint = Callable[..., Path]
+PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    need_cpp("float32")
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [out.token_ids for out in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_the_same_with_and_without(family: str, checkpoint: Checkpoint):
+    captured, eager = (LLM(checkpoint(family), capture=capture, max_total_tokens=200) for capture in (True, False))
+    assert tokens(captured) == tokens(eager) == tokens(captured)
+    passes = captured.engine.model_runner.captured
+    assert passes is not None
+    assert set(passes.passes) == {(1, 1, False), (3, 1, True)}  # the first tells whether passes can be captured
+    assert eager.engine.model_runner.captured is None
+    assert captured.engine.stats().capture == "yes"
+    assert eager.engine.stats().capture == "no (capture=False)"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_tokens_are_found_without_storing_the_logits(
+    dtype: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    """Unless a request needs the logits for something else: then they are all there, and the tokens are the same."""
+    need_cpp(dtype)
+    llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
+    passes = llm.engine.model_runner.captured
+    assert passes is not None
+    sample, kinds = llm.engine.sampler.sample, []
+    monkeypatch.setattr(llm.engine.sampler, "sample", lambda got, reqs: kinds.append(type(got)) or sample(got, reqs))
+    found = tokens(llm)
+    assert kinds == [torch.Tensor] + [Likeliest] * 11
+    assert [shape for shape, each in passes.passes.items() if each.program.outputs[0].ndim == 1] == [(3, 1, True)]
+    for more in ({"logprobs": 2}, {"logit_bias": {5: 0.0001}}, {"repetition_penalty": 1.0001}, {"min_new_tokens": 12}):
+        params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, **more)
+        assert [out.token_ids for out in llm.generate(PROMPTS, params, use_tqdm=False)] == found
+        assert set(kinds[12:]) == {torch.Tensor}
+    assert set(passes.passes) == {(3, 1, True), (3, 1, False)}
+
+
+@pytest.mark.parametrize("options", [{"kernels": "torch"}, {"attention_backend": "torch_native"}])
+def test_what_cannot_be_captured_runs_as_before_and_says_why(options: dict[str, str], checkpoint: Checkpoint):
+    llm = LLM(checkpoint("llama"), **options)
+    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
+    ((_option, value),) = options.items()
+    assert value in llm.engine.stats().capture
+    assert "only" in llm.engine.stats().capture
+    with pytest.raises(KernelsUnavailableError, match=f"capture=True: .*{value}"):
+        LLM(checkpoint("llama"), capture=True, **options)
+
+
+def test_a_kind_of_weights_that_torch_computes_is_found_out_in_the_first_pass(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    from nanoinfer.model.layers.linear_weights import DenseWeights
+    from nanoinfer.registry import QUANTIZATIONS
+
+    class Doubled(DenseWeights):
+        def multiply(self, x: torch.Tensor) -> torch.Tensor:
+            return super().multiply(x) * 2 / 2
+
+    monkeypatch.setitem(QUANTIZATIONS, "doubled", Doubled)
+    llm = LLM(checkpoint("llama"), quantization="doubled")
+    assert tokens(llm) == tokens(LLM(checkpoint("llama")))
+    assert llm.engine.stats().capture == "no (torch computes mul)"
+    with pytest.raises(KernelsUnavailableError, match="capture=True: torch computes mul"):
+        LLM(checkpoint("llama"), quantization="doubled", capture=True)
+
+
+@pytest.mark.parametrize("capture", ["yes", 1, 0, None, "True"])
+def test_other_values_are_refused(capture: Any):
+    with pytest.raises(ValueError, match=f"capture={capture!r}: must be auto, True or False"):
+        LLM("no/such-model", capture=capture)

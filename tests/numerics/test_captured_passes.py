@@ -1,0 +1,329 @@
+"""Captured decode passes: the same bits as the passes they were recorded from, for any batch, on memory of their own."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.kernels.program import NotCapturableError, Program
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.layers.logits_processor import Likeliest
+from nanoinfer.model.loader import load_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.model.verify import DecodeRows
+from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.kernels import CPU, DTYPES, need_cpp
+from tests.helpers.waiting import Worker
+
+Checkpoint = Callable[..., Path]
+WIDTH, SLOTS = 64, 900
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    need_cpp("float32")
+
+
+def make_runner(path: Path, dtype: torch.dtype = torch.float32, rows: int = 24) -> ModelRunner:
+    loaded = load_model(path, dtype)
+    backend = select_attention_backend("cpp", dtype, CPU)
+    return ModelRunner(loaded.model, ReqToTokenPool(rows, WIDTH), loaded.new_kv_pool(SLOTS), backend)
+
+
+class Sequences:
+    """Sequences of random lengths with K/V in scattered slots of a runner's pool."""
+
+    def __init__(self, runner: ModelRunner, count: int, num_new: int = 1, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.runner, self.num_new = runner, num_new
+        self.rows = torch.from_numpy(rng.permutation(24)[:count].astype(np.int32))
+        self.lens = torch.from_numpy(rng.integers(num_new + 1, 30, count).astype(np.int32))
+        slots = rng.permutation(SLOTS).astype(np.int32)
+        table = runner.req_to_token_pool.req_to_token
+        for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
+            table[row, :length] = torch.from_numpy(slots[i * 30 : i * 30 + length])
+            prefix = length - num_new
+            ids = torch.from_numpy(rng.integers(3, 300, prefix))
+            runner.forward_extend(ids, [row], [prefix], [0], table[row, :prefix])
+        self.ids = torch.from_numpy(rng.integers(3, 300, count * num_new))
+        lines = zip(self.rows.tolist(), self.lens.tolist(), strict=True)
+        self.slots = torch.cat([table[row, length - num_new : length] for row, length in lines])
+
+    def eager(self) -> torch.Tensor:
+        """Logits of all new tokens, computed layer by layer in Python."""
+        prefixes = self.lens - self.num_new
+        mode = ForwardMode.DECODE if self.num_new == 1 else ForwardMode.EXTEND
+        metadata = InputMetadata.create(self.runner, 1, mode, self.rows, self.lens, prefixes, self.slots)
+        metadata.logit_rows = None
+        return self.runner.run(self.ids, metadata).logits
+
+    def captured(self, passes: CapturedPasses) -> torch.Tensor:
+        logits = passes.forward(self.ids, self.rows, self.lens, self.slots, self.num_new)
+        assert isinstance(logits, torch.Tensor), passes.reason
+        return logits.clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bits_are_those_of_the_pass_it_was_recorded_from(family: str, dtype: torch.dtype, checkpoint: Checkpoint):
+    need_cpp(dtype)
+    runner = make_runner(checkpoint(family), dtype)
+    passes = CapturedPasses(runner)
+    for seed in range(3):  # the first one records
+        some = Sequences(runner, 5, seed=seed)
+        assert torch.equal(some.captured(passes), some.eager())
+    assert len(passes.passes) == 1
+
+
+@pytest.mark.parametrize("num_new", [2, 4])
+def test_several_new_tokens_per_request(num_new: int, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("qwen3"))
+    passes = CapturedPasses(runner)
+    for seed in range(3):
+        some = Sequences(runner, 3, num_new, seed)
+        assert torch.equal(some.captured(passes), some.eager())
+
+
+def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes = CapturedPasses(runner)
+    Sequences(runner, 20, seed=1).captured(passes)
+    some = Sequences(runner, 17, seed=2)
+    expected = some.eager()
+    pool = runner.token_to_kv_pool
+    before = [pool.get_key_buffer(layer).clone() for layer in range(3)]
+    assert torch.equal(some.captured(passes), expected)
+    assert list(passes.passes) == [(20, 1, False)]
+    assert all(torch.equal(pool.get_key_buffer(layer), before[layer]) for layer in range(3))
+    metadata = passes.passes[20, 1, False].metadata
+    assert metadata.out_cache_loc[17:].tolist() == [-1] * 3
+    assert metadata.positions[17:].tolist() == metadata.seq_lens[17:].tolist() == [0] * 3
+    assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("count", "likeliest"), [(1, True), (3, True), (3, False), (17, False)])
+def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
+    count: int, likeliest: bool, dtype: torch.dtype, checkpoint: Checkpoint
+) -> None:
+    """Some greedy, some drawn; each request stops at its own count, and what is behind stays as it was."""
+    need_cpp(dtype)
+    steps, rng = 4, np.random.default_rng(count)
+    counts = rng.integers(1, steps + 1, count)
+    counts[0] = steps
+    temperatures = np.zeros(count, np.float32) if likeliest else rng.choice([0.0, 0.7, 1.5], count).astype(np.float32)
+    numbers = rng.random((steps, count))
+    runner = make_runner(checkpoint("llama"), dtype)
+    passes, table = CapturedPasses(runner), runner.req_to_token_pool.req_to_token
+    some = Sequences(runner, count)
+    free = np.setdiff1d(np.arange(SLOTS), table.numpy())[: steps * count].astype(np.int32).reshape(count, steps)
+    for row, length, slots in zip(some.rows.tolist(), some.lens.tolist(), free, strict=True):
+        table[row, length : length + steps] = torch.from_numpy(slots)
+    batch = DecodeRows(some.ids, some.rows, some.lens, some.slots, only_likeliest=likeliest)
+    assert passes.run_ahead(batch, counts, temperatures, numbers) is None, "nothing is captured yet"
+
+    kernels, wanted, ids, lens, slots = runner.model.kernels, [], some.ids, some.lens, some.slots
+    for step in range(steps):
+        found = passes.forward(ids, some.rows, lens, slots, 1, likeliest, coarse=True)
+        if isinstance(found, Likeliest):
+            tokens = found.token_ids.clone()
+        else:
+            tokens = kernels.draw(found.float(), temperatures, numbers[step])[0]
+        wanted.append(tokens)
+        ids, lens, slots = tokens, lens + 1, torch.from_numpy(free[:, step].copy())
+    pool = runner.token_to_kv_pool
+    kept = [pool.get_key_buffer(layer).clone() for layer in range(3)]
+    beyond = [slot for i in range(count) for slot in free[i, counts[i] - 1 :]]
+    for layer in range(3):
+        pool.get_key_buffer(layer)[free.reshape(-1)] = 7.0
+
+    got = passes.run_ahead(batch, counts, temperatures, numbers)
+    assert got is not None
+    assert got.shape == (steps, count)
+    for i in range(count):
+        assert got[: counts[i], i].tolist() == [int(tokens[i]) for tokens in wanted[: counts[i]]]
+    for layer in range(3):
+        after = pool.get_key_buffer(layer)
+        within = np.setdiff1d(free, beyond)
+        assert torch.equal(after[within], kept[layer][within])
+        assert (after[beyond] == 7.0).all(), "the last token has no K/V yet"
+
+
+def test_passes_of_drafts_have_few_sizes() -> None:
+    sizes = [coarse_size(n) for n in range(1, 257)]
+    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    assert all(n <= size <= 1.5 * n for n, size in enumerate(sizes, start=1))
+
+
+def test_sizes_are_exact_for_small_batches_and_rounded_for_large_ones():
+    assert [padded_size(n) for n in (1, 2, 15, 16, 17, 20, 21, 64, 65, 100)] == [1, 2, 15, 16, 20, 20, 24, 64, 80, 112]
+
+
+def test_a_row_that_has_ended_stores_nothing(checkpoint: Checkpoint):
+    """Its slot is −1, as `advance_step` leaves padding, but it still has a sequence."""
+    runner = make_runner(checkpoint("llama"))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 3)
+    expected = some.captured(passes)
+    pool = runner.token_to_kv_pool
+    slot = int(some.slots[1])
+    kept = pool.get_key_buffer(0)[slot].clone()
+    some.ids[1] = 299
+    some.slots[1] = -1
+    logits = some.captured(passes)
+    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
+    assert torch.equal(pool.get_key_buffer(0)[slot], kept)
+
+
+def test_another_model_in_the_runner_is_noticed(checkpoint: Checkpoint):
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=16))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 2)
+    some.captured(passes)
+    runner.model = other.model
+    assert torch.equal(some.captured(passes), some.eager())
+    runner.model = lambda *args: other.model(*args)
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    assert "its kernels are function" in passes.reason
+
+
+def test_other_weights_in_a_layer_are_noticed_and_the_earlier_ones_are_not_read_any_more(checkpoint: Checkpoint):
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("llama", seed=1))
+    passes = CapturedPasses(runner)
+    some = Sequences(runner, 2)
+    before = some.captured(passes)
+    runner.model.model.layers[1].mlp.down_proj.weights = other.model.model.layers[1].mlp.down_proj.weights
+    after = some.captured(passes)
+    assert torch.equal(after, some.eager())
+    assert not torch.equal(after, before)
+
+
+def test_forward_hooks_are_called_in_every_pass_while_there_are_any(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes, called = CapturedPasses(runner), []
+    some = Sequences(runner, 2)
+    some.captured(passes)
+    hook = runner.model.model.norm.register_forward_pre_hook(lambda *_: called.append(1))
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    hook.remove()
+    some.captured(passes)
+    assert not passes.reason
+
+
+def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
+    runner, seen = make_runner(checkpoint("llama")), []
+    some, captured = Sequences(runner, 2), CapturedPass(runner, 2)
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        signal.raise_signal(signal.SIGUSR1)
+        seen.append("computing")
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
+
+    captured._compute = compute
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    earlier = signal.signal(signal.SIGUSR1, lambda *_: seen.append(torch.ones(2).sum().item()))
+    try:
+        logits = captured.run()[0].clone()
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert seen == ["computing", 2.0]
+    assert torch.equal(logits, some.eager())
+
+
+def test_a_pool_for_another_model_is_refused_before_anything_is_written(checkpoint: Checkpoint):
+    """The kernels would write beyond its buffers."""
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=32))
+    runner.model = other.model
+    with pytest.raises(ValueError, match=r"token_to_kv_pool: \[2, 16\] numbers per slot, must be \[2, 32\]"):
+        runner.forward_extend(torch.tensor([5]), [0], [1], [0], [0])
+    assert not runner.token_to_kv_pool.get_key_buffer(0).any()
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_allocates_nothing_and_buffers_share_their_memory(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama", num_hidden_layers=12))
+    some = Sequences(runner, 4)
+    captured = CapturedPass(runner, 4)
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    assert torch.equal(captured.run()[0], some.eager())
+    program = captured.program
+    assert program is not None
+    of_a_layer = (
+        4 * 4 * (64 * 4 + 128 + 2 * 96 + 96)
+    )  # four rows of float32: x, q, k, v, attended, gate, up, product ...
+    assert program.num_bytes < 2 * of_a_layer
+    assert torch.equal(captured.run()[0], some.eager())
+
+
+def test_every_call_is_labelled_with_its_module_and_timed_on_demand(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    some = Sequences(runner, 1)
+    captured = CapturedPass(runner, 1)
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.run()
+    program = captured.program
+    assert program is not None
+    program.measure()
+    captured.run()
+    seconds = program.seconds()
+    assert all(spent > 0 for _, _, spent in seconds)
+    assert [(name, label) for name, label, _ in seconds if "layers.1." in label] == [
+        ("linear", "model.layers.1.self_attn.qkv_proj"),
+        ("rotate", "model.layers.1.self_attn"),
+        ("store_rows", "model.layers.1.self_attn"),
+        ("attention", "model.layers.1.self_attn"),
+        ("linear", "model.layers.1.self_attn.o_proj"),
+        ("linear_silu_and_mul", "model.layers.1.mlp.gate_up_proj"),
+        ("linear", "model.layers.1.mlp.down_proj"),
+    ]
+    assert seconds[-1][:2] == ("linear", "lm_head")
+    program.measure(False)
+    captured.run()
+
+
+def test_what_torch_computes_cannot_be_recorded():
+    x = torch.ones(2, 3)
+    with pytest.raises(NotCapturableError, match="torch computes mul"):
+        Program.record(lambda: (x * 2,))
+    with pytest.raises(NotCapturableError, match="torch computes _local_scalar_dense"):
+        Program.record(lambda: (x[0, 0].item(), x)[1:])
+    for name, take in (
+        ("numpy", lambda: x.numpy()),
+        ("tolist", lambda: x.tolist()),
+        ("__array__", lambda: np.asarray(x)),
+    ):
+        with pytest.raises(NotCapturableError, match=f"{name} takes numbers out of torch"):
+            Program.record(lambda take=take: (take(), x)[1:])
+
+
+def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
+    runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("llama"))
+    some, others = Sequences(runner, 2), Sequences(other, 2)
+    expected = some.eager()
+    computed = []
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        computed.append(Worker(others.eager).result())
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
+
+    captured = CapturedPass(runner, 2)
+    captured._compute = compute
+    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.run()
+    assert torch.equal(computed[0], others.eager())
+    alone = CapturedPass(runner, 2)
+    alone.fill(some.ids, some.rows, some.lens, some.slots)
+    alone.run()
+    assert captured.program is not None
+    assert alone.program is not None
+    assert len(captured.program.calls) == len(alone.program.calls)
+    assert captured.program.labels == alone.program.labels
+    assert torch.equal(captured.run()[0], expected)

@@ -1,0 +1,152 @@
+"""How kernels are chosen and built: by name, by what this machine can, and with a compiler that fails or is not there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels import TorchKernels, build, select_kernels, selection_of
+from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention.base import ENCODED_KV
+from nanoinfer.model.loader import load_model
+from tests.helpers.kernels import CPU, DTYPES, need_cpp
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="kernels='cuda': must be one of auto, cpp, onednn, torch"):
+        select_kernels("cuda", torch.float32, CPU)
+    with pytest.raises(ValueError, match="kernels='cuda': must be"):
+        load_model("no/such-model", kernels="cuda")  # said before a model is looked for
+    with pytest.raises(ValueError, match="attention_backend='flash': must be one of auto, cpp, torch_native"):
+        select_attention_backend("flash", torch.float32, CPU)
+
+
+def test_what_cannot_run_is_refused_when_asked_for_and_passed_over_by_auto():
+    need_cpp("float32")
+    kernels = select_kernels("auto", torch.float16, CPU)
+    assert isinstance(kernels, TorchKernels)
+    assert str(selection_of(kernels)).endswith("not onednn: oneDNN supports float32 and bfloat16 only)")
+    assert isinstance(select_attention_backend("auto", torch.float16, CPU), TorchNativeBackend)
+    assert type(select_kernels("auto", torch.float32, torch.device("meta"))) is TorchKernels
+    for name in ("cpp", "onednn"):
+        with pytest.raises(KernelsUnavailableError, match=f"kernels='{name}'.*float16"):
+            select_kernels(name, torch.float16, CPU)
+        with pytest.raises(KernelsUnavailableError, match=f"kernels='{name}': device meta"):
+            select_kernels(name, torch.float32, torch.device("meta"))
+    with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*float16"):
+        select_attention_backend("cpp", torch.float16, CPU)
+
+
+def test_what_was_selected_says_why_it_is_not_the_fastest():
+    need_cpp("float32")
+    kernels = selection_of(select_kernels("auto", torch.float16, CPU))
+    assert kernels.name == "torch"
+    assert re.fullmatch(r"not cpp: .*float16.*; not onednn: .*float16.*", kernels.reason)
+    attention = selection_of(select_attention_backend("auto", torch.float16, CPU))
+    assert attention.name == "torch_native"
+    assert attention.reason == "not cpp: the C++ kernels do not support float16 on this CPU"
+    for chosen in (
+        select_kernels("torch", torch.float32, CPU),
+        select_attention_backend("torch_native", torch.float32, CPU),
+    ):
+        assert str(selection_of(chosen)) in ("torch (as asked for)", "torch_native (as asked for)")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_fastest_gives_no_reason(dtype: torch.dtype):
+    need_cpp(dtype)
+    assert str(selection_of(select_kernels("auto", dtype, CPU))) == "cpp"
+    assert str(selection_of(select_attention_backend("auto", dtype, CPU))) == "cpp"
+    wanting = selection_of(select_attention_backend("auto", dtype, CPU, {ENCODED_KV}))
+    assert (wanting.name, wanting.reason) == ("torch_native", f"not cpp: it has no {ENCODED_KV}")
+
+
+@pytest.fixture
+def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Builds go to an empty directory, and are forgotten afterwards."""
+    monkeypatch.setenv("NANOINFER_CACHE", str(tmp_path / "cache"))
+    build.library_or_reason.cache_clear()
+    yield tmp_path
+    build.library_or_reason.cache_clear()
+
+
+def test_without_a_compiler_the_engine_still_runs(fresh_build: Path, monkeypatch: pytest.MonkeyPatch, checkpoint):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(fresh_build))
+    with pytest.raises(KernelsUnavailableError, match="no C\\+\\+ compiler"):
+        select_kernels("cpp", torch.float32, CPU)
+    llm = LLM(checkpoint("llama"), max_total_tokens=256)
+    assert not isinstance(llm.model.model.lm_head.weights.kernels, CppKernels)
+    assert len(llm.generate([3, 4, 5], SamplingParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(
+    fresh_build: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'error: out of ideas' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(KernelsUnavailableError, match="out of ideas"):
+        build.library()
+    assert list((fresh_build / "cache").iterdir()) == []
+
+
+@pytest.fixture
+def failing_compiler(fresh_build: Path) -> Path:
+    """It writes its first argument into a file beside it, and fails."""
+    compiler = fresh_build / "some tools" / "compiler"
+    compiler.parent.mkdir()
+    compiler.write_text(f"#!/bin/sh\necho \"$1\" >> '{fresh_build}/calls'\necho 'error: not today' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    return compiler
+
+
+def test_the_compiler_may_be_a_wrapper_with_arguments(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", f"'{failing_compiler}' g++")
+    assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
+    assert (failing_compiler.parent.parent / "calls").read_text() == "g++\n"
+
+
+def test_a_compiler_that_fails_is_not_tried_again(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", f"'{failing_compiler}'")
+    for _ in range(3):
+        assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
+    assert len((failing_compiler.parent.parent / "calls").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [("CXX", "'g++", "CXX"), ("CXX", "/no/such/g++", "/no/such/g"), ("NANOINFER_CACHE", "/" + 300 * "x", "too long")],
+)
+def test_settings_that_cannot_work_are_refused_and_passed_over_by_auto(
+    variable: str, value: str, message: str, fresh_build: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(KernelsUnavailableError, match=message):
+        select_kernels("cpp", torch.float32, CPU)
+    assert not isinstance(select_kernels("auto", torch.float32, CPU), CppKernels)
+
+
+def test_a_user_without_a_home_learns_what_to_set(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("NANOINFER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "set NANOINFER_CACHE" in str(CppKernels.why_not(torch.float32, CPU))
+
+
+@pytest.mark.slow
+def test_the_library_is_built_once_and_kept(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
+    need_cpp("float32")
+    (built,) = (fresh_build / "cache").iterdir()
+    before = built.stat().st_mtime_ns
+    build.library_or_reason.cache_clear()
+    need_cpp("float32")
+    assert [file.stat().st_mtime_ns for file in (fresh_build / "cache").iterdir()] == [before]

@@ -1,0 +1,316 @@
+"""Decode passes for CUDA graphs, as far as they go without a GPU: their logic on the CPU, where torch's operations are
+repeated in place of a graph, and with fake tensors on a GPU, where nothing may need the host."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels.program import NotCapturableError
+from nanoinfer.kernels.select import select_kernels
+from nanoinfer.kernels.torch_native import TorchKernels
+from nanoinfer.model import cuda_passes
+from nanoinfer.model.attention import select_attention_backend
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.cuda_passes import CudaPass, CudaPasses
+from nanoinfer.model.families import find_family
+from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.loader import load_model
+from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.registry import QUANTIZATIONS
+from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.fake_cuda import OnTheGPU, ReplayedOperations, fake_cuda
+
+Checkpoint = Callable[..., Path]
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+WIDTH, SLOTS, ROWS = 64, 900, 24
+PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
+GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
+PLAIN: dict[str, Any] = {"kernels": "torch", "attention_backend": "torch_native"}
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widths of 8, 16, 32 and 64, so that short sequences need several."""
+    monkeypatch.setattr(cuda_passes, "SMALLEST_WIDTH", 8)
+
+
+def make_runner(path: Path, device: torch.device = CPU) -> ModelRunner:
+    loaded = load_model(path, device=device, kernels="torch")
+    backend = select_attention_backend("torch_native", loaded.dtype, device)
+    return ModelRunner(loaded.model, ReqToTokenPool(ROWS, WIDTH), loaded.new_kv_pool(SLOTS), backend)
+
+
+def passes_of(runner: ModelRunner) -> CudaPasses:
+    return CudaPasses(runner, ReplayedOperations)
+
+
+class Sequences:
+    """Sequences of lengths below `longest` with K/V in scattered slots of a runner's pool."""
+
+    def __init__(self, runner: ModelRunner, count: int, seed: int = 0, longest: int = 30):
+        rng = np.random.default_rng(seed)
+        self.runner, self.pool = runner, runner.token_to_kv_pool
+        self.rows = torch.from_numpy(rng.permutation(ROWS)[:count].astype(np.int32))
+        self.lens = torch.from_numpy(rng.integers(2, longest, count).astype(np.int32))
+        self.lens[0] = longest
+        slots = rng.permutation(SLOTS - 1).astype(np.int32)  # the last slot is nobody's
+        table = runner.req_to_token_pool.req_to_token
+        for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
+            table[row, :length] = torch.from_numpy(slots[i * longest : i * longest + length])
+            ids = torch.from_numpy(rng.integers(3, 300, length - 1))
+            runner.forward_extend(ids, [row], [length - 1], [0], table[row, : length - 1])
+        self.ids = torch.from_numpy(rng.integers(3, 300, count))
+        self.slots = table[self.rows.long(), self.lens.long() - 1]
+
+    def eager(self) -> torch.Tensor:
+        of_each = (self.rows, self.lens, None, self.slots)
+        metadata = InputMetadata.create(self.runner, 1, ForwardMode.DECODE, *of_each)
+        return self.runner.run(self.ids, metadata).logits.clone()
+
+    def captured(self, passes: CudaPasses) -> torch.Tensor:
+        logits = passes.forward(self.ids, self.rows, self.lens, self.slots)
+        assert isinstance(logits, torch.Tensor), passes.reason
+        return logits.clone()
+
+    def kv(self) -> list[torch.Tensor]:
+        layers = range(len(self.pool.kv_storage.key_buffers))
+        return [
+            buffer(layer).clone()
+            for layer in layers
+            for buffer in (self.pool.get_key_buffer, self.pool.get_value_buffer)
+        ]
+
+
+# --- on the CPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_kv_are_those_of_the_pass_without_capture(family: str, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint(family))
+    passes = passes_of(runner)
+    for seed in range(3):  # other rows, lengths and slots each time; the first one records
+        some = Sequences(runner, 5, seed)
+        before = some.kv()
+        logits = some.captured(passes)
+        stored = some.kv()
+        for buffer, old in zip(some.kv(), before, strict=True):
+            others = np.setdiff1d(np.arange(SLOTS), some.slots.numpy())  # padding has written nowhere else
+            assert torch.equal(buffer[others], old[others])
+        torch.testing.assert_close(logits, some.eager())
+        torch.testing.assert_close(stored, some.kv())
+    assert list(passes.passes) == [(8, 32)]
+    assert passes.passes[8, 32].graph.replays == 2
+
+
+def test_passes_are_by_size_and_width(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes = passes_of(runner)
+    for count, longest in [(1, 3), (1, 8), (2, 9), (3, 16), (4, 17), (17, 33), (20, 40), (1, 7)]:
+        some = Sequences(runner, count, longest=longest)
+        torch.testing.assert_close(some.captured(passes), some.eager())
+    assert list(passes.passes) == [(1, 8), (2, 16), (4, 16), (4, 32), (32, 64)]
+
+
+def test_the_width_ends_where_the_networks_positions_end(checkpoint: Checkpoint):
+    loaded = load_model(checkpoint("llama"), kernels="torch", max_context_len=50)
+    backend = select_attention_backend("torch_native", loaded.dtype, CPU)
+    runner = ModelRunner(loaded.model, ReqToTokenPool(ROWS, WIDTH), loaded.new_kv_pool(SLOTS), backend)
+    passes = passes_of(runner)
+    some = Sequences(runner, 1, longest=50)
+    torch.testing.assert_close(some.captured(passes), some.eager())
+    assert list(passes.passes) == [(1, 50)]
+    some.lens[0] = 51
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+
+
+def test_what_is_left_over_in_rows_is_never_read(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    passes = passes_of(runner)
+    some = Sequences(runner, 3)
+    expected = some.captured(passes)
+    table = runner.req_to_token_pool.req_to_token
+    for row, length in zip(some.rows.tolist(), some.lens.tolist(), strict=True):
+        table[row, length - 1 :] = SLOTS - 1  # the new token's slot is in `out_cache_loc`
+    runner.token_to_kv_pool.get_key_buffer(0)[SLOTS - 1] = torch.nan
+    assert torch.equal(some.captured(passes), expected)
+
+
+def test_a_request_that_has_ended_stores_nothing(checkpoint: Checkpoint):
+    """Its slot is −1, which torch takes for the last one."""
+    runner = make_runner(checkpoint("llama"))
+    passes = passes_of(runner)
+    some = Sequences(runner, 3)
+    expected, before = some.captured(passes), some.kv()
+    for ended in ([0], [1], [0, 2]):
+        going = [i for i in range(3) if i not in ended]
+        ids, slots = some.ids.clone(), some.slots.clone()
+        ids[ended], slots[ended] = 299, -1
+        logits = passes.forward(ids, some.rows, some.lens, slots)
+        assert isinstance(logits, torch.Tensor)
+        assert torch.equal(logits[going], expected[going])
+        assert all(map(torch.equal, some.kv(), before))
+    assert list(passes.passes) == [(4, 32)]
+
+
+def test_a_batch_in_which_all_have_ended_is_refused_before_anything_is_written(checkpoint: Checkpoint):
+    runner = make_runner(checkpoint("llama"))
+    some = Sequences(runner, 2)
+    before = some.kv()
+    with pytest.raises(ValueError, match="out_cache_loc: −1 for every request, must be a slot for at least one"):
+        passes_of(runner).forward(some.ids, some.rows, some.lens, torch.full((2,), -1, dtype=torch.int32))
+    assert all(map(torch.equal, some.kv(), before))
+
+
+def test_what_refuses_to_be_captured_runs_as_before_and_says_why(checkpoint: Checkpoint):
+    def refuse(compute: Callable[[], Any]) -> Any:
+        compute()
+        raise NotCapturableError("no CUDA graph: operation not permitted when stream is capturing")
+
+    runner = make_runner(checkpoint("llama"))
+    passes = CudaPasses(runner, refuse)
+    some = Sequences(runner, 2)
+    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    assert passes.reason == "no CUDA graph: operation not permitted when stream is capturing"
+    assert passes.passes == {}
+
+
+def test_capture_true_tries_a_pass_in_a_slot_that_it_gives_back(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cuda_passes, "GraphRecorder", lambda device: Recorder())
+    runner = make_runner(checkpoint("llama"))
+    passes = CudaPasses.select(True, runner)
+    assert passes is not None
+    assert list(passes.passes) == [(1, 8)]
+    assert runner.token_to_kv_pool.available_size() == SLOTS
+    Recorder.fails = True
+    with pytest.raises(KernelsUnavailableError, match="capture=True: no CUDA graph: out of memory"):
+        CudaPasses.select(True, runner)
+    assert runner.token_to_kv_pool.available_size() == SLOTS
+
+
+class Recorder:
+    fails = False
+
+    def record(self, compute: Callable[[], Any]) -> ReplayedOperations:
+        if self.fails:
+            raise NotCapturableError("no CUDA graph: out of memory")
+        return ReplayedOperations(compute)
+
+
+@pytest.mark.parametrize(("family", "page_size"), [*zip(FAMILIES, (1, 4) * 3, strict=True), ("llama", 4)])
+def test_an_engine_has_the_same_tokens_with_and_without(family: str, page_size: int, checkpoint: Checkpoint):
+    captured, eager = (LLM(checkpoint(family), max_total_tokens=200, page_size=page_size, **PLAIN) for _ in range(2))
+    passes = captured.engine.model_runner.captured = passes_of(captured.engine.model_runner)
+    expected = [out.token_ids for out in eager.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    for _ in range(2):
+        assert [out.token_ids for out in captured.generate(PROMPTS, GREEDY, use_tqdm=False)] == expected
+    assert set(passes.passes) == {(4, 32), (4, 64)}  # 24 and more tokens, later 33 and more
+    assert sum(one.graph.replays for one in passes.passes.values()) == 2 * 11 - 2
+    assert captured.engine.stats().capture == "yes (CUDA graphs, for passes of one new token per request)"
+    assert eager.engine.stats().capture.startswith("no (its kernels are torch")
+
+
+# --- with fake tensors on a GPU --------------------------------------------------------------------------------------
+
+
+def fake_pass(path: Path, dtype: torch.dtype) -> CudaPass:
+    """A pass of 4 requests on a GPU. Its host-side buffers are never filled."""
+    config = ModelConfig.from_pretrained(path)
+    network = find_family(config.architecture)(config, 256, dtype, CUDA)
+    network.use_kernels(select_kernels("torch", dtype, CUDA))
+    shape = (config.num_key_value_heads, config.head_dim, config.num_hidden_layers)
+    pool = TokenToKVPool(SLOTS, dtype, *shape, CUDA)
+    backend = select_attention_backend("torch_native", dtype, CUDA)
+    runner = ModelRunner(network, ReqToTokenPool(ROWS, 256), pool, backend)
+    passes = CudaPasses(runner)
+    assert passes.reason == ""
+    return passes._new_pass(4, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_the_whole_pass_needs_nothing_from_the_host(family: str, dtype: torch.dtype, checkpoint: Checkpoint):
+    path = checkpoint(family)
+    with fake_cuda():
+        one = fake_pass(path, dtype)
+        with OnTheGPU() as watch:
+            (logits,) = one.compute()
+    assert (logits.device.type, logits.dtype, tuple(logits.shape)) == ("cuda", dtype, (4, 320))
+    assert watch.count > 100
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_on_a_gpu_quantized_products_need_nothing_from_the_host(quantization: str) -> None:
+    weights = QUANTIZATIONS[quantization](torch.randn(48, 64), None, TorchKernels(), "some.layer")
+    with fake_cuda():
+        for name, value in vars(weights).items():
+            if isinstance(value, torch.Tensor):
+                setattr(weights, name, torch.empty(value.shape, dtype=value.dtype, device="cuda"))
+        x = torch.empty(3, 64, device="cuda")
+        with OnTheGPU():
+            assert weights.multiply(x).shape == (3, 48)
+
+
+@pytest.mark.parametrize(
+    ("reads", "error"),
+    [
+        (lambda lens: lens.tolist(), "_local_scalar_dense"),
+        (lambda lens: int(lens.max()), "_local_scalar_dense"),
+        (lambda lens: lens.to("cpu"), "on the host"),
+        (lambda lens: torch.tensor([1, 2], device=lens.device), "on the host"),
+    ],
+)
+def test_a_pass_that_needs_the_host_is_found_out(
+    reads: Callable[[torch.Tensor], Any], error: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    path = checkpoint("llama")
+    with fake_cuda():
+        one = fake_pass(path, torch.float32)
+        backend = one._runner.attention_backend
+        init_forward = backend.init_forward
+        monkeypatch.setattr(
+            backend, "init_forward", lambda metadata: (reads(metadata.seq_lens), init_forward(metadata)), raising=False
+        )
+        with pytest.raises(Exception, match=error), OnTheGPU():
+            one.compute()
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_gpu_graphs_compute_what_passes_without_capture_do(family: str, checkpoint: Checkpoint):
+    runner = make_runner(checkpoint(family), CUDA)
+    passes = CudaPasses(runner)
+    for count, longest, seed in [(5, 30, 0), (3, 16, 1), (5, 30, 2), (6, 20, 3), (3, 12, 4), (1, 40, 5)]:
+        some = Sequences(runner, count, seed, longest)
+        before, logits = some.kv(), some.captured(passes)
+        others = np.setdiff1d(np.arange(SLOTS), some.slots.numpy())
+        assert all(torch.equal(buffer[others], old[others]) for buffer, old in zip(some.kv(), before, strict=True))
+        torch.testing.assert_close(logits, some.eager(), rtol=1e-3, atol=1e-3)
+        some.slots[0] = -1 if count > 1 else some.slots[0]
+        again = some.captured(passes)
+        torch.testing.assert_close(again[1:], logits[1:], rtol=1e-3, atol=1e-3)
+    assert set(passes.passes) == {(8, 32), (4, 16), (1, 64)}
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_an_engine_has_the_same_tokens_with_and_without() -> None:
+    prompts = ["Once upon a time", "The dog", "One day, a girl named Lily went to the", "Tom"] * 2
+    params = SamplingParams(max_new_tokens=48, temperature=0, ignore_eos=True)
+    texts = []
+    for capture in (True, False):
+        llm = LLM("story", dtype="float32", device="cuda", capture=capture)
+        texts.append([out.text for out in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.engine.stats().capture.startswith("yes (CUDA graphs" if capture else "no (capture=False")
+    assert texts[0] == texts[1]

@@ -1,0 +1,177 @@
+"""Drafts with a model: whoever drafts, in any pool, what is returned is the same as without."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer import LLM, AsyncEngine, RequestOutput, SamplingParams
+from nanoinfer.model.loader import LoadedModel
+from nanoinfer.registry import DRAFTERS
+from tests.helpers.drafts import ASKED, STEM, Asked, check_same, serve, told
+from tests.helpers.engines import assert_all_free, step
+from tests.helpers.foreknowing import Foreknowing
+from tests.helpers.oracles import VOCAB, make_draft_model
+from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
+from tests.helpers.waiting import run
+
+Checkpoint = Callable[..., Path]
+WITH_TEXT: Asked = [
+    *ASKED,
+    (STEM[5:25], {"seed": 4, "stop": ["w1", "w2 w", "w9"]}),
+    (STEM[:30], {"seed": 5, "stop": ["w30"], "include_stop_str_in_output": True, "min_new_tokens": 2}),
+    (STEM[:8], {"temperature": 0, "stop": ["w7 w", "w3 w3", "w11"], "max_new_tokens": 30}),
+]
+TIGHT = {"max_total_tokens": 64, "schedule_conservativeness": 0.001}
+ALL = ("ngram", "tree", "model")
+CASES: dict[str, dict[str, Any]] = {
+    "ngram, one draft": {"drafter": "ngram", "num_draft_tokens": 1},
+    "ngram and tree, tight, pages, chunks": {
+        **TIGHT,
+        "drafter": ["ngram", "tree"],
+        "num_draft_tokens": 3,
+        "page_size": 4,
+        "chunked_prefill_size": 8,
+    },
+    "tree, pages of 4": {"drafter": "tree", "num_draft_tokens": 7, "page_size": 4},
+    "a model, tight, chunks": {**TIGHT, "drafter": "model", "num_draft_tokens": 3, "chunked_prefill_size": 6},
+    "a model, pages of 4": {"drafter": "model", "num_draft_tokens": 7, "page_size": 4},
+    "all, no cache": {**TIGHT, "drafter": ("tree", "model"), "num_draft_tokens": 7, "disable_radix_cache": True},
+    "all, adaptive": {"drafter": ALL, "num_draft_tokens": 7, "adaptive_drafts": True},
+    "all, adaptive, tight, pages": {**TIGHT, "drafter": ALL, "page_size": 4, "adaptive_drafts": True},
+    "foreknowing": {"drafter": "foreknowing", "num_draft_tokens": 7},
+    "foreknowing, tight, not captured": {**TIGHT, "drafter": "foreknowing", "page_size": 4, "capture": False},
+    "foreknowing, plain torch": {"drafter": "foreknowing", "num_draft_tokens": 3, "attention_backend": "torch_native"},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return make_llm_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def draft_models(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> list[LoadedModel]:
+    """One that is always right where sampling is, and one that is hardly ever right."""
+    return [model, make_draft_model(tmp_path_factory.mktemp("draft"))]
+
+
+@pytest.fixture(scope="module")
+def alone(model: LoadedModel) -> tuple[list[RequestOutput], Foreknowing]:
+    """Each request by itself, without drafts and without a cache; and a drafter that has learned what they get."""
+    llm = tiny_llm(model, max_running_requests=3, disable_radix_cache=True, random_seed=0)
+    outputs, drafter = [], Foreknowing(VOCAB)
+    for prompt, fields in WITH_TEXT:
+        request_id = llm.engine.add_request(prompt, SamplingParams(**{"max_new_tokens": 16, **fields}))
+        reqs = llm.engine.open_requests.groups[request_id].reqs
+        while llm.engine.has_unfinished():
+            last = step(llm.engine)
+        outputs.append(last[request_id])
+        drafter.remember(reqs)
+    return outputs, drafter
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_returned_is_the_same_with_any_drafter_in_any_pool(
+    model: LoadedModel,
+    draft_models: list[LoadedModel],
+    alone: tuple[list[RequestOutput], Foreknowing],
+    case: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, foreknowing = alone
+    rng = np.random.default_rng(0)
+    foreknowing.plan = lambda req, most: (int(rng.integers(0, most + 1)), int(rng.integers(0, most + 2)))
+    monkeypatch.setitem(DRAFTERS, "foreknowing", lambda _: foreknowing)
+    options = {"adaptive_drafts": False, "max_running_requests": 8, "random_seed": 0, **CASES[case]}
+    for draft_model in draft_models if "model" in options["drafter"] else [None]:
+        llm = tiny_llm(model, draft_model, **options)
+        outputs = serve(llm, WITH_TEXT)
+        if draft_model is not draft_models[1]:
+            outputs += serve(llm, WITH_TEXT)  # the second time, the tree knows everything
+        check_same(llm, outputs, [*plain, *plain][: len(outputs)])
+        stats = llm.engine.stats()
+        if not options["adaptive_drafts"]:
+            assert stats.drafted_tokens > 0
+            if draft_model is not draft_models[1]:
+                assert stats.accepted_tokens > 0
+        assert bool(stats.retractions) == ("max_total_tokens" in options)
+        assert stats.accepted_tokens == sum(output.accepted_tokens for output in outputs)
+        assert stats.drafted_tokens == sum(output.drafted_tokens for output in outputs)
+        assert_all_free(llm.engine)
+    assert {end[2] for end in told(plain)} == {"stop", "length"}
+
+
+def test_streams_say_the_same_in_larger_pieces(model: LoadedModel) -> None:
+    asked = SamplingParams(max_new_tokens=17, seed=4, ignore_eos=True, stop=["w1 w1 w1"])
+    prompt = words(STEM[:5])
+    (wanted,) = tiny_llm(model).generate(prompt, asked)
+    llm = tiny_llm(model, model, drafter="model", num_draft_tokens=3, adaptive_drafts=False)  # it is always right
+    pieces = list(llm.stream(prompt, asked))
+    assert [len(piece.token_ids) for piece in pieces if piece.token_ids] == [1, 4, 4, 4, 4]
+    assert "".join(piece.text for piece in pieces) == wanted.text
+    assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
+
+    async def streamed() -> list[str]:
+        async with AsyncEngine(llm) as engine:
+            return [piece.text async for piece in engine.stream(prompt, asked)]
+
+    assert "".join(run(streamed)) == wanted.text
+
+
+# --- the bundled model: text, grammars, its draft model ------------------------------------------------------------
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "kind": {"enum": ["cat", "dog"]},
+        "old": {"type": "integer"},
+    },
+    "required": ["name", "kind", "old"],
+    "additionalProperties": False,
+}
+STORIES: Asked = [
+    ("Once upon a time", {"temperature": 0, "max_new_tokens": 40}),
+    ("A cat and a dog", {"seed": 1, "top_p": 0.9, "logprobs": 1, "max_new_tokens": 40}),
+    ("A user:", {"temperature": 0, "json_schema": SCHEMA, "max_new_tokens": 60, "logprobs": 0}),
+    ("A user:", {"seed": 2, "json_schema": SCHEMA, "max_new_tokens": 60, "n": 2}),
+    ("The fox said", {"seed": 3, "regex": r' "(I am|You are) (a|the) [a-z]{3,5}\."', "stop": ["a"]}),
+    ("They saw a", {"temperature": 0, "choice": [" cat", " catch of fish", " dog"]}),
+    ("They saw a", {"seed": 5, "temperature": 2.0, "choice": [" cat", " catch of fish"], "max_new_tokens": 2}),
+    ("One day", {"seed": 6, "regex": r"( once| twice)+", "max_new_tokens": 12, "repetition_penalty": 1.2}),
+]
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[RequestOutput]:
+    return serve(LLM("story", max_total_tokens=2048, max_running_requests=8), STORIES)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kernels"),
+    [("grammar", "auto"), (("grammar", "model"), "auto"), ("model", "auto"), (("grammar", "model"), "torch")],
+)
+def test_grammars_and_stories_are_the_same_with_drafts(
+    stories: list[RequestOutput], drafter: Any, kernels: str
+) -> None:
+    options: dict[str, Any] = {"max_total_tokens": 2048, "max_running_requests": 8, "page_size": 4, "kernels": kernels}
+    plain = stories if kernels == "auto" else serve(LLM("story", **options), STORIES)
+    llm = LLM("story", drafter=drafter, num_draft_tokens=5, adaptive_drafts=False, **options)
+    outputs = serve(llm, STORIES)
+    check_same(llm, outputs, plain)
+    assert not any(output.error for output in outputs)
+    if drafter == "grammar":
+        free, forced = outputs[:2], outputs[2:]
+        assert not any(output.drafted_tokens for output in free)
+        assert sum(output.accepted_tokens for output in forced) > 20
+        without_text_ends = [output for i, output in enumerate(outputs) if "stop" not in STORIES[i][1]]
+        assert all(output.accepted_tokens == output.drafted_tokens for output in without_text_ends), (
+            "no choice was left"
+        )
+    else:
+        assert outputs[0].accepted_tokens > 10
+    assert_all_free(llm.engine)

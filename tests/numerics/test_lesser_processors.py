@@ -1,0 +1,91 @@
+"""The kernels compiled without some of this CPU's instructions: their tests hold, and 8 and 4 bits give the same numbers.
+
+Where the sources are compiled to the same with these flags as without, there is nothing that the quick ring does not test.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.kernels import build
+from tests.helpers.quantized import product_bits
+
+pytestmark = pytest.mark.slow
+
+ROOM = Path(__file__).parent
+NO_AMX = "-mno-amx-tile -mno-amx-bf16 -mno-amx-int8"
+# what such a processor lacks: the compiler's flags, which of the tests of kernels run with them
+LESSER = {
+    "AMX": (NO_AMX, ("test_products.py", "test_attention.py")),
+    "AMX and AVX512_BF16": (f"{NO_AMX} -mno-avx512bf16", ("test_products.py",)),
+    "AMX and AVX512_VNNI": (f"{NO_AMX} -mno-avx512vnni", ()),
+    "AVX-512": (
+        "-march=haswell",
+        (
+            "test_kernels.py",
+            "test_products.py",
+            "test_attention.py",
+            "test_attention_reference.py",
+            "test_adapter_bits.py",
+        ),
+    ),
+}
+
+
+@cache
+def instructions(flags: str) -> frozenset[str]:
+    """Those that the sources ask for (`#if defined(__AVX2__)`) and that the compiler has with these flags."""
+    sources = [*build.SOURCES.glob("*.cpp"), *build.SOURCES.glob("*.h")]
+    asked = {name for file in sources for name in re.findall(r"__[A-Z0-9]+(?:_[A-Z0-9]+)*__", file.read_text())}
+    command = [*build.compiler(), *build.compile_flags(), *flags.split(), "-dM", "-E", "-x", "c++", os.devnull]
+    defined = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return frozenset(asked & set(re.findall(r"#define (\w+)", defined)))
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
+    """For programs on a processor that lacks this; each library is compiled once."""
+    folder = tmp_path_factory.mktemp("kernels")
+
+    def make(lacks: str) -> dict[str, str]:
+        flags = LESSER[lacks][0]
+        try:
+            if instructions(flags) == instructions(""):
+                pytest.skip(f"needs a processor that has {lacks.replace(' and ', ' or ')}; without it, nothing differs")
+        except KernelsUnavailableError as error:
+            pytest.skip(str(error))
+        return {**os.environ, "NANOINFER_CXXFLAGS": flags, "NANOINFER_CACHE": str(folder)}
+
+    return make
+
+
+@pytest.mark.parametrize("lacks", [lacks for lacks, (_, files) in LESSER.items() if files])
+def test_the_tests_of_kernels_hold(lacks: str, environment: Callable[[str], dict[str, str]]) -> None:
+    files = [str(ROOM / file) for file in LESSER[lacks][1]]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, env=environment(lacks), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "....." in done.stdout, "not all are skipped"
+
+
+@pytest.mark.parametrize("lacks", LESSER)
+def test_products_in_8_and_4_bits_are_the_same_numbers(
+    lacks: str, environment: Callable[[str], dict[str, str]]
+) -> None:
+    program = "import json; from tests.helpers.quantized import product_bits; print(json.dumps(product_bits()))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=environment(lacks), cwd=ROOM.parent.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, wanted = json.loads(done.stdout), product_bits()
+    assert found
+    assert found == {name: wanted[name] for name in found}

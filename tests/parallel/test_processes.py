@@ -1,0 +1,150 @@
+"""The processes of a split model: how they start, from any program; how they end; and that none is left."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.errors import RankError
+from nanoinfer.parallel import members
+from nanoinfer.parallel.members import StartedRanks
+from nanoinfer.parallel.messages import Message
+from nanoinfer.parallel.ranks import Ranks
+from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, ranks_of, until_ended
+from tests.helpers.waiting import HANG_S
+
+pytestmark = pytest.mark.slow
+SEEDED = SamplingParams(max_new_tokens=12, temperature=1, seed=5)
+
+
+@pytest.fixture
+def tokens(story: LLM) -> list[list[int]]:
+    """What one process makes of PROMPT."""
+    return [out.token_ids for out in story.generate([PROMPT] * 2, [PARAMS, SEEDED], use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def split() -> Iterator[LLM]:
+    llm = LLM("story", tensor_parallel_size=2, max_running_requests=2)
+    pids = pids_of(llm)
+    yield llm
+    llm.shutdown()
+    until_ended(pids)
+
+
+def test_tokens_are_those_of_one_process_and_nobody_listens_but_on_loopback(
+    split: LLM, tokens: list[list[int]]
+) -> None:
+    before = torch.get_num_threads()
+    found = split.generate([PROMPT] * 2, [PARAMS, SEEDED], use_tqdm=False)
+    assert [out.token_ids for out in found] == tokens
+    assert ranks_of(split).threads == max(1, before // 2)
+    assert torch.get_num_threads() == before, "they are shared out during passes only"
+    addresses = [address for pid in (os.getpid(), *pids_of(split)) for address in listening(pid)]
+    assert addresses
+    assert set(addresses) == {"127.0.0.1"}
+
+
+def listening(pid: int) -> list[str]:
+    """The addresses at which a process waits for connections."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+        except FileNotFoundError:
+            continue
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                number = fields[1].partition(":")[0]
+                mapped = number[-8:]
+                is_mapped = len(number) == 8 or number[:24] == "0000000000000000FFFF0000"
+                found.append(".".join(str(byte) for byte in reversed(bytes.fromhex(mapped))) if is_mapped else number)
+    return found
+
+
+def test_what_a_rank_says_before_it_ends_is_in_the_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "SECONDS_TO_LOOK", HANG_S)
+    ranks = Ranks.start(2)
+    with (
+        pytest.raises(
+            RankError, match=r"rank 1 of 2 \(process \d+\) has ended with exit code 1: FileNotFound.*nowhere"
+        ),
+        ranks.doing(Message("load", {"model": "nowhere", "device": "cpu", "threads": 1})),
+    ):
+        ranks.communicator.meet()
+    with pytest.raises(RankError, match="nowhere"), ranks.doing(Message("end")):
+        pass
+    assert "Traceback" in capfd.readouterr().err, "the rank's own, on standard error"
+
+
+def test_a_rank_that_is_killed_while_it_starts_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    make = StartedRanks.__init__
+
+    def make_and_kill(members: StartedRanks, *arguments: object) -> None:
+        make(members, *arguments)  # type: ignore[arg-type]
+        started.extend(members.pids)
+        os.kill(started[-1], signal.SIGKILL)
+
+    monkeypatch.setattr(StartedRanks, "__init__", make_and_kill)
+    with pytest.raises(RankError, match=r"ended while it started: rank 1 of 2 \(process \d+\) was killed by SIGKILL"):
+        LLM("story", tensor_parallel_size=2)
+    assert started
+    until_ended(started)
+
+
+def test_a_forked_process_neither_uses_nor_ends_the_ranks(split: LLM, tokens: list[list[int]]) -> None:
+    ranks = ranks_of(split)
+    child = os.fork()
+    if child == 0:  # no output, no cleaning up: only what is tested
+        try:
+            with ranks.doing(Message("pass")):
+                os._exit(1)
+        except RankError as error:
+            ranks.close()
+            ranks.members.end(patiently=False)
+            os._exit(0 if "forked" in str(error) else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert split.generate(PROMPT, PARAMS)[0].token_ids == tokens[0]
+    assert all(map(lives, pids_of(split)))
+
+
+def test_ranks_end_with_the_last_reference_and_leave_no_thread_of_gloo_that_could_ask_for_python() -> None:
+    def threads() -> set[str]:
+        return {path.parent.name for path in Path("/proc/self/task").glob("*/comm") if "gloo" in path.read_text()}
+
+    gc.collect()
+    before = threads()
+    llm = LLM("story", tensor_parallel_size=2, max_running_requests=2)
+    pids, started = pids_of(llm), threads() - before
+    assert started
+    del llm
+    gc.collect()
+    assert not started & threads()
+    until_ended(pids)
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*command, "-m", "nanoinfer", *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+
+
+def test_torchrun_gives_the_command_its_ranks_and_all_end_well(tokens: list[list[int]], story: LLM) -> None:
+    done = torchrun("generate", PROMPT, "--temperature", "0", "--max-new-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert story.tokenizer is not None
+    assert done.stdout == PROMPT + story.tokenizer.decode(tokens[0]) + "\n", "once, by rank 0"

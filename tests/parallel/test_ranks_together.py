@@ -1,0 +1,92 @@
+"""What ranks do together: passes that fail end the engine and all its requests, and messages of any length arrive."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM, AsyncEngine
+from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
+from nanoinfer.model.model_runner import ModelRunner
+from tests.helpers.split_and_whole import (
+    PROMPTS,
+    WHOLE,
+    Checkpoint,
+    of,
+)
+from tests.helpers.split_models import Room, ThreadCommunicator, ThreadMembers, split_llm
+from tests.helpers.waiting import run
+
+
+@pytest.mark.parametrize("when", ["in a pass", "between passes"])
+def test_a_failing_rank_ends_the_engine_and_all_its_requests(
+    when: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with split_llm(checkpoint("llama"), 2, max_running_requests=1, **WHOLE) as llm:
+        engine = llm.engine
+        ids = [engine.add_request(prompt, of(0)) for prompt in PROMPTS]
+        engine.step()
+        if when == "in a pass":
+            monkeypatch.setattr(ModelRunner, "run", failing_in_rank_1(ModelRunner.run))
+        else:
+            engine.model_runner._ranks.members.errors[1] = OSError("gone")  # type: ignore[attr-defined]
+        with pytest.raises(RankError, match=r"has ended, and the engine with it: rank 1: OSError\('gone'\)") as caught:
+            engine.step()
+        outputs = {out.request_id: out for out in engine.step()}
+        assert sorted(outputs) == ids, "also those that were waiting"
+        assert all(out.finish_reason == "abort" for out in outputs.values())
+        assert all(out.error is caught.value for out in outputs.values())
+        assert engine.stats()["failed"] == len(ids)
+        assert not engine.has_unfinished()
+        engine.check_integrity()
+        with pytest.raises(EngineClosedError, match=r"takes no more requests: .* rank 1: OSError"):
+            engine.add_request(PROMPTS[0], of(0))
+
+
+def test_an_async_engine_with_a_broken_runner_is_closed(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(llm: LLM) -> None:
+        async with AsyncEngine(llm) as engine:
+            assert len((await engine.generate(PROMPTS[0], of(0))).token_ids) == 10
+            assert not engine.is_closed
+            monkeypatch.setattr(ModelRunner, "run", failing_in_rank_1(ModelRunner.run))
+            failed = await asyncio.gather(*(engine.generate(p, of(0)) for p in PROMPTS), return_exceptions=True)
+            assert all(isinstance(each, StepFailedError | EngineClosedError) for each in failed), failed
+            assert any("rank 1: OSError" in str(each) for each in failed)
+            assert engine.is_closed
+            with pytest.raises(EngineClosedError, match="takes no more requests"):
+                await engine.generate(PROMPTS[0], of(0))
+
+    with split_llm(checkpoint("llama"), 2, max_running_requests=1, **WHOLE) as llm:
+        run(lambda: serve(llm))
+
+
+def failing_in_rank_1(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`ModelRunner.run`, which raises in all ranks but the first before it does anything together with that."""
+
+    def run_or_fail(runner: ModelRunner, *arguments: Any) -> Any:
+        if runner.tp_size == 1:  # a worker's: that of rank 0 is a SplitRunner
+            raise OSError("gone")
+        return run(runner, *arguments)
+
+    return run_or_fail
+
+
+def test_messages_of_any_length_arrive() -> None:
+    room = Room(2)
+    heard: list[bytes] = []
+
+    class Listener(ThreadMembers):
+        def _run(self, rank: int) -> None:
+            communicator = ThreadCommunicator(room, rank)
+            heard.extend(communicator.listen() for _ in lengths)
+
+    lengths = [0, 1, 8183, 8184, 8185, 100_000]
+    members = Listener(room)
+    sent = [bytes(i % 251 for i in range(length)) for length in lengths]
+    for message in sent:
+        ThreadCommunicator(room, 0).tell(message)
+    members.end(patiently=True)
+    assert heard == sent

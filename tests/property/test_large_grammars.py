@@ -1,0 +1,100 @@
+"""Grammars that would end the process or take for ever: each is compiled, or refused with a sentence."""
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from nanoinfer.grammars.compiler import Compiler
+from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.refusal import Refusal
+from nanoinfer.grammars.trial import Trial
+from tests.helpers.grammars import EOS, allowed, story_compiler
+from tests.helpers.large_grammars import LINKS, RULES, chain_of_refs, chain_of_rules, large_grammar
+
+SEEDS = 400  # of the soak
+STOPPED_S = 0.5  # for so long no other thread may be kept from running, on a machine with other work as well
+DEADLINE_S = 20.0
+
+
+def verdict(compiler: Compiler, kind: str, text: str) -> str:
+    """Why a grammar is refused; empty if it can be followed for a few tokens."""
+    try:
+        matcher = compiler.compile(Grammar(kind, text), DEADLINE_S).matcher(frozenset([EOS]))
+    except Refusal as refusal:
+        return str(refusal)
+    for _ in range(4):
+        ids = sorted(allowed(matcher))
+        if not ids or not matcher.accept(ids[len(ids) // 2]):
+            break
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_refs_is_compiled_or_refused(link: str) -> None:
+    compiler = Compiler(story_compiler().vocabulary)
+    for length in (90, 950):
+        said = verdict(compiler, "json_schema", chain_of_refs(link, length))
+        assert said == ("has 950 patternProperties: must not exceed 100" if (link, length) == ("pattern", 950) else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_chain_of_rules_is_compiled_or_refused(rule: str) -> None:
+    compiler = Compiler(story_compiler().vocabulary)
+    for length in (400, 2_000):
+        assert not verdict(compiler, "grammar", chain_of_rules(rule, length))
+
+
+@pytest.mark.slow
+def test_a_chain_that_no_stack_is_large_enough_for_is_refused() -> None:
+    compiler = Compiler(story_compiler().vocabulary)
+    for _ in range(2):
+        assert verdict(compiler, "grammar", chain_of_rules("alone", 13_000)).endswith("than is safe (SIGSEGV)")
+
+
+@pytest.mark.soak
+def test_random_grammars_up_to_ten_times_every_limit_are_compiled_or_refused_in_time() -> None:
+    gaps, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not ended.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    tried: list[Trial] = []
+
+    def trial(text: str, limits: dict[str, object]) -> Trial:
+        tried.append(Trial(text, limits))
+        return tried[-1]
+
+    try:
+        for seed in range(SEEDS):
+            kind, text = large_grammar(np.random.default_rng(seed))
+            compiler = Compiler(story_compiler().vocabulary, trial=trial)
+            gc.collect()
+            gaps.clear()
+            began = time.perf_counter()
+            try:
+                said = verdict(compiler, kind, text)
+            except TimeoutError:
+                said = "deadline"
+            seconds, stopped = time.perf_counter() - began, max(gaps, default=0.0)
+            print(
+                f"{seed} {kind} {len(text)} {seconds:.2f} s, stopped {stopped:.3f} s, {said[:100] or 'compiled'}",
+                flush=True,
+            )
+            assert seconds < DEADLINE_S + 2, (seed, kind, text[:200])
+            assert stopped < STOPPED_S, (seed, kind, text[:200])
+    finally:
+        ended.set()
+        watcher.join()
+    assert any(each.verdict is not None for each in tried)
+    assert any(each.verdict is None for each in tried)

@@ -1,0 +1,153 @@
+"""The live page's chat in headless Chromium: what is sent, what is answered, and what is shown of both."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
+
+from tests.helpers.live_page import ask, find, letters, opened, set_field, shows, texts
+from tests.helpers.servers import Running
+from tests.helpers.waiting import until
+
+pytestmark = pytest.mark.slow
+
+
+def api(server: Running, *conversation: str, model: str | None = None, **fields: Any) -> dict[str, Any]:
+    """What the protocol answers to the same conversation."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(conversation)]
+    body = {"model": model or server.service.base_name, "messages": messages, "temperature": 0, **fields}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_an_answer_streams_and_the_next_question_goes_with_the_conversation(
+    browser: webdriver.Chrome, server: Running
+) -> None:
+    page = opened(browser, server.url)
+    assert texts(page, "#model option") == ["story", "sea (adapter)"]
+    set_field(page, "temperature", 0)
+    set_field(page, "max_tokens", 24)
+    first = ask(page, "Tell me a story about a fox.")
+    expected = api(server, "Tell me a story about a fox.", max_tokens=24)
+    assert first == expected["choices"][0]["message"]["content"]
+    second = ask(page, "And then?")
+    expected = api(server, "Tell me a story about a fox.", first, "And then?", max_tokens=24)
+    assert second == expected["choices"][0]["message"]["content"]
+    before, facts = texts(page, ".message.assistant .facts")
+    assert "24 new tokens" in before
+    assert "cut: it has reached its number of tokens" in before
+    assert f"{expected['usage']['prompt_tokens']} prompt tokens" in facts
+    find(page, "#forget").click()
+    assert texts(page, ".message") == []
+    assert ask(page, "Tell me a story about a fox.") == first, "without the conversation that was forgotten"
+
+
+def test_an_adapter_answers(browser: webdriver.Chrome, server: Running) -> None:
+    page = opened(browser, server.url)
+    set_field(page, "temperature", 0)
+    set_field(page, "max_tokens", 16)
+    set_field(page, "system", "You are a sailor.")
+    page.execute_script("document.querySelector('#model').value = 'sea'")
+    answer = ask(page, "Tell me a story.")
+    messages = [{"role": "system", "content": "You are a sailor."}, {"role": "user", "content": "Tell me a story."}]
+    body = {"model": "sea", "messages": messages, "temperature": 0, "max_tokens": 16}
+    expected = server.post("/v1/chat/completions", body).json()
+    assert answer == expected["choices"][0]["message"]["content"]
+    shows(
+        page, "[...document.querySelectorAll('#texts .card')].some((card) => card.textContent.includes('adapter sea'))"
+    )
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_settings_are_sent_as_the_protocol_calls_them(
+    browser: webdriver.Chrome, server: Running, has_template: bool
+) -> None:
+    page = opened(browser, server.url)
+    settings = {
+        "model": "m",
+        "temperature": "0.5",
+        "top_p": "0.9",
+        "max_tokens": "7",
+        "seed": "3",
+        "system": "S",
+        "json": True,
+    }
+    blank = dict.fromkeys(settings, "") | {"model": "m", "json": False}
+    talk = [{"role": "user", "content": "a"}]
+    script = "return [arguments[1], arguments[2]].map((given) => chatRequest(arguments[0], given, arguments[3]))"
+    full, empty = page.execute_script(script, talk, settings, blank, has_template)
+    common = {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
+    given = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 3, "response_format": {"type": "json_object"}}
+    if has_template:
+        messages = {"messages": [{"role": "system", "content": "S"}, *talk]}
+        assert full == {"path": "v1/chat/completions", "body": common | given | messages}
+        assert empty == {"path": "v1/chat/completions", "body": common | {"messages": talk}}
+    else:
+        assert full == {"path": "v1/completions", "body": common | given | {"prompt": "a"}}
+        assert empty == {"path": "v1/completions", "body": common | {"prompt": "a", "max_tokens": 128}}
+    assert page.execute_script("return document.querySelector('#json').checked") is False
+
+
+def test_json_mode_gives_json(browser: webdriver.Chrome, server: Running) -> None:
+    page = opened(browser, server.url)
+    set_field(page, "temperature", 0)
+    set_field(page, "max_tokens", 40)
+    find(page, "#json").click()
+    assert ask(page, "Who are you?").startswith("{")
+
+
+def test_what_the_server_refuses_is_said_and_the_message_is_not_lost(
+    browser: webdriver.Chrome, server: Running
+) -> None:
+    page = opened(browser, server.url)
+    set_field(page, "max_tokens", 99999)
+    ask(page, "Tell me a story.")
+    (problem,) = texts(page, ".problem[role=alert]")
+    assert "max_tokens" in problem
+    assert find(page, "#question").get_attribute("value") == "Tell me a story."
+    assert page.execute_script("return Chat.conversation") == []
+
+
+def test_stop_aborts_the_request_and_keeps_what_has_been_written(browser: webdriver.Chrome) -> None:
+    with letters(free=False) as server:
+        page = opened(browser, server.up.url)
+        assert "no chat template" in find(page, "#no-template").text
+        set_field(page, "temperature", 0)
+        set_field(page, "max_tokens", 50)
+        find(page, "#question").send_keys("abc", Keys.ENTER)
+        server.arrived(1)
+        server.step(3)
+        shows(page, "document.querySelector('.message.assistant .words')?.textContent === 'def'")
+        assert page.execute_script("return document.querySelector('.message.assistant').ariaBusy") == "true"
+        find(page, "#stop").click()
+        shows(page, "Chat.running === null")
+        until(lambda: server.core.stats().aborted == 1)
+        assert "stopped by you" in texts(page, ".message.assistant .facts")[0]
+        assert page.execute_script("return Chat.conversation.map((turn) => turn.content)") == ["abc", "def"]
+        assert find(page, "#send").is_displayed()
+        shows(
+            page,
+            "document.querySelector('#texts .card.ended')?.textContent.includes('ended: abort')",
+        )
+        server.go_on()
+        server.up.check_idle()
+
+
+def test_who_listens_hears_an_answer_once(browser: webdriver.Chrome) -> None:
+    with letters() as server:
+        page = opened(browser, server.up.url)
+        page.execute_script("""
+            window.heard = [];
+            new MutationObserver(() => heard.push(document.querySelector("#announcer").textContent))
+              .observe(document.querySelector("#announcer"), { childList: true });""")
+        set_field(page, "max_tokens", 9)
+        set_field(page, "temperature", 0)
+        answer = ask(page, "abc")
+        assert answer == "defghijkl"
+        name = server.up.service.base_name
+        assert page.execute_script("return heard") == ["The model is answering.", f"{name} says: {answer}"]
+        assert find(page, "#log").get_attribute("aria-live") is None

@@ -1,0 +1,350 @@
+"""/v1/completions as OpenAI's own client sees it."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import numpy as np
+import openai
+import pytest
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.grammars.matcher import Matcher
+from tests.helpers.servers import Running
+from tests.server.conftest import greedy
+
+PROMPT = "Once upon a time"
+
+
+def test_a_completion_is_what_generate_gives(client: openai.OpenAI, reference: LLM) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=12)
+    (wanted,) = reference.generate(PROMPT, greedy(12))
+    (choice,) = made.choices
+    assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == (wanted.text, "length", 0, None)
+    assert made.object == "text_completion"
+    assert made.id.startswith("cmpl-")
+    assert made.model == "story"
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (wanted.prompt_tokens, 12)
+    assert made.usage.total_tokens == wanted.prompt_tokens + 12
+
+
+def test_without_max_tokens_there_are_sixteen(client: openai.OpenAI) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, temperature=0)
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 16
+
+
+def test_without_max_tokens_a_long_prompt_gets_what_is_left(client: openai.OpenAI) -> None:
+    made = client.completions.create(model="story", prompt=[5] * 1020, temperature=0, extra_body={"ignore_eos": True})
+    assert made.usage is not None
+    assert (made.usage.completion_tokens, made.choices[0].finish_reason) == (4, "length")
+
+
+def test_prompts_may_be_ids_or_lists_of_either(client: openai.OpenAI, reference: LLM) -> None:
+    ids = [1, 50, 60, 70]
+    texts = [output.text for output in reference.generate([ids, PROMPT, "The fox"], greedy(6))]
+    alone = client.completions.create(model="story", prompt=ids, temperature=0, max_tokens=6)
+    assert alone.choices[0].text == texts[0]
+    several = client.completions.create(model="story", prompt=[PROMPT, "The fox"], temperature=0, max_tokens=6)
+    assert [choice.text for choice in several.choices] == texts[1:]
+    lists = client.completions.create(model="story", prompt=[ids, ids], temperature=0, max_tokens=6)
+    assert [(choice.index, choice.text) for choice in lists.choices] == [(0, texts[0]), (1, texts[0])]
+    mixed = client.completions.create(model="story", prompt=[ids, PROMPT], temperature=0, max_tokens=6)  # type: ignore[list-item]
+    assert [choice.text for choice in mixed.choices] == texts[:2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_at_temperature_zero_gives_equal_choices(client: openai.OpenAI, stream: bool) -> None:
+    made = client.completions.create(
+        model="story", prompt=[PROMPT, "The fox"], n=3, temperature=0, max_tokens=4, stream=stream
+    )
+    if stream:
+        texts = dict.fromkeys(range(6), "")
+        ends = []
+        for chunk in made:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                ends += [choice.index] if choice.finish_reason else []
+        assert sorted(ends) == list(range(6)), "each choice ends once"
+    else:
+        texts = {choice.index: choice.text for choice in made.choices}
+        assert made.usage.completion_tokens == 24
+    assert len({texts[i] for i in range(3)}) == 1
+    assert len({texts[i] for i in range(3, 6)}) == 1
+    assert texts[0] != texts[3]
+
+
+def test_n_with_a_seed_gives_what_generate_gives(client: openai.OpenAI, reference: LLM) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, n=3, seed=7, max_tokens=8)
+    (wanted,) = reference.generate([PROMPT], SamplingParams(max_new_tokens=8, n=3, seed=7), use_tqdm=False)
+    assert [choice.text for choice in made.choices] == [completion.text for completion in wanted.outputs]
+    assert [choice.finish_reason for choice in made.choices] == ["length"] * 3
+    again = client.completions.create(model="story", prompt=PROMPT, n=3, seed=7, max_tokens=8)
+    assert [choice.text for choice in again.choices] == [choice.text for choice in made.choices]
+    assert len({choice.text for choice in made.choices}) > 1
+
+
+def test_a_stream_adds_up_and_ends_once(client: openai.OpenAI, reference: LLM) -> None:
+    chunks = list(client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=10, stream=True))
+    (wanted,) = reference.generate(PROMPT, greedy(10))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == wanted.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert {chunk.object for chunk in chunks} == {"text_completion"}
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_the_usage_chunk_is_last_and_has_no_choices(client: openai.OpenAI) -> None:
+    options = {"include_usage": True}
+    made = client.completions.create(
+        model="story", prompt=PROMPT, temperature=0, max_tokens=5, stream=True, stream_options=options
+    )
+    *chunks, last = made
+    assert last.choices == []
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (5, 5, 10)
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_the_bytes_of_a_stream(server: Running) -> None:
+    body = {"model": "story", "prompt": PROMPT, "temperature": 0, "max_tokens": 3, "stream": True}
+    answer = server.post("/v1/completions", body)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, done, nothing = answer.text.split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    assert all(event.startswith("data: {") for event in events)
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(events) - 1) + ["length"], "null, not an empty string"
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_stop_string_ends_it_and_is_not_in_the_text(client: openai.OpenAI) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop=["girl", "xyz"])
+    choice = made.choices[0]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", "girl")  # type: ignore[attr-defined]
+    assert "girl" not in choice.text
+    more = {"include_stop_str_in_output": True}
+    made = client.completions.create(
+        model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop="girl", extra_body=more
+    )
+    assert made.choices[0].text == choice.text + "girl"
+
+
+def test_a_stop_string_across_tokens_never_shows_in_a_stream(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop="a gentle", stream=True
+    )
+    text = "".join(chunk.choices[0].text for chunk in made)
+    assert text == ", there was "
+
+
+def test_log_probabilities(client: openai.OpenAI, reference: LLM) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=6, logprobs=3)
+    (wanted,) = reference.generate(PROMPT, greedy(6, logprobs=3))
+    found = made.choices[0].logprobs
+    assert found is not None
+    assert wanted.logprobs is not None
+    assert found.token_logprobs == pytest.approx(
+        [entry[t] for entry, t in zip(wanted.logprobs, wanted.token_ids, strict=True)]
+    )
+    assert "".join(found.tokens or []) == wanted.text
+    assert all(len(top) == 3 for top in found.top_logprobs or [])
+    for offset, token in zip(found.text_offset or [], found.tokens or [], strict=True):
+        assert wanted.text[offset:].startswith(token)
+
+
+def test_a_stream_has_the_same_log_probabilities(client: openai.OpenAI) -> None:
+    asked = {"model": "story", "prompt": PROMPT, "temperature": 0, "max_tokens": 6, "logprobs": 2}
+    whole = client.completions.create(**asked).choices[0].logprobs
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in getattr(part, name)] == getattr(whole, name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_echo_begins_with_the_prompt_and_its_log_probabilities(
+    client: openai.OpenAI, reference: LLM, stream: bool, count: int
+) -> None:
+    params = greedy(4, prompt_logprobs=True, prompt_top_logprobs=count, logprobs=count)
+    (wanted,) = reference.generate(PROMPT, params)
+    asked = {"model": "story", "prompt": PROMPT, "temperature": 0, "max_tokens": 4, "echo": True, "logprobs": count}
+    made = client.completions.create(**asked, stream=stream)
+    choices = [chunk.choices[0] for chunk in made] if stream else made.choices
+    text = "".join(choice.text for choice in choices)
+    tokens, logprobs, tops, offsets = (
+        [value for choice in choices for value in getattr(choice.logprobs, name)]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    assert text == PROMPT + wanted.text
+    assert offsets[:3] == [0, 0, 4], "the first token stands for no text"
+    assert (logprobs[0], tops[0]) == (None, None)
+    assert logprobs[1:5] == pytest.approx(wanted.prompt_logprobs[1:])
+    assert "".join(tokens[1:]) == text
+    if not count:
+        assert tops == [None] * 9
+        return
+    ids = [*wanted.prompt_token_ids, *wanted.token_ids]
+    entries = [*wanted.prompt_top_logprobs, *wanted.logprobs]
+    for i in range(1, 9):
+        names = {reference.tokenizer.hf_tokenizer.decode([token]) for token in (ids[i], *entries[i])}
+        assert set(tops[i]) == names
+        assert sorted(tops[i].values(), reverse=True)[:count] == pytest.approx(
+            sorted(entries[i].values())[::-1][:count]
+        )
+        assert tops[i][tokens[i]] == logprobs[i], "the token itself is one of them"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_scores_a_prompt_as_evaluations_ask_for_it(client: openai.OpenAI, reference: LLM, max_tokens: int) -> None:
+    """Several prompts as token ids, and at each position the likeliest token, which says what greedy decoding would do."""
+    story = reference.generate(PROMPT, greedy(6))[0]
+    said, odd = [*story.prompt_token_ids, *story.token_ids], [*story.prompt_token_ids, 900, 901]
+    made = client.completions.create(
+        model="story", prompt=[said, odd], max_tokens=max_tokens, temperature=0, seed=1234, echo=True, logprobs=1
+    )
+    assert made.usage.completion_tokens == 2 * max_tokens
+    for choice, ids in zip(made.choices, (said, odd), strict=True):
+        end = len(choice.logprobs.tokens) - max_tokens
+        assert end == len(ids)
+        own, tops = choice.logprobs.token_logprobs[5:end], choice.logprobs.top_logprobs[5:end]
+        assert [value == max(top.values()) for value, top in zip(own, tops, strict=True)] == [ids is said] * len(own)
+    assert made.choices[0].text.startswith(PROMPT)
+    (scored,) = reference.generate([odd], greedy(1, prompt_logprobs=True), use_tqdm=False)
+    assert made.choices[1].logprobs.token_logprobs[1 : len(odd)] == pytest.approx(scored.prompt_logprobs[1:])
+
+
+def test_the_likeliest_token_is_shown_when_it_is_the_one_that_was_chosen(client: openai.OpenAI) -> None:
+    made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=3, logprobs=1)
+    found = made.choices[0].logprobs
+    assert found.top_logprobs == [{t: value} for t, value in zip(found.tokens, found.token_logprobs, strict=True)]
+
+
+def test_streams_of_n_with_echo_and_log_probabilities(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="story", prompt=[PROMPT, "The fox"], n=2, seed=3, max_tokens=3, echo=True, logprobs=2, stream=True
+    )
+    texts, tokens = dict.fromkeys(range(4), ""), {i: [] for i in range(4)}
+    for chunk in made:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        tokens[choice.index] += choice.logprobs.tokens
+    assert all(texts[i].startswith(PROMPT if i < 2 else "The fox") for i in range(4))
+    assert all("".join(tokens[i][1:]) == texts[i] for i in range(4))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_prompt_log_probabilities_in_vllms_form(client: openai.OpenAI, reference: LLM, count: int) -> None:
+    more = {"prompt_logprobs": count, "return_token_ids": True}
+    made = client.completions.create(model="story", prompt=PROMPT, max_tokens=2, temperature=0, extra_body=more)
+    first, *others = made.choices[0].prompt_logprobs  # type: ignore[attr-defined]
+    assert first is None
+    ids = made.choices[0].prompt_token_ids  # type: ignore[attr-defined]
+    (wanted,) = reference.generate(PROMPT, greedy(1, prompt_logprobs=True, prompt_top_logprobs=2))
+    for token, entry, own, top in zip(
+        ids[1:], others, wanted.prompt_logprobs[1:], wanted.prompt_top_logprobs[1:], strict=True
+    ):
+        values = {token: own} | (top if count else {})
+        assert {int(each): value["logprob"] for each, value in entry.items()} == pytest.approx(values)
+        assert entry[str(token)]["decoded_token"] == reference.tokenizer.decode([token])
+
+
+def test_biases_change_what_is_chosen(client: openai.OpenAI, reference: LLM) -> None:
+    plain = reference.generate(PROMPT, greedy(1))[0].token_ids[0]
+    made = client.completions.create(
+        model="story", prompt=PROMPT, max_tokens=1, temperature=0, logit_bias={str(plain): -100},
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    assert made.choices[0].token_ids != [plain]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({"top_k": 1}, {"top_k": 1}),
+        ({"min_p": 1.0}, {"min_p": 1.0}),
+        ({"repetition_penalty": 1.5, "temperature": 0}, {"repetition_penalty": 1.5, "temperature": 0}),
+        ({"min_tokens": 9, "stop": ["a"]}, {"min_new_tokens": 9, "stop": ["a"]}),
+        ({"stop_token_ids": [17]}, {"stop_token_ids": [17]}),
+        ({"frequency_penalty": 1, "presence_penalty": -1.5}, {"frequency_penalty": 1, "presence_penalty": -1.5}),
+        ({"top_p": 0.5, "ignore_eos": True}, {"top_p": 0.5, "ignore_eos": True}),
+        ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+    ],
+)
+def test_fields_mean_what_they_mean_in_sampling_params(
+    server: Running, reference: LLM, more: dict[str, object], wanted: dict[str, object]
+) -> None:
+    body = {"model": "story", "prompt": PROMPT, "max_tokens": 10, "seed": 11, "return_token_ids": True, **more}
+    (output,) = reference.generate(PROMPT, SamplingParams(**{"max_new_tokens": 10, "seed": 11, **wanted}))
+    answer = server.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["token_ids"] == output.token_ids
+
+
+def test_concurrent_streams_have_the_tokens_of_generate(client: openai.OpenAI, reference: LLM) -> None:
+    prompts = [
+        f"The {animal} {verb}" for animal in ("fox", "hen", "bear", "cat") for verb in ("was", "went", "saw", "had")
+    ]
+    params = [SamplingParams(max_new_tokens=12 + i, seed=i, temperature=i % 2) for i in range(len(prompts))]
+    wanted = [output.token_ids for output in reference.generate(prompts, params, use_tqdm=False)]
+
+    def stream(i: int) -> list[int]:
+        made = client.completions.create(
+            model="story", prompt=prompts[i], max_tokens=12 + i, seed=i, temperature=i % 2, stream=True,
+            extra_body={"return_token_ids": True},
+        )  # fmt: skip
+        return [token for chunk in made for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert list(threads.map(stream, range(len(prompts)))) == wanted
+
+
+def test_the_second_time_a_prompt_is_cached(server: Running, client: openai.OpenAI) -> None:
+    prompt = "A prompt that no other test has sent to this server before"
+    for cached in (0, 1):
+        made = client.completions.create(model="story", prompt=prompt, temperature=0, max_tokens=2)
+        assert made.usage is not None
+        details = made.usage.prompt_tokens_details
+        assert details is not None
+        assert details.cached_tokens == (made.usage.prompt_tokens - 1 if cached else details.cached_tokens)
+    salted = client.completions.create(
+        model="story", prompt=prompt, temperature=0, max_tokens=2, extra_body={"cache_salt": "mine"}
+    )
+    assert salted.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_cannot_be_followed_is_refused_on_arrival(server: Running, stream: bool) -> None:
+    ambiguous = 'start: a\na: a a | "a" | "b" | " " | /[a-z]/'
+    body = {"model": "story", "prompt": "x", "max_tokens": 300, "temperature": 0, "stream": stream}
+    answer = server.post("/v1/completions", {**body, "guided_grammar": ambiguous})
+    found = answer.json()["error"]
+    assert (answer.status_code, found["type"], found["param"]) == (400, "invalid_request_error", "guided_grammar")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_can_be_followed_no_further_is_the_requests_fault(
+    server: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_mask, calls = Matcher.fill_mask, count()
+
+    def fails_later(matcher: Matcher, row: np.ndarray) -> bool:
+        if next(calls) < 30:
+            return fill_mask(matcher, row)
+        monkeypatch.setattr(Matcher, "error", property(lambda matcher: "too many items"))
+        row[:] = 0
+        return True
+
+    monkeypatch.setattr(Matcher, "fill_mask", fails_later)
+    body = {"model": "story", "prompt": "x", "max_tokens": 300, "temperature": 0, "stream": stream}
+    answer = server.post("/v1/completions", {**body, "guided_regex": "[a-z ]{200}"})
+    if stream:
+        found = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 400
+        found = answer.json()["error"]
+    wanted = ("invalid_request_error", "guided_regex", "no_token_allowed")
+    assert (found["type"], found["param"], found["code"]) == wanted
+    assert found["message"].startswith("guided_regex: its grammar cannot be followed any further: too many items")

@@ -1,0 +1,381 @@
+"""The live page's feed: it costs nothing while nobody watches, and slow readers lose frames, never memory."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nanoinfer import AsyncEngine
+from nanoinfer.server.live.event_stream import EventStream
+from nanoinfer.server.live.excerpts import UNREADABLE, Texts
+from nanoinfer.server.live.feed import Feed, FeedEndedError, TooManyWatchersError, Watcher
+from nanoinfer.server.live.limits import Limits
+from nanoinfer.server.live.view import View
+from tests.helpers.async_engines import gated
+from tests.helpers.engines import Clock, greedy
+from tests.helpers.live import SpellingTokenizer, merged, read_frame
+from tests.helpers.waiting import HANG_S, run, until_async
+
+
+class SteppedFeed(Feed):
+    """A feed that looks when the test says so, and notes how long it would have waited."""
+
+    def __init__(self, front: AsyncEngine, limits: Limits, show_prompts: bool = False, tokenizer: Any = None):
+        self.front, self.limits, self.is_over = front, limits, False
+        self.pauses: list[float] = []
+        self._go = asyncio.Semaphore(0)
+        core = front.llm
+        self.view = View(core, limits, show_prompts)  # type: ignore[arg-type]
+        texts = Texts(tokenizer or SpellingTokenizer(), limits)
+        super().__init__(lambda: front, self.view, texts, {"about": 1}, limits, lambda: self.is_over)
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await self._go.acquire()
+
+    async def look(self) -> None:
+        """Until the feed has looked once more."""
+        before = len(self.pauses)
+        self._go.release()
+        while len(self.pauses) == before and self._task is not None:
+            await asyncio.sleep(0)
+
+    async def started(self) -> None:
+        while not self.pauses:
+            await asyncio.sleep(0)
+
+
+def with_feed(
+    test: Callable[[SteppedFeed, AsyncEngine], Any], limits: Limits | None = None, **options: Any
+) -> Callable[[], None]:
+    async def body() -> None:
+        engine, _ = gated(tokenizer=SpellingTokenizer())
+        async with AsyncEngine(engine) as front:
+            feed = SteppedFeed(front, limits or Limits(), **options)
+            await test(feed, front)
+            feed.is_over = True
+            feed._go.release()
+
+    return lambda: run(body)
+
+
+async def next_frame(watcher: Watcher) -> dict[str, Any]:
+    frame = await watcher.next(HANG_S)
+    assert frame is not None
+    return read_frame(frame)
+
+
+# --- while nobody watches ---------------------------------------------------------------------------------------------
+
+
+def test_without_watchers_nothing_is_looked_at_or_noted() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        await front.generate("abc", greedy(3))
+        assert (front.after_step, feed.pauses, feed._task) == (None, [], None)
+        watcher = feed.join()
+        await feed.started()
+        assert front.after_step is not None
+        feed.leave(watcher)
+        await feed.look()
+        while feed._task is not None:
+            await asyncio.sleep(0)
+        assert front.after_step is None
+        assert not feed.view.requests.seen
+        await front.generate("abc", greedy(3))
+        assert feed.view.notes.take() == ({}, {})
+
+    with_feed(test)()
+
+
+def test_a_watcher_after_a_break_gets_a_whole_new_state() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        first = feed.join()
+        assert (await next_frame(first))["number"] == 0
+        feed.leave(first)
+        while feed._task is not None:
+            await feed.look()
+        await front.generate("abc", greedy(3))
+        again = await next_frame(feed.join())
+        assert (again["number"], again["key"]) == (1, True)
+        assert again["state"]["counts"]["finished"] == 1
+
+    with_feed(test)()
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def test_frames_add_up_to_what_a_newcomer_gets() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        frame = await next_frame(watcher)
+        assert frame["key"]
+        assert frame["about"] == {"about": 1}
+        state = frame["state"]
+        for prompt in ("abc", "abcdef", "xyz"):
+            await front.generate(prompt, greedy(3))
+            await feed.look()
+            frame = await next_frame(watcher)
+            assert set(frame) == {"number", "state"}
+            state = merged(state, frame["state"])
+        newcomer = await next_frame(feed.join())
+        assert newcomer == {"number": 3, "key": True, "about": {"about": 1}, "state": state}
+
+    with_feed(test)()
+
+
+def test_nothing_is_sent_when_nothing_has_changed() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        await next_frame(watcher)
+        await feed.look()
+        await feed.look()
+        assert await watcher.next(0) is None
+        assert feed.number == 0
+
+    with_feed(test)()
+
+
+def test_all_watchers_get_the_same_bytes() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watchers = [feed.join() for _ in range(5)]
+        keyframes = [await watcher.next(HANG_S) for watcher in watchers]
+        await front.generate("abc", greedy(3))
+        await feed.look()
+        changes = [await watcher.next(HANG_S) for watcher in watchers]
+        assert all(frame is keyframes[0] for frame in keyframes)
+        assert all(frame is changes[0] for frame in changes)
+        assert changes[0] != keyframes[0]
+
+    with_feed(test)()
+
+
+def test_who_misses_frames_gets_the_whole_state_and_the_others_do_not() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        slow, quick = feed.join(), feed.join()
+        await next_frame(slow)
+        await next_frame(quick)
+        for _ in range(3):
+            await front.generate("abc", greedy(3))
+            await feed.look()
+            assert "key" not in await next_frame(quick)
+        frame = await next_frame(slow)
+        assert (frame["number"], frame["key"]) == (3, True)
+        await front.generate("abc", greedy(3))
+        await feed.look()
+        assert "key" not in await next_frame(slow), "it follows again"
+
+    with_feed(test)()
+
+
+def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("nanoinfer.server.live.view.time", SimpleNamespace(perf_counter=clock))
+
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        look = feed.view._map
+
+        def slow_map() -> Any:
+            clock.now += 0.04
+            return look()
+
+        feed.join()
+        await feed.started()
+        feed.view._map = slow_map  # type: ignore[method-assign]
+        await feed.look()
+        assert feed.pauses == [0.1, pytest.approx(0.8)]  # 10 per second; 0.04 s are a twentieth of 0.8 s
+
+    with_feed(test)()
+
+
+def test_speed_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("nanoinfer.server.live.feed.time", SimpleNamespace(perf_counter=clock))
+
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        speeds = []
+        for tokens in (0, 5, 10, 10, 10, 10):
+            speeds.append(feed._speed(tokens))
+            clock.now += 0.5
+        assert speeds == [0, 10, 10, 5, 0, 0]
+
+    with_feed(test)()
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_only_so_many_can_watch() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watchers = [feed.join() for _ in range(3)]
+        with pytest.raises(TooManyWatchersError, match="too many browsers watch: at most 3"):
+            feed.join()
+        feed.leave(watchers[0])
+        feed.join()
+
+    with_feed(test, Limits(watchers=3))()
+
+
+def test_watchers_are_sent_away_when_the_server_ends() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        await next_frame(watcher)
+        feed.is_over = True
+        feed._go.release()
+        with pytest.raises(FeedEndedError):
+            await watcher.next(HANG_S)
+        with pytest.raises(FeedEndedError):
+            feed.join()
+
+    with_feed(test)()
+
+
+def test_watchers_are_sent_away_when_the_engine_is_shut_down() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        await next_frame(watcher)
+        await front.shutdown()
+        feed._go.release()
+        with pytest.raises(FeedEndedError):
+            await watcher.next(HANG_S)
+
+    with_feed(test)()
+
+
+def test_a_failure_ends_the_feed_but_no_request_and_the_next_watcher_starts_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        await next_frame(watcher)
+        real, feed.view._map = feed.view._map, lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        with caplog.at_level(logging.ERROR):
+            feed._go.release()
+            with pytest.raises(FeedEndedError):
+                await watcher.next(HANG_S)
+        assert "the live page's feed failed" in caplog.text
+        assert (await front.generate("abc", greedy(2))).text == "de"
+        feed.view._map = real  # type: ignore[method-assign]
+        assert (await next_frame(feed.join()))["key"]
+
+    with_feed(test)()
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_prompts_are_shown_frames_have_the_beginning_and_the_end_of_each_text() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        watcher = feed.join()
+        await next_frame(watcher)
+        await front.generate("abc" + "-" * 40 + "xyz", greedy(2))
+        await feed.look()
+        state = (await next_frame(watcher))["state"]
+        (request,) = state["requests"].values()
+        assert (request["prompt_text"], request["output_text"]) == ("abc----- … -----xyz", "{|")
+        assert [fields["text"] for fields in state["nodes"].values() if "text" in fields] == ["abc----- … ----xyz{"]
+
+    with_feed(test, Limits(characters=16, node_tokens=16, prompt_tokens=16), show_prompts=True)()
+
+
+def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
+    class Broken(SpellingTokenizer):
+        def decode(self, *args: Any, **kwargs: Any) -> str:
+            raise RuntimeError("broken")
+
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        await front.generate("abc", greedy(2))
+        frame = await next_frame(feed.join())
+        assert frame["state"]["nodes"]["1"]["text"] == UNREADABLE
+
+    with_feed(test, show_prompts=True, tokenizer=Broken())()
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """The ASGI server's side of a connection whose client takes messages when the test says so."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.takes = asyncio.Semaphore(0)
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        await self.takes.acquire()
+        self.messages.append(message)
+
+
+def test_a_client_that_reads_nothing_skips_frames() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        client = Client()
+        stream = asyncio.create_task(EventStream(feed, feed.limits)({}, client.receive, client.send))  # type: ignore[arg-type]
+        client.takes.release()  # the headers
+        await feed.started()
+        for _ in range(5):
+            await front.generate("abc", greedy(2))
+            await feed.look()
+        for _ in range(2):
+            client.takes.release()
+        await until_async(lambda: len(client.messages) == 3)
+        start, *bodies = client.messages
+        assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
+        frames = [read_frame(body["body"]) for body in bodies]
+        assert [(frame["number"], frame.get("key")) for frame in frames] in ([(0, True), (5, True)], [(5, True)])
+        client.gone.set()
+        await stream
+        assert not feed._watchers
+
+    with_feed(test)()
+
+
+def test_a_client_that_reads_nothing_for_too_long_is_dropped() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        client = Client()
+        client.takes.release()  # it takes the headers, and then nothing
+        await EventStream(feed, feed.limits)({}, client.receive, client.send)  # type: ignore[arg-type]
+        assert [message["type"] for message in client.messages] == ["http.response.start"]
+        assert not feed._watchers
+
+    with_feed(test, Limits(send_seconds=0.01))()
+
+
+def test_one_watcher_too_many_is_told_so() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        feed.join()
+        client = Client()
+        client.takes = asyncio.Semaphore(9)
+        await EventStream(feed, feed.limits)({"type": "http"}, client.receive, client.send)  # type: ignore[arg-type]
+        start, body = client.messages
+        assert start["status"] == 503
+        assert (b"retry-after", b"1") in start["headers"]
+        assert json.loads(body["body"])["error"]["message"] == "too many browsers watch: at most 1"
+
+    with_feed(test, Limits(watchers=1))()
+
+
+def test_the_end_is_an_event() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        client = Client()
+        client.takes = asyncio.Semaphore(9)
+        stream = asyncio.create_task(EventStream(feed, feed.limits)({}, client.receive, client.send))  # type: ignore[arg-type]
+        await until_async(lambda: len(client.messages) == 2)
+        feed.is_over = True
+        feed._go.release()
+        await stream
+        assert client.messages[-1] == {
+            "type": "http.response.body",
+            "body": b"event: end\ndata: {}\n\n",
+            "more_body": False,
+        }
+
+    with_feed(test)()

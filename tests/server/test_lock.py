@@ -1,0 +1,251 @@
+"""Who gets in: keys, hosts, origins, request ids, sizes of bodies. The applications here need no sockets."""
+
+import asyncio
+import gzip
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from nanoinfer.server import ServerSettings, make_app
+from nanoinfer.server.keys import read_keys
+from tests.helpers.engines import make_engine
+from tests.helpers.waiting import run
+
+BODY = {"model": "nanoinfer", "prompt": "abc", "max_tokens": 3, "temperature": 0}
+
+
+def ask(app: FastAPI, method: str, path: str, base: str = "http://test", **more: Any) -> httpx.Response:
+    """One request to an application, without its lifespan."""
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+            return await client.request(method, path, **more)
+
+    return run(send)
+
+
+def app_with(**settings: Any) -> FastAPI:
+    return make_app(make_engine(), **settings)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_without_lifespan_and_from_several_event_loops_it_works() -> None:
+    app = app_with()
+    for _ in range(2):
+        assert ask(app, "POST", "/v1/completions", json=BODY).json()["choices"][0]["text"] == "def"
+
+
+def test_with_keys_only_health_is_open() -> None:
+    app = app_with(api_keys=["first", "second"])
+    assert ask(app, "GET", "/health").status_code == 200
+    for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/v1/completions", "/nothing", "/live/x"):
+        answer = ask(app, "GET", path)
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    for key in ("first", "second"):
+        assert ask(app, "GET", "/v1/models", headers=bearer(key)).status_code == 200
+    for headers in (
+        bearer("third"),
+        bearer(""),
+        bearer("firstsecond"),
+        {"authorization": "first"},
+        {"authorization": "Basic first"},
+    ):
+        assert ask(app, "GET", "/v1/models", headers=headers).status_code == 401
+    assert ask(app, "POST", "/v1/completions", json=BODY, headers=bearer("second")).status_code == 200
+    assert ask(app, "GET", "/static/../v1/models").status_code == 401
+    assert ask(app, "GET", "/health/").status_code == 401
+
+
+def test_keys_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    settings = ServerSettings(api_keys=["hush-hush"])
+    assert "hush" not in repr(settings)
+    app = make_app(make_engine(), settings)
+    with caplog.at_level(logging.INFO):
+        for headers in (bearer("hush-hush"), bearer("hush-wrong")):
+            answer = ask(app, "GET", "/v1/models?key=hush", headers=headers)
+            assert "hush" not in answer.text
+    ours = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("nanoinfer"))
+    assert "hush" not in ours
+    assert "/v1/models 401" in ours
+
+
+def test_keys_come_from_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nfirst\n\n  second  \n")
+    assert read_keys(path) == ["first", "second"]
+    path.write_text("# none\n")
+    with pytest.raises(ValueError, match="has no keys"):
+        read_keys(path)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:8000",
+        "localhost",
+        "[::1]:8000",
+        "10.0.0.5",
+        "testserver",
+        "a.localhost:1",
+        "Mine.Example",
+        "localhost.",
+        "localhost:",
+        "::1",
+        "mine.example.:80",
+    ],
+)
+def test_hosts_that_may_be_asked_for(host: str) -> None:
+    app = app_with(allowed_hosts=["mine.example"])
+    assert ask(app, "GET", "/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "attacker.example",
+        "127.0.0.1.attacker.example:8000",
+        "attacker.example.",
+        "[::1].evil.example",
+        "127.0.0.1:x.attacker.example",
+        "localhost:1:2",
+        "[::1]x8000",
+        "[::1",
+    ],
+)
+def test_a_name_that_leads_here_by_dns_rebinding_is_refused(host: str) -> None:
+    app = app_with()
+    answer = ask(app, "POST", "/v1/completions", json=BODY, headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+    assert ask(app_with(allowed_hosts=["*"]), "GET", "/health", headers={"host": host}).status_code == 200
+
+
+def test_pages_from_elsewhere_are_kept_out_unless_they_are_named() -> None:
+    app = app_with()
+    headers = {"origin": "http://page.example"}
+    for path in ("/flush_cache", "/v1/completions"):
+        answer = ask(app, "POST", path, headers=headers, json=BODY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert ask(app, "POST", "/flush_cache", headers={"origin": "null"}).status_code == 403
+    assert ask(app, "POST", "/flush_cache", headers={"origin": "http://test"}).status_code == 200
+    assert "access-control-allow-origin" not in ask(app, "GET", "/v1/models", headers=headers).headers
+    named = app_with(cors_origins=["http://page.example"], api_keys=["key"])
+    preflight = {**headers, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    answer = ask(named, "OPTIONS", "/v1/completions", headers=preflight)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "http://page.example")
+    of_openai = "authorization,content-type,x-stainless-os,x-stainless-retry-count"
+    preflight["access-control-request-headers"] = of_openai
+    answer = ask(named, "OPTIONS", "/v1/completions", headers=preflight)
+    assert (answer.status_code, answer.headers["access-control-allow-headers"]) == (200, of_openai)
+    answer = ask(named, "POST", "/v1/completions", headers=headers, json=BODY)
+    assert "x-should-retry" in answer.headers["access-control-expose-headers"]
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, "http://page.example")
+    answer = ask(named, "POST", "/v1/completions", headers={**headers, **bearer("key")}, json=BODY)
+    assert answer.status_code == 200
+
+
+def test_request_ids_go_in_and_out() -> None:
+    app = app_with()
+    answer = ask(app, "POST", "/v1/completions", json=BODY, headers={"x-request-id": "mine-1"})
+    assert (answer.headers["x-request-id"], answer.json()["id"]) == ("mine-1", "cmpl-mine-1")
+    assert "x-engine-requests" not in answer.headers
+    several = ask(
+        app, "POST", "/v1/completions", json={**BODY, "prompt": [[1], [2]]}, headers={"x-engine-requests": "?"}
+    )
+    first, second = map(int, several.headers["x-engine-requests"].split(","))
+    assert second == first + 1, "the engine's numbers, for whoever asks"
+    ids = {ask(app, "GET", "/health").headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    for wrong in ("x" * 129, "a b", "tab\there"):
+        answer = ask(app, "GET", "/health", headers={"x-request-id": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
+
+
+def test_headers_are_bounded() -> None:
+    app = app_with()
+    for headers in ({"x": "y" * 20_000}, {f"x-{i}": "y" for i in range(5000)}):
+        answer = ask(app, "GET", "/health", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (431, "headers_too_large")
+    assert ask(app, "GET", "/health?" + "a" * 20_000).status_code == 431
+    assert ask(app, "GET", "/health", headers={"x": "y" * 15_000}).status_code == 200
+
+
+def test_compressed_bodies_are_refused() -> None:
+    app, content = app_with(), gzip.compress(json.dumps(BODY).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = ask(app, "POST", "/v1/completions", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
+    assert ask(app, "POST", "/v1/completions", json=BODY, headers={"content-encoding": "identity"}).status_code == 200
+
+
+def test_bodies_are_bounded_each_and_all_together() -> None:
+    app = app_with(max_body_bytes=1000, max_bodies_bytes=1500)
+    long = {**BODY, "prompt": "a" * 2000}
+    answer = ask(app, "POST", "/v1/completions", json=long)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+    async def parts() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    answer = ask(app, "POST", "/v1/completions", content=parts())  # without a content-length
+    assert answer.status_code == 413
+
+    async def together() -> list[int]:
+        is_held, go = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> Any:
+            yield b"x" * 900
+            is_held.set()  # the application asks for more
+            await go.wait()
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            first = asyncio.create_task(client.post("/v1/completions", content=slow()))
+            await is_held.wait()
+            second = await client.post("/v1/completions", content=b"x" * 900)
+            go.set()
+            return [second.status_code, (await first).status_code]
+
+    assert run(together) == [503, 400]
+    assert ask(app, "POST", "/v1/completions", json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_body_bytes", 0),
+        ("max_prompts", True),
+        ("request_timeout_s", 0),
+        ("drain_timeout_s", float("inf")),
+        ("api_keys", "a text"),
+        ("api_keys", [""]),
+        ("api_keys", ["two words"]),
+        ("allowed_hosts", [5]),
+        ("show_prompts", 1),
+        ("adapter_root", "/nowhere/at/all"),
+        ("served_model_name", ""),
+    ],
+)
+def test_settings_are_checked(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        make_app(make_engine(), **{field: value})
+
+
+def test_after_the_lifespan_the_engine_is_closed() -> None:
+    app = app_with()
+
+    async def live() -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    run(live)
+    answer = ask(app, "POST", "/v1/completions", json=BODY)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert ask(app, "GET", "/health").status_code == 503

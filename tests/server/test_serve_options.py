@@ -1,0 +1,76 @@
+"""`python -m nanoinfer serve`, in this process: what it refuses, and what it does before it serves."""
+
+import gc
+import socket
+from typing import Any
+
+import pytest
+
+from nanoinfer.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["story", "--model", "story"], "MODEL is given as well"),
+        (["--port", "99999"], "--port 99999"),
+        (["nothing-like-this"], "nothing-like-this"),
+        (["--api-key-file", "/nowhere"], "/nowhere"),
+        (["--adapter-root", "/nowhere"], "adapter_root"),
+        (["--request-timeout", "0"], "request_timeout_s"),
+        (["--max-queue", "0"], "max_queue"),
+        (["--api-key", ""], "api_keys"),
+        (["--max-conections", "3"], "did you mean --max-connections?"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(arguments: list[str], message: str, capsys: Any) -> None:
+    try:
+        code = main(["serve", *arguments])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_environment_without_keys_is_no_open_server(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("NANOINFER_API_KEY", " , ")
+    assert main(["serve"]) == 2
+    assert "is set, but has no keys" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import nanoinfer.server
+
+    monkeypatch.setattr(nanoinfer.server, "find_spec", lambda name: None if name == "uvicorn" else object())
+    assert main(["serve"]) == 2
+    error = capsys.readouterr().err
+    assert "the server needs uvicorn: pip install nanoinfer[server]" in error
+    assert error.count("\n") == 1
+    with pytest.raises(ImportError, match=r"nanoinfer\[server\]"):
+        nanoinfer.server.make_app  # noqa: B018
+
+
+def test_what_is_loaded_before_it_serves_is_not_looked_at_by_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def serve(app: Any, sock: socket.socket) -> None:
+        seen.append((gc.get_freeze_count(), len(gc.get_objects())))
+
+    monkeypatch.setattr("nanoinfer.server.run.serve", serve)
+    try:
+        assert main(["serve", "--port", "0", "--max-total-tokens", "2048"]) == 0
+    finally:
+        gc.unfreeze()
+    ((frozen, others),) = seen
+    assert frozen > 100 * others
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"--port {port}: cannot be listened at: Address already in use" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,1 @@
+"""What depends on time, on chance or on which thread runs first, for as long as one likes: `python -m tests.soak`."""

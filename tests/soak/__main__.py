@@ -1,0 +1,240 @@
+"""Everything that needs time, chance or luck, for as long as one likes: `python -m tests.soak --minutes 20`.
+
+`pytest` gives the same verdict in every run. What cannot, because it depends on real time, on which thread runs first, on
+the moment of a signal, on how a process dies, or on examples drawn anew, is here. No test that must pass before a change
+is merged depends on it; when it fails, something is wrong all the same.
+
+It runs episode after episode, each of one of these kinds. Most are over a tiny model whose every token is known
+(tests/soak/episodes has them):
+
+- `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
+  retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right or mostly
+  wrong); random requests that share beginnings on purpose, greedy and seeded, some of several completions, some with a
+  logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the sampler and the allocators. After
+  every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded
+  and unloaded all the time, and fetched late or not at all. From some moment on, the tree's events are followed, with and
+  without gaps: after every step they must come to the blocks of the tree's paths.
+- `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
+- `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
+- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
+- `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
+  right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
+- `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
+
+The others run in a process of their own, and each takes minutes, so that they are rare:
+
+- `tests`: all tests marked `soak`.
+- `examples`: the property tests of the quick ring, with examples that follow from the seed.
+- `server`, only if asked for: half a minute of mixed traffic against a server, and a SIGTERM. `python -m
+  tests.soak.traffic` does it for longer, and has options.
+- `ray`, only if asked for: the tests of replicas on Ray (needs `pip install -e '.[cluster]'`).
+
+At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
+`transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free;
+every process has ended with the return code that Python gives; every test has passed.
+
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics`, `grammars` and
+`examples` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
+several attempts).
+`--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
+naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
+the first tenth of the run.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanoinfer.model.loader import load_model
+from tests.helpers.adapters import merged, save_adapter
+from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
+from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+from tests.soak import suites, traffic
+from tests.soak.episodes import alarms, by_hand, exits, grammars, threads
+
+# Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "grammars": 8, "exits": 1}
+KINDS |= {"tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
+ONLY_IF_ASKED_FOR = ("server", "ray")
+# What needs nothing that is made beforehand.
+APART = {
+    "tests": suites.run_tests,
+    "examples": suites.run_examples,
+    "server": traffic.run_episode,
+    "ray": suites.run_ray,
+}
+EXITS = 4  # processes per episode
+SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
+
+
+class Soak:
+    """What all episodes share: the model, in each kind of weights, what it says alone, and the beginnings of prompts."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        model = make_llm_model(directory)
+        self.models = {None: (model, Oracle(directory, by_hand.MAX_NEW_TOKENS))}
+        for kind in ("int8", "int4"):
+            quantized = replace(load_model(directory, torch.float32, quantization=kind), tokenizer=model.tokenizer)
+            self.models[kind] = quantized, NetworkOracle(quantized, by_hand.MAX_NEW_TOKENS)
+        # One draft model is hardly ever right, the other always.
+        self.draft_models = [make_draft_model(directory / "draft"), model]
+        self.adapters = [
+            (folder, Oracle(merged(directory, folder), by_hand.MAX_NEW_TOKENS))
+            for folder in (
+                save_adapter(directory / "small", model.model, seed=1, rank=1),
+                save_adapter(directory / "large", model.model, seed=2, rank=9),
+                save_adapter(directory / "some", model.model, seed=3, ends=["v_proj", "up_proj"]),
+            )
+        ]
+        self.stories = grammars.Models()
+        self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
+        self.prompts = [
+            [*stem[:length].tolist(), *tail]
+            for stem in self.stems
+            for length in (1, 5, 16, 17, 33, 45)
+            for tail in ((), (1,))
+        ]
+
+    def run(self, kind: str, seed: int) -> Counter[str]:
+        """One episode; what happened in it."""
+        rng = np.random.default_rng(seed)
+        config = by_hand.random_config(rng)
+        quantization = [None, None, "int8", "int4"][int(rng.integers(4))]
+        model, oracle = self.models[quantization]
+        draft_model = self.draft_models[seed % 2] if "model" in str(config["drafter"]) else None
+        try:
+            if kind == "exits":
+                return exits.run_episode(self.directory, seed * EXITS, EXITS)
+            if kind == "grammars":
+                quantization, config = None, grammars.random_config(rng)
+                engine, counts = grammars.run_episode(self.stories, rng, config)
+            elif kind in ("threads", "alarms"):
+                llm = tiny_llm(model, draft_model=draft_model, **config)
+                run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
+                counts = run_episode(llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
+                engine = llm.engine
+            else:
+                tokenizer = WordTokenizer() if kind == "panics" else None
+                world = World(replace(model, tokenizer=tokenizer), oracle, draft_model, **config)
+                adapters = (
+                    [] if quantization else self.adapters
+                )  # the oracle of an adapter has it merged into the weights
+                by_hand.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
+                counts, engine = Counter(world.counts), world.engine
+        except BaseException:
+            print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {quantization=} {config}", flush=True)
+            raise
+        stats = engine.stats()
+        counts.update({name: getattr(stats, name) for name in SUMS})
+        return counts
+
+
+def run_apart(kind: str, seed: int) -> Counter[str]:
+    """One episode of a kind that is a process of its own."""
+    try:
+        return APART[kind](seed)
+    except BaseException:
+        print(f"\nFAILED: --seed {seed} --kinds {kind} --episodes 1", flush=True)
+        raise
+
+
+def kind_of(seed: int, kinds: Sequence[str]) -> str:
+    """Which of `kinds` the episode of a seed is."""
+    shares = np.array([KINDS[kind] for kind in kinds], dtype=float)
+    return str(np.random.default_rng([seed, 1]).choice(list(kinds), p=shares / shares.sum()))
+
+
+def resident_mib() -> float:
+    """Memory of this process that is really there."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run episodes until the time or the number of steps is reached; 1 when something was wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of episodes; all but server and ray")
+    parser.add_argument("--seed", type=int, default=0, help="of the first episode; the next one's is one more")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--episodes", type=int, help="stop after so many episodes")
+    parser.add_argument("--state", type=Path, help="file to keep the seed and the sums in")
+    parser.add_argument("--resume", action="store_true", help="go on from --state")
+    parser.add_argument("--max-growth-mib", type=float, default=24.0, help="resident size may grow by so much")
+    args = parser.parse_args(argv)
+    if args.resume and (args.state is None or not args.state.is_file()):
+        parser.error(f"--resume: --state {args.state} is no file")
+    kinds = args.kinds or [kind for kind in KINDS if kind not in ONLY_IF_ASKED_FOR]
+    if "ray" in kinds and not suites.has_ray():
+        parser.error(f"--kinds ray: {suites.RAY}")
+    if args.minutes is None and args.steps is None and args.episodes is None:
+        parser.error("how long? --minutes, --steps or --episodes")
+
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    sums: Counter[str] = Counter()
+    seed = args.seed
+    if args.resume:
+        kept = json.loads(args.state.read_text())
+        seed, sums = kept["next_seed"], Counter(kept["sums"])
+    start, steps_before, episodes, first_seed = time.monotonic(), sums["steps"], 0, seed
+    resident_start = resident_early = 0.0
+    seconds: Counter[str] = Counter()
+
+    def share_done() -> float:
+        """Of what was asked for; 1 when it is time to stop."""
+        parts = [
+            (time.monotonic() - start) / (60 * args.minutes) if args.minutes is not None else 0.0,
+            (sums["steps"] - steps_before) / args.steps if args.steps is not None else 0.0,
+            episodes / args.episodes if args.episodes is not None else 0.0,
+        ]
+        return max(parts)
+
+    with tempfile.TemporaryDirectory() as directory:
+        soak = Soak(Path(directory)) if set(kinds) - APART.keys() else None
+        resident_start = resident_mib()
+        while share_done() < 1:
+            kind, began = kind_of(seed, kinds), time.monotonic()
+            sums.update(run_apart(kind, seed) if soak is None or kind in APART else soak.run(kind, seed))
+            seconds[kind] += time.monotonic() - began
+            seed, episodes = seed + 1, episodes + 1
+            if share_done() < 0.1 or not resident_early:
+                resident_early = resident_mib()
+            if args.state is not None:
+                args.state.write_text(json.dumps({"next_seed": seed, "sums": sums}))
+            if episodes % 20 == 0:
+                print(_line(seed, sums, start, resident_mib()), flush=True)
+    resident_end = resident_mib()
+    print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
+    print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
+    print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))
+    print(f"resident: {resident_start:.0f} MiB at the start, {resident_early:.0f} early, {resident_end:.0f} at the end")
+    if resident_end - resident_early > args.max_growth_mib:
+        print(f"FAILED: resident size has grown by more than {args.max_growth_mib} MiB")
+        return 1
+    return 0
+
+
+def _line(seed: int, sums: Counter[str], start: float, resident: float) -> str:
+    return (
+        f"seed {seed}: {sums['steps']:,} steps, {sums['retractions']:,} retractions, {sums['evicted_tokens']:,} tokens "
+        f"evicted, {sums['aborted']:,} aborts; {time.monotonic() - start:.0f} s, {resident:.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

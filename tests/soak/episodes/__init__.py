@@ -1,0 +1,1 @@
+"""Episodes of one kind per file."""

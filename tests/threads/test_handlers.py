@@ -1,0 +1,163 @@
+"""Handlers of signals that raise, or call, while several threads use an engine: who is interrupted, and what is left."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nanoinfer import StepFailedError
+from nanoinfer.calls import Calls
+from tests.helpers.async_engines import gated, in_a_pass, llm_around
+from tests.helpers.engines import assert_all_free, greedy, make_engine, step
+from tests.helpers.interrupts import Interrupted, raising
+from tests.helpers.waiting import Worker, until
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    """SIGALRM interrupts."""
+    with raising(signal.SIGALRM):
+        yield
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_request_that_another_threads_pass_has_begun_is_ended_when_add_request_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handler raises when the turn has been given back, and another thread may be quicker than what takes it back."""
+    engine = make_engine()
+    llm = llm_around(engine)
+    give_back = engine.turns._give_back
+
+    def given_back() -> None:
+        give_back()
+        if engine.scheduler.waiting and threading.current_thread() is threading.main_thread():
+            monkeypatch.undo()
+            Worker(llm.generate, [80], greedy(2)).result()
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(engine.turns, "_give_back", given_back)
+    with pytest.raises(Interrupted):
+        engine.add_request([5], greedy(10))
+    assert not engine.open_requests.ids()
+    assert step(engine) == {}
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_handler_that_raises_in_a_pass_of_other_threads_requests_ends_the_main_threads_call() -> None:
+    """Its own request waits; the exception is for the main thread all the same."""
+    engine, gate = gated(rows=1)
+    llm = llm_around(engine)
+    other = llm.stream([5], greedy(30))
+    Worker(next, other).result()
+
+    def alarm(*args: Any) -> Any:
+        gate.model = model
+        signal.raise_signal(signal.SIGALRM)
+
+    model, gate.model = gate.model, alarm
+    with pytest.raises(Interrupted):
+        llm.generate([50], greedy(2))
+    with pytest.raises(StepFailedError) as raised:
+        list(other)
+    assert isinstance(raised.value.__cause__, Interrupted)
+    assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
+    assert_all_free(engine)
+
+
+def test_a_handler_may_call_while_its_thread_waits_for_the_pass_of_another() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    answers = []
+
+    def handler(*_: object) -> None:
+        gate.open()
+        answers.append(llm.generate([70], greedy(2))[0].token_ids)
+
+    def strike() -> None:
+        until(lambda: engine.turns._visitors == 1, "the main thread's visit")
+        signal.raise_signal(signal.SIGALRM)  # its handler runs in the main thread
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        striker = Worker(strike)
+        engine.stats()  # waits for the pass, which waits for the handler
+        striker.result()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert answers == [[71, 72]]
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    llm, add = llm_around(engine), engine.scheduler.add
+
+    def interrupted(req: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        add(req)
+
+    monkeypatch.setattr(engine.scheduler, "add", interrupted)
+    with pytest.raises(Interrupted) as caught:
+        next(llm.stream([5], greedy(2)))
+    assert caught.tb is not None  # and with it all frames: nothing is left to garbage collection
+    assert (len(engine.scheduler.waiting), engine.turns.callers) == (0, {})
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_call_that_was_interrupted_twice_is_closed_whoever_keeps_the_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    llm = llm_around(engine)
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    def close(call: Any) -> None:
+        if sys._getframe(1).f_code.co_name == "_stream":  # the second alarm, before it can do anything
+            raise Interrupted
+        Calls.close(llm._calls, call)
+
+    stream = llm.stream([5], greedy(5))
+    next(stream)
+    monkeypatch.setattr(engine.sampler, "sample", interrupted)
+    monkeypatch.setattr(llm._calls, "close", close)
+    with pytest.raises(Interrupted) as caught:
+        next(stream)
+    assert caught.tb is not None  # and with it the call
+    assert engine.turns.callers == {}
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_threads_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`Thread.is_alive` marks a thread as ended when it is interrupted."""
+    engine, gate = gated(open_at_once=False)
+    call = in_a_pass(llm_around(engine), gate, [5], greedy(3))
+    is_alive = threading.Thread.is_alive
+
+    def asked(thread: threading.Thread) -> bool:
+        signal.raise_signal(signal.SIGALRM)
+        return is_alive(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "is_alive", asked)
+        with pytest.raises(Interrupted) as caught:
+            engine.step()
+    assert isinstance(caught.value.__context__, RuntimeError)  # the refusal came before the handler ran
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)

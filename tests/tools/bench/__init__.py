@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: what is measured, counted and reported. No times."""

@@ -1,0 +1,190 @@
+"""Workers: the protocol, what becomes of engines that fail, hang or die, and how `--compare` is read."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
+from nanoinfer.bench.peers import worker as worker_module
+from tests.helpers.fake_peer import Peer
+from tests.helpers.waiting import HANG_S, until
+
+FAKE = Path(__file__).parents[2] / "helpers" / "fake_peer.py"
+
+
+@contextmanager
+def fake(**options: Any) -> Iterator[Worker]:
+    spec = EngineSpec("fake", FAKE, options=options)
+    with Worker(spec.command("no-model", "float32", 1), spec.environment(1), HANG_S) as worker:
+        yield worker
+
+
+class Clock:
+    """Time that goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def perf_counter(self) -> float:
+        return sum(self.slept)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def job(*requests: tuple[list[int], int, float]) -> dict[str, Any]:
+    return {"requests": [{"prompt": p, "new_tokens": n, "arrival": at} for p, n, at in requests]}
+
+
+def test_a_worker_tells_what_it_is_and_serves_job_after_job() -> None:
+    with fake() as worker:
+        assert worker.about["versions"]["fake"] == "1.0"
+        assert worker.about["prefix_cache"] is True
+        answer = worker.ask(job(([5, 6], 3, 0.0), ([1], 1, 0.0)))
+        assert answer["tokens"] == [[12, 13, 14], [2]]
+        assert [len(times) for times in answer["times"]] == [3, 1]
+        assert all(0 <= time <= answer["wall_s"] for times in answer["times"] for time in times)
+        assert answer["peak_memory_mb"] > 1
+        assert answer["cached_tokens"] == [None, None]
+        assert worker.ask(job(([7], 1, 0.0)))["tokens"] == [[8]]
+
+
+def test_requests_are_not_served_before_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(worker_module, "time", clock)
+    tokens, times, wall = worker_module.serve(
+        Peer("no-model", "float32", 1), job(([1], 1, 0.0), ([2], 1, 5.0))["requests"]
+    )
+    assert tokens == [[2], [3]]
+    assert (times, wall) == ([[0.0], [5.0]], 5.0)
+    assert clock.slept == [5.0]
+
+
+def test_what_an_engine_prints_is_no_answer() -> None:
+    with fake(noise=True) as worker:
+        assert worker.ask(job(([1], 1, 0.0)))["tokens"] == [[2]]
+
+
+def test_what_primes_the_cache_is_not_measured() -> None:
+    with fake() as worker:
+        prime = job(([9, 9], 5, 0.0))["requests"]
+        assert worker.ask({**job(([1], 2, 0.0)), "prime": prime, "shared": True})["tokens"] == [[2, 3]]
+
+
+def test_a_failed_run_is_reported_and_the_next_one_served() -> None:
+    with fake(when=3, trouble="fail") as worker:
+        with pytest.raises(EngineFailure, match="MemoryError: no room"):
+            worker.ask(job(([1, 2, 3], 1, 0.0)))
+        assert worker.alive
+        assert worker.ask(job(([1], 1, 0.0)))["tokens"] == [[2]]
+
+
+def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
+    with (
+        fake(when=2, trouble="short") as worker,
+        pytest.raises(EngineFailure, match=r"request 1: got 2 tokens, must be 3"),
+    ):
+        worker.ask(job(([1], 3, 0.0), ([1, 2], 3, 0.0)))
+
+
+def test_a_dead_worker_leaves_its_last_words() -> None:
+    with fake(when=2, trouble="die") as worker:
+        with pytest.raises(EngineFailure, match=r"exit code 7\nfirst line\nthe last words"):
+            worker.ask(job(([1, 2], 1, 0.0)))
+        assert not worker.alive
+        with pytest.raises(EngineFailure, match="ended before"):
+            worker.ask(job(([1], 1, 0.0)))
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    with fake(when=2, trouble="hang") as worker:
+        worker.timeout = 0
+        with pytest.raises(EngineFailure, match="no answer for 0 s"):
+            worker.ask(job(([1, 2], 1, 0.0)))
+        assert not worker.alive
+
+
+def test_an_engine_that_does_not_load_says_why() -> None:
+    with (
+        pytest.raises(EngineFailure, match=r"FileNotFoundError: no-model\.fake: not found; make it"),
+        fake(refuse=True),
+    ):
+        pass
+
+
+def test_something_that_is_no_worker_is_a_failure() -> None:
+    with pytest.raises(EngineFailure, match=r"exit code 3\ngone"):
+        Worker([sys.executable, "-c", "import sys; print('gone', file=sys.stderr); sys.exit(3)"])
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_an_idle_worker_is_stopped_and_one_that_is_done_is_gone() -> None:
+    with fake() as worker:
+        worker.ask(job(([1], 1, 0.0)))
+        until(lambda: process_state(worker.pid) == "T", "a worker that is stopped")
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+
+
+def test_engines_are_read_from_the_command_line() -> None:
+    plain, elsewhere = parse_engine("vllm"), parse_engine(f"vllm={sys.executable}")
+    assert (plain.name, plain.python, plain.is_ours) == ("vllm", sys.executable, False)
+    assert elsewhere.python == sys.executable
+    ours = parse_engine("nanoinfer:attention_backend=torch_native,page_size=16,disable_radix_cache=True")
+    assert ours.options == {"attention_backend": "torch_native", "page_size": 16, "disable_radix_cache": True}
+    assert ours.is_ours
+    assert ours.name == "nanoinfer:attention_backend=torch_native,page_size=16,disable_radix_cache=True"
+    assert parse_engine(str(FAKE)).file == FAKE
+    both = parse_engine(f"llamacpp:weights=int8,slots=4={sys.executable}")
+    assert (both.name, both.python) == ("llamacpp:weights=int8,slots=4", sys.executable)
+    assert both.options == {"weights": "int8", "slots": 4}
+    assert not both.is_ours
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("nanoinfer", None),
+        ("nanoinfer:quantization=int8,page_size=4", "int8"),
+        ("nanoinfer:weights=int8", None),
+        ("openvino:weights=int4", "int4"),
+        ("vllm:quantization=fp8", None),
+    ],
+)
+def test_an_engine_has_a_kind_of_weights(text: str, kind: str | None) -> None:
+    assert parse_engine(text).weights == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tgi", "'tgi' must be one of nanoinfer, transformers, peft, vllm, openvino, llamacpp, or a file"),
+        ("vllm=/no/such/python", "'/no/such/python' must be a Python executable"),
+        ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python' must be a Python executable"),
+        ("vllm:max_num_seqs=4=", "'' must be a Python executable"),
+        ("nanoinfer:page_size", "'page_size' must be option=value"),
+        ("nanoinfer:page_size,seed=3", "'page_size' must be option=value"),
+        ("missing.py", r"'missing\.py' must be one of"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_engine(text)
+
+
+def test_packages_of_this_environment_stay_out_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    assert parse_engine("vllm").environment(2)["PYTHONPATH"] == "/ours"
+    assert "PYTHONPATH" not in EngineSpec("vllm", FAKE, "/other/python").environment(2)
+    assert EngineSpec("vllm", FAKE, "/other/python").environment(2)["OMP_NUM_THREADS"] == "2"
+    root = str(Path(__file__).parents[3])
+    assert parse_engine("nanoinfer").environment(1)["PYTHONPATH"].split(os.pathsep) == [root, "/ours"]

@@ -1,0 +1,153 @@
+"""Checkpoints made to measure on, and their conversions."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.bench import make_models
+from nanoinfer.bench.compressed import make_compressed
+from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
+from nanoinfer.model.loader import resolve_model_path
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def test_both_dtypes_hold_the_same_numbers_and_logits_are_apart(tmp_path: Path) -> None:
+    models = {}
+    for dtype in ("float32", "bfloat16"):
+        make_checkpoint(tmp_path / f"small-{dtype}", **TINY)
+        models[dtype] = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"small-{dtype}", dtype="auto")
+        assert models[dtype].dtype == getattr(torch, dtype)
+    wide, narrow = (models[dtype].state_dict() for dtype in ("float32", "bfloat16"))
+    assert all(torch.equal(wide[name], narrow[name].float()) for name in wide)
+    with torch.no_grad():
+        logits = models["float32"](torch.arange(300, 340)[None]).logits[0]
+    best, second = logits.topk(2).values.T
+    assert (best - second).median() > 1e-3
+    assert len(logits.argmax(-1).unique()) > 10
+
+    llm = LLM(tmp_path / "small-float32")
+    assert llm.tokenizer is not None
+    assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "small-float32")) == 1000
+    (out,) = llm.generate("the cat", SamplingParams(max_new_tokens=3, temperature=0))
+    assert out.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["small", "huge-float32", "small-int8"])
+def test_a_folder_is_named_after_size_and_dtype(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}: its name must be SIZE-DTYPE with a size of small, mid"):
+        make_checkpoint(tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_rotary_pairs_become_neighbours() -> None:
+    rows = torch.arange(2 * 8)[:, None].float()  # two heads of size 8; a row's value is its number
+    moved = pairs_as_neighbours(rows, heads=2)[:, 0].tolist()
+    assert moved == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
+
+
+def test_openvino_is_made_by_optimums_exporter(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "small-bfloat16"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
+    tool = tmp_path / "optimum-cli"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    assert make_openvino(checkpoint, str(tool)) == tmp_path / "small-bfloat16.ov"
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[-1] == f"{checkpoint}.ov"
+    assert arguments[arguments.index("--weight-format") + 1] == "fp16"
+    assert arguments[arguments.index("--model") + 1] == str(checkpoint)
+
+
+def test_openvino_quantizes_as_it_exports(tmp_path: Path) -> None:
+    checkpoint, tool = tmp_path / "small-float32", tmp_path / "optimum-cli"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    for weights, words in (("int8", "--weight-format int8"), ("int4", "--weight-format int4 --group-size 32 --sym")):
+        assert make_openvino(checkpoint, str(tool), weights) == tmp_path / f"small-float32.{weights}.ov"
+        assert f" {words} {checkpoint}.{weights}.ov\n" in (tmp_path / "arguments").read_text()
+
+
+def test_compressed_weights_are_the_checkpoints_up_to_half_a_step(tmp_path: Path) -> None:
+    source = tmp_path / "small-float32"
+    make_checkpoint(source, **TINY)
+    weights = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    for kind in ("int8", "int4"):
+        folder = make_compressed(source, kind)
+        assert folder == tmp_path / f"small-float32.{kind}.compressed"
+        made = load_file(folder / "model.safetensors")
+        scale = made[f"{name}_scale"]
+        if kind == "int8":
+            numbers = made[name].float()
+        else:
+            assert made[f"{name}_shape"].tolist() == list(weights[name].shape)
+            words = made[f"{name}_packed"].long()[:, :, None]
+            numbers = ((words >> torch.arange(0, 32, 4)) & 15).flatten(1).float() - 8
+            scale = scale.repeat_interleave(32, 1)
+        assert ((numbers * scale - weights[name]).abs() <= scale * 0.501).all()
+        assert torch.equal(made["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+        config = json.loads((folder / "config.json").read_text())
+        assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == int(kind[3:])
+        assert (folder / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("argv", [["compressed", "x"], ["checkpoint", "x", "--weights", "int8"]])
+def test_weights_are_asked_for_where_they_can_be_made(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["make_models", *argv])
+    with pytest.raises(SystemExit):
+        make_models.main()
+    assert "--weights" in capsys.readouterr().err
+
+
+def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    make_checkpoint(tmp_path / "small-float32", **TINY)
+    reader = gguf.GGUFReader(make_gguf(tmp_path / "small-float32"))
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"token_embd.weight", "output.weight", "output_norm.weight", "blk.1.attn_q.weight"} <= names
+    assert len(names) == 3 + 2 * 9
+    assert os.path.getsize(tmp_path / "small-float32.gguf") > 1000
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_gguf_has_the_vocabulary_of_a_byte_level_tokenizer(tmp_path: Path, has_tokenizer: bool) -> None:
+    gguf = pytest.importorskip("gguf")
+    shutil.copytree(resolve_model_path("story"), tmp_path / "story")
+    tokenizer = json.loads((tmp_path / "story/tokenizer.json").read_text(encoding="utf-8"))
+    if not has_tokenizer:
+        (tmp_path / "story/tokenizer.json").unlink()
+    fields = gguf.GGUFReader(make_gguf(tmp_path / "story")).fields
+
+    def content(name: str) -> Any:
+        return fields[f"tokenizer.ggml.{name}"].contents()
+
+    if not has_tokenizer:
+        assert content("model") == "no_vocab"
+        return
+    assert (content("model"), content("pre"), content("add_bos_token")) == ("gpt2", "starcoder", True)
+    assert content("tokens") == sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    assert content("merges") == [" ".join(merge) for merge in tokenizer["model"]["merges"]]
+    assert [i for i, kind in enumerate(content("token_type")) if kind == gguf.TokenType.CONTROL] == list(range(6))
+    assert (content("bos_token_id"), content("eos_token_id")) == (1, 2)

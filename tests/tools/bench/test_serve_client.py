@@ -1,0 +1,324 @@
+"""`bench serve`: what the client reads, what the loops send, and what is counted. No times."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.bench.serve.answers import read_answer
+from nanoinfer.bench.serve.client import Client, Exchange, as_request
+from nanoinfer.bench.serve.conversations import TURNS, Conversations, Lengths, Writer
+from nanoinfer.bench.serve.figures import Goodput, figures, percentiles, read_results
+from nanoinfer.bench.serve.process import free_port
+from nanoinfer.bench.serve.traffic import Traffic, arrivals, closed_loop, open_loop
+from tests.helpers import fake_server
+from tests.helpers.bench_serve import GOOD, NEW_TOKENS, Ticking, cut, pieces_of, stream, text_event
+from tests.helpers.waiting import run, until_async
+
+REQUEST = as_request("/v1/completions", {"prompt": "hi", "max_tokens": NEW_TOKENS})
+
+
+@asynccontextmanager
+async def serving(server: fake_server.Server) -> AsyncIterator[int]:
+    """The port of a fake server in this event loop."""
+    started = await asyncio.start_server(server.connected, "127.0.0.1", 0)
+    try:
+        yield started.sockets[0].getsockname()[1]
+    finally:
+        started.close()
+
+
+# --- an answer -------------------------------------------------------------------------------------------------------
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+WHOLE = (
+    *(text_event("é"), text_event(""), text_event("b"), ": ping", text_event("", "length")),
+    *("data: " + json.dumps({"choices": [], "usage": USAGE}), "data: [DONE]"),
+)
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_an_answer_is_the_same_however_it_is_cut_and_a_piece_has_the_time_of_its_last_byte(
+    separator: str, chunked: bool
+) -> None:
+    data = stream(*WHOLE, separator=separator, chunked=chunked)
+    ends = [data.index(event.encode()) + len((event + separator).encode()) for event in (WHOLE[0], WHOLE[2])]
+    rng = Random(0)
+    for places in [[], *([i] for i in range(1, len(data))), *(rng.sample(range(1, len(data)), 9) for _ in range(50))]:
+        answer = read_answer(cut(data, places))
+        assert answer.is_whole
+        assert (answer.tokens, answer.prompt_tokens, answer.cached_tokens) == (3, 9, 4)
+        assert answer.times == [float(sum(place < end for place in places)) for end in ends]
+
+
+def test_an_answer_without_usage_has_a_token_per_piece() -> None:
+    answer = read_answer([(0.0, stream(text_event("a"), text_event("b", "length"), "data: [DONE]"))])
+    assert answer.is_whole
+    assert answer.output_tokens == 2
+
+
+def test_chat_pieces_count_once_they_have_text() -> None:
+    role = 'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}'
+    text = 'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}'
+    assert read_answer([(0.0, stream(role, text, "data: [DONE]"))]).times == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (stream(text_event("a"), 'data: {"error": {"message": "a step failed"}}', "data: [DONE]"), "a step failed"),
+        (b'HTTP/1.1 500 X\r\ncontent-length: 33\r\n\r\n{"error": {"message": "no room"}}', "no room"),
+        (b"HTTP/1.1 502 X\r\ncontent-length: 3\r\n\r\nbad", "bad"),
+        (stream("data: {not JSON"), "not understood"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "not understood"),
+        (b"HTTP/1.1 200 OK\r\n", "closed before the headers"),
+    ],
+)
+def test_what_is_wrong_with_an_answer_is_said(data: bytes, error: str) -> None:
+    answer = read_answer([(0.0, data)])
+    assert not answer.is_whole
+    assert error in str(answer.error)
+
+
+@pytest.mark.parametrize("missing", ["data: [DONE]", WHOLE[4]])
+def test_an_answer_without_its_end_is_not_whole(missing: str) -> None:
+    answer = read_answer([(0.0, stream(*(event for event in WHOLE if event != missing)))])
+    assert answer.error is None
+    assert not answer.is_whole
+
+
+# --- the client ------------------------------------------------------------------------------------------------------
+
+
+def exchanged(server: fake_server.Server, count: int = 1) -> list[Exchange]:
+    """So many requests, one after another."""
+    exchanges = [Exchange(0.0) for _ in range(count)]
+    exchange_all(server, exchanges)
+    return exchanges
+
+
+def exchange_all(server: fake_server.Server, exchanges: list[Exchange]) -> None:
+
+    async def ask() -> None:
+        async with serving(server) as port:
+            client = Client(port)
+            for exchange in exchanges:
+                await client.ask(REQUEST, exchange)
+            client.close()
+
+    run(ask)
+
+
+def problems(exchanges: list[Exchange]) -> list[str | None]:
+    traffic = Traffic(1.0, exchanges=exchanges)
+    return [result.problem for result in read_results(traffic, NEW_TOKENS)]
+
+
+def test_a_connection_is_used_again() -> None:
+    server = fake_server.Server()
+    connections = []
+    connected = server.connected
+
+    async def count(reader: Any, writer: Any) -> None:
+        connections.append(writer)
+        await connected(reader, writer)
+
+    server.connected = count  # type: ignore[method-assign]
+    exchanges = exchanged(server, 3)
+    assert problems(exchanges) == [None] * 3
+    assert all(exchange.ended is not None for exchange in exchanges)
+    assert (server.served, len(connections)) == (3, 1)
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
+    server = fake_server.Server()
+    answer = server.answer
+
+    async def answer_and_close(writer: Any, tokens: int) -> bool:
+        await answer(writer, tokens)
+        return False
+
+    server.answer = answer_and_close  # type: ignore[method-assign]
+    assert problems(exchanged(server, 3)) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("trouble", "problem"),
+    [
+        ("500", "500: no room"),
+        ("error", "200: a step failed"),
+        ("cut", "the server closed the connection"),
+        ("short", "3 tokens instead of 4"),
+        ("endless", "without a finish reason"),
+    ],
+)
+def test_each_kind_of_failure_is_named(trouble: str, problem: str) -> None:
+    (found,) = problems(exchanged(fake_server.Server(trouble)))
+    assert problem in str(found)
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    server, exchanges = fake_server.Server(), [Exchange(0.0), Exchange(0.0)]
+
+    async def answer(writer: Any, tokens: int) -> bool:
+        data = stream(
+            *(text_event("a") for _ in range(tokens)), *WHOLE[4:5], WHOLE[6], separator="\r\n\r\n", chunked=False
+        )
+        writer.write(data[:90])
+        await until_async(lambda: exchanges[server.served].packets, "the first part")
+        writer.write(data[90:])
+        server.served += 1
+        return False
+
+    server.answer = answer  # type: ignore[method-assign]
+    exchange_all(server, exchanges)
+    assert problems(exchanges) == [None, None]
+    assert all(len(exchange.packets) > 1 for exchange in exchanges)
+
+
+def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
+    async def ask() -> Exchange:
+        exchange = Exchange(0.0)
+        await Client(free_port()).ask(REQUEST, exchange)
+        return exchange
+
+    assert "Connect call failed" in str(run(ask).failure)
+
+
+# --- the loops -------------------------------------------------------------------------------------------------------
+
+
+def run_loop(server: fake_server.Server, loop: Callable[[int], Coroutine[Any, Any, Traffic]]) -> Traffic:
+    async def serve() -> Traffic:
+        async with serving(server) as port:
+            return await loop(port)
+
+    return run(serve)
+
+
+def numbered(number: int) -> bytes:
+    return as_request("/v1/completions", {"prompt": str(number), "max_tokens": NEW_TOKENS})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    return Ticking(monkeypatch)
+
+
+def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock: Ticking) -> None:
+    server = fake_server.Server()
+    answer = server.answer
+
+    async def answer_once_all_have_asked(writer: Any, tokens: int) -> bool:
+        await until_async(lambda: server.most_open == 3, "three open requests")
+        return await answer(writer, tokens)
+
+    server.answer = answer_once_all_have_asked  # type: ignore[method-assign]
+    traffic = run_loop(server, lambda port: closed_loop(port, numbered, 3, 0.1))
+    assert server.most_open == 3
+    assert len(traffic.exchanges) == server.served > 3
+    assert sorted(map(int, server.prompts)) == list(range(server.served)), "each request once"
+    assert all(result.is_finished for result in read_results(traffic, NEW_TOKENS))
+
+
+def test_an_open_loop_waits_for_no_answer(clock: Ticking) -> None:
+    server = fake_server.Server("hang")
+    times = arrivals(50, 0.2, "seed")
+    clock.over = lambda: server.served == len(times)
+    traffic = run_loop(server, lambda port: open_loop(port, numbered, 50, 0.2, "seed"))
+    results = read_results(traffic, NEW_TOKENS)
+    assert len(results) == len(times) > 1
+    assert server.served == len(times)
+    assert all(result.is_unfinished and result.problem is None for result in results)
+    assert [exchange.due - traffic.began for exchange in traffic.exchanges] == pytest.approx(times)
+    found = figures(traffic, results, GOOD)
+    assert (found["finished"], found["unfinished"], found["errors"]) == (0, len(times), 0)
+    assert found["ttft_ms"]["at_least"] == ["p50", "p99"]
+    assert found["gap_ms"] is None
+
+
+def test_arrivals_are_seeded_and_have_their_rate() -> None:
+    assert arrivals(20, 5, "a") == arrivals(20, 5, "a") != arrivals(20, 5, "b")
+    assert 0.9 * 20_000 < len(arrivals(20, 1000, "a")) < 1.1 * 20_000
+    assert all(0 <= at < 5 for at in arrivals(20, 5, "a"))
+    assert arrivals(0.001, 1, "a") == [1], "at least one"
+
+
+def test_a_refused_client_waits_as_long_as_it_is_told(clock: Ticking) -> None:
+    server = fake_server.Server("429")
+    traffic = run_loop(server, lambda port: closed_loop(port, numbered, 2, 0.3))
+    results = read_results(traffic, NEW_TOKENS)
+    assert server.served == len(results) == 2, "retry-after is longer than the loop"
+    assert all(result.is_refused and result.problem is None for result in results)
+    assert figures(traffic, results, GOOD)["refused"] == 2
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def test_conversations_share_their_system_prompt_and_each_turn_continues_the_one_before(story: LLM) -> None:
+    tokenizer = story.tokenizer
+    assert tokenizer is not None
+    lengths = Lengths(system=50, question=10, answer=20, new_tokens=8)
+    writer = Writer(lambda text: len(tokenizer.encode(text)), lengths)
+    one, same = (Conversations(writer, "0/1", "0/1/closed", 2) for _ in range(2))
+    prompts = [one.prompt(i) for i in range(2 * TURNS + 2)]
+    assert prompts == [same.prompt(i) for i in range(2 * TURNS + 2)]
+    for first in (0, 1):
+        for turn in range(1, TURNS):
+            assert prompts[first + 2 * turn].startswith(prompts[first + 2 * turn - 2] + " ")
+    system = prompts[0].split("\n")[0]
+    assert all(prompt.startswith(system + "\n") for prompt in prompts)
+    assert len({prompt.split("\n")[1] for prompt in (prompts[0], prompts[1], prompts[-1])}) == 3
+    other_round = Conversations(writer, "0/2", "0/2/closed", 2)
+    assert not other_round.prompt(0).startswith(system)
+    sizes = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    assert 0.7 * 60 < min(sizes) < max(sizes) < lengths.longest
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_percentiles_say_when_they_are_only_bounds() -> None:
+    known = [(float(i), False) for i in range(1, 100)]
+    assert percentiles(known) == {"p50": 50.0, "p99": 99.0}
+    assert percentiles([*known, (500.0, True)]) == {"p50": 50.0, "p99": 99.0}
+    assert percentiles([*known[:10], (500.0, True)]) == {"p50": 6.0, "p99": 500.0, "at_least": ["p99"]}
+    assert percentiles([]) is None
+
+
+def test_only_tokens_and_ends_within_the_window_count_and_goodput_needs_both_limits() -> None:
+    def exchange(due: float, times: list[float]) -> Exchange:
+        pieces = [(due + t, data) for t, data in zip(times, pieces_of(len(times)), strict=True)]
+        return Exchange(due, pieces, ended=pieces[-1][0])
+
+    fast, slow_start, slow_rest = [0.1, 0.2, 0.3, 0.4], [0.9, 1.0, 1.1, 1.2], [0.1, 0.6, 1.1, 1.6]
+    traffic = Traffic(2.0, 100.0, [exchange(100.0, fast), exchange(100.5, slow_start), exchange(101.0, slow_rest)])
+    traffic.wall_s, traffic.client_s = 4.0, 1.0
+    found = figures(traffic, read_results(traffic, NEW_TOKENS), Goodput(500, 200))
+    assert found["tokens_s"] == pytest.approx((4 + 4 + 2) / 2.0), "the last one's last two tokens came too late"
+    assert found["requests_s"] == pytest.approx(2 / 2.0)
+    assert found["goodput"] == pytest.approx(1 / 2.0)
+    assert found["ttft_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(900)}
+    assert found["gap_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(500)}
+    assert found["client_share"] == 0.25
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft_ms", "ttft_ms:x", "ttft_ms:0", "ttft:5", "ttft_ms:5,ttft_ms:6", "tpot_ms:inf"]
+)
+def test_a_goodput_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--goodput"):
+        Goodput.parse(text)
+
+
+def test_goodput_is_read_and_written() -> None:
+    assert Goodput.parse("tpot_ms:20") == Goodput(tpot_ms=20)
+    assert str(Goodput.parse("ttft_ms:300,tpot_ms:2.5")) == "ttft_ms:300,tpot_ms:2.5"

@@ -1,0 +1,1 @@
+"""Tests of the command line: what each command prints, and the chat in a terminal."""

@@ -1,0 +1,274 @@
+"""Commands on a model: what each prints and writes, and that every error is one line and exit code 2."""
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.bench.machine import Checkpoint
+from nanoinfer.cli import main
+from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.trace import Trace
+from notebooks.tools.files import ROOT
+from tests.helpers.command_line import run
+
+
+def test_demo_shows_cached_tokens_and_a_faster_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["demo"], capsys)
+    assert code == 0
+    assert "\033[" not in out, "colours only on a terminal"
+    rows = [line.split() for line in out.splitlines() if re.match(r" +\d  +\d+ +\d+ ", line)]
+    assert len(rows) == 5
+    for i, (number, prompt, cached, extended, *_) in enumerate(rows):
+        assert int(number) == i
+        assert int(prompt) == int(cached) + int(extended)
+        assert (int(cached) > 0) == (i > 0)
+    assert "radix tree" in out
+    assert out.count("in slots") > 5
+    first_words = out.split("What the model wrote")[1]
+    assert all(f"{i}: ..." in first_words for i in range(5))
+
+
+def test_demo_needs_a_tokenizer(capsys: pytest.CaptureFixture[str], checkpoint) -> None:
+    code, out, err = run(["demo", "--model", str(checkpoint("llama"))], capsys)
+    assert (code, out) == (2, "")
+    assert "tokenizer" in err
+
+
+def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "Once upon a time", "--max-new-tokens", "12", "--temperature", "0"]
+    code, out, err = run(argv, capsys)
+    assert code == 0
+    assert re.fullmatch(r"\[\d+ prompt tokens, 0 cached, cut off at max_new_tokens\]\n", err)
+    assert out.startswith("Once upon a time")
+    assert len(out) > len("Once upon a time\n")
+    assert run(argv, capsys)[1] == out
+
+
+def test_generate_tells_cached_tokens_of_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "One day", "One day, a fox", "--max-new-tokens", "4", "--max-running-requests", "1"]
+    code, out, err = run(argv, capsys)
+    assert code == 0
+    assert "cached" not in out
+    cached = [int(n) for n in re.findall(r"prompt tokens, (\d+) cached", err)]
+    assert cached[0] == 0
+    assert cached[1] > 0
+
+
+def test_generate_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["generate", "-", "--max-new-tokens", "5", "--temperature", "0"]
+    outs = []
+    for text in ("There was a little", "There was a little\n", "There was a little\r\n", "There was a little\n\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text, newline=""))
+        code, out, _ = run(argv, capsys)
+        assert code == 0
+        outs.append(out)
+    assert outs[0].startswith("There was a little ")
+    assert outs[0] == outs[1] == outs[2]
+    assert outs[3].startswith("There was a little\n"), "the final newline only"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter where the locale is C
+@pytest.mark.parametrize("argv", [["generate", "-"], ["chat"]])
+def test_standard_input_that_is_not_utf_8_is_called_so(
+    argv: list[str], errors: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"One d\xe4y\n"), "utf-8", errors))
+    assert run(argv, capsys) == (2, "", "nanoinfer: error: standard input is not UTF-8 text\n")
+
+
+@pytest.mark.parametrize("argv", [["generate", "One day"], ["chat"], ["trace", "One day"]])
+def test_a_model_without_tokenizer_files_needs_them_here(
+    argv: list[str], checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint("llama")
+    code, out, err = run([*argv, "--model", str(path)], capsys)
+    assert (code, out) == (2, "")
+    assert f"{path}: no tokenizer files there" in err
+    assert "put tokenizer.json in that folder" in err
+    assert "token ids" not in err, "a command takes none"
+
+
+def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", "One day", "--n", "3", "--max-new-tokens", "6", "--seed", "1"]
+    code, out, err = run(argv, capsys)
+    assert code == 0
+    expected = LLM("story").generate("One day", SamplingParams(n=3, max_new_tokens=6, seed=1, temperature=0.7))[0]
+    assert out == "".join(f"One day{completion.text}\n" for completion in expected.outputs)
+    assert len({completion.text for completion in expected.outputs}) > 1
+    assert re.findall(r"completion (\d of 3): ", err) == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_generate_applies_a_penalty(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-new-tokens", "24", "--temperature", "0"]
+    plain = run(["generate", "One day", *options], capsys)[1]
+    _, out, _ = run(["generate", "One day", *options, f"--{name.replace('_', '-')}", "1.9"], capsys)
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, **{name: 1.9})  # type: ignore[arg-type]
+    assert out == f"One day{LLM('story').generate('One day', params)[0].text}\n"
+    assert out != plain
+
+
+def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nWhat color is the sky?\n"))
+    code, out, _ = run(["chat", "--temperature", "0", "--max-new-tokens", "24"], capsys)
+    assert code == 0
+    counts = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) prompt tokens, (\d+) cached", out)]
+    assert len(counts) == 2
+    assert counts[0][1] == 0
+    assert counts[1][1] >= counts[0][0], "the whole first prompt is cached in the second turn"
+
+
+def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n" * 30))
+    code, out, err = run(["chat", "--max-context-len", "60", "--temperature", "0"], capsys)
+    assert code == 2
+    assert out.count(" cached") >= 2
+    assert re.search(r"cached.*; \d+ of 60 tokens left\]", out)
+    assert "this conversation is full" in err
+    assert "/reset" in err
+
+
+@pytest.mark.parametrize("module", ["nanoinfer.cli", pytest.param("transformers", marks=pytest.mark.slow)])
+def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(module: str) -> None:
+    code = f"""import runpy, signal, sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["nanoinfer", "info"]
+runpy.run_module("nanoinfer", run_name="__main__")"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+
+
+def test_a_file_that_cannot_be_written_is_named_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(["bench", "decode", "--json", "/no-such-folder/x.json"], capsys)
+    assert err == "nanoinfer: error: /no-such-folder/x.json: No such file or directory\n"
+
+
+def test_a_tilde_is_the_home_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").symlink_to(resolve_model_path("story"))
+    code, out, _ = run(["generate", "One day", "--model=~/model", "--max-new-tokens", "2"], capsys)
+    assert code == 0
+    assert out.startswith("One day")
+    assert run(["trace", "One day", "--max-new-tokens", "2", "--json=~/run.json"], capsys)[0] == 0
+    assert len(Trace.load(tmp_path / "run.json")) == 2
+    code, _, err = run(["bench", "table", "~/run.json"], capsys)
+    assert code == 2
+    assert "not written by bench run" in err
+
+
+def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["info", "--max-total-tokens", "640", "--dtype", "bfloat16"], capsys)
+    assert code == 0
+    parameters = Checkpoint.read(resolve_model_path("story")).parameters  # of the file, not of the packed model
+    for text in ("LlamaForCausalLM", f" {parameters:,} in bfloat16", "1,280 bytes", "640 slots"):
+        assert text in out
+
+
+def test_info_shows_no_numbers_of_a_rope_that_is_not_stretched(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = dict(re.findall(r"^  (\w+) +(\S.*)$", run(["info"], capsys)[1], re.MULTILINE))
+    assert rows["rope_scaling"] == "none"
+    assert rows["max_position_embeddings"] == "1024"
+
+
+def test_info_says_what_computes_and_why_nothing_faster_does(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(["info", "--dtype", "float16"], capsys)
+    words = " ".join(out.split())
+    assert re.search(r"kernels torch \(not cpp: .*float16.*; not onednn: .*float16", words)
+    assert re.search(r"attention torch_native \(not cpp: .*float16", words)
+
+
+def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    names = {"json": "run.json", "perfetto": "perfetto.json", "out": "run.html", "png": "run.png"}
+    files = {option: tmp_path / name for option, name in names.items()}
+    argv = ["trace", "One day", "One day, a fox", "--max-new-tokens", "3", "--title", "Two & two"]
+    code, out, _ = run([*argv, *(word for name, path in files.items() for word in (f"--{name}", str(path)))], capsys)
+    assert code == 0
+    assert "Step 1 EXTEND: request 0 is admitted" in out
+    assert len(Trace.load(files["json"])) == out.count("Step ")
+    assert "traceEvents" in files["perfetto"].read_text()
+    assert "<title>Two &amp; two</title>" in files["out"].read_text()
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "nothing"], "nothing"),
+        (["generate", "-", "-"], "prompt -: given twice"),
+        (["generate", "x", "--n", "0"], "n=0"),
+        (["generate", "x", "--presence-penalty", "3"], "presence_penalty=3.0"),
+        (["generate", "x", "--frequency-penalty", "nan"], "frequency_penalty=nan"),
+        (["chat", "--n", "2"], "--n"),
+        (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
+        (["trace", "x", "--out", "no-such-folder/run.html"], "there is no folder no-such-folder"),
+        (["surf"], "surf"),
+        (["generate"], "prompt"),
+        (["generate", "x", "--top-k", "many"], "--top-k"),
+        (["generate", "x", "--top-k", "-2"], "top_k=-2"),
+        (["generate", "x", "--temperature", "nan"], "temperature=nan"),
+        (["generate", "x", "--model", "nowhere"], "nowhere"),
+        (["generate", "x", "--max-new-tokens", "100000"], "max_context_len"),
+        (["generate", "x", "--page-size", "0"], "page_size=0"),
+        (["generate", "x", "--device", "tpu"], "device='tpu'"),
+        (["generate", ""], "empty"),
+        (["demo", "paged", "--block-size", "0"], "--block-size (page_size=0): must be at least 1"),
+        (["demo", "paged", "--steps", "-1"], "--steps (num_steps=-1): must be at least 1"),
+        (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(argv, capsys)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert message in err
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "trace", "info"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([command, "--help"], capsys)
+    assert (code, err) == (0, "")
+    assert "--model" in out
+
+
+def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(
+        '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "maxProperties": 1}'
+    )
+    grammar.write_text('start: "(" start ")" | "!"')
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for options, pattern in (
+        (["--json-schema", str(schema)], r'\{"a":(true|false)\}'),
+        (["--grammar", str(grammar)], r"\(*!\)*"),
+        (["--regex", "(x|y){3}"], "[xy]{3}"),
+        (["--choice", "red", "--choice", "blue"], "red|blue"),
+    ):
+        assert main(["generate", "A user:", "--seed", "1", *options]) == 0
+        assert re.fullmatch(f"A user:({pattern})\n", capsys.readouterr().out)
+    for options, message in (
+        (["--regex", "("], "error: --regex: cannot be compiled"),
+        (["--choice", "a", "--choice", "\ud800"], "error: --choice: "),
+        (["--regex", "a", "--choice", "b"], "at most one of"),
+        (["--json-schema", str(tmp_path / "none")], "No such file"),
+        (["--json-schema", str(grammar)], f"error: --json-schema {grammar}: is not JSON"),
+        (["--grammar", str(schema)], f"error: --grammar {schema}: cannot be compiled"),
+        (["--grammar", str(binary)], f"error: --grammar {binary}: is not UTF-8 text"),
+    ):
+        assert main(["generate", "A user:", *options]) == 2
+        assert message in capsys.readouterr().err

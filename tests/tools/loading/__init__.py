@@ -1,0 +1,1 @@
+"""Tests of loading: checkpoints, tokenizers, configurations, and the bundled models."""

@@ -1,0 +1,236 @@
+"""What is read from config.json and generation_config.json, and what a model without a tokenizer serves."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from nanoinfer import LLM, InvalidRequestError, SamplingParams
+from nanoinfer.llm import make_engine
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.loader import load_model
+from tests.helpers.checkpoints import REMOVED, edited, greedy
+from tests.helpers.loading import GREEDY, LLAMA3, PROMPT, Checkpoint, Oracle, tokens_of
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"sliding_window": 3}),
+        ("llama", {"layer_types": ["sliding_attention"] * 3, "sliding_window": 3}),
+        ("mistral", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3", {"mlp_bias": True, "sliding_window": 3}),
+        ("gemma3", {"attn_logit_softcapping": 0.1, "hidden_act": "relu"}),
+        ("phi3", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_a_key_that_the_family_does_not_read_changes_nothing(
+    family: str, changes: dict[str, object], checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    path = edited(checkpoint(family), tmp_path / "stray", **changes)
+    assert tokens_of(path) == greedy_without_cache(oracle(path))
+    assert tokens_of(path) == tokens_of(checkpoint(family))
+
+
+def test_mistral_layers_may_have_windows_one_by_one(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    """Newer ones (Ministral) say so in `layer_types`; transformers then has another class for them."""
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    path = edited(checkpoint("mistral"), tmp_path / "ministral", layer_types=layer_types, sliding_window=3)
+    assert ModelConfig.from_pretrained(path).sliding_windows == (3, None, 3)
+    assert tokens_of(path) == greedy_without_cache(oracle(path))
+    assert tokens_of(path) != tokens_of(checkpoint("mistral"))
+
+
+@torch.no_grad()
+def greedy_without_cache(model: transformers.PreTrainedModel) -> list[int]:
+    """`greedy` computed anew for every token: the K/V cache of transformers follows a stray window, its Llama does not."""
+    tokens = list(PROMPT)
+    for _ in range(GREEDY.max_new_tokens):
+        tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope_type": "llama3", **LLAMA3}, {"rope_type": "llama3", **LLAMA3}),
+        ({"rope_type": "default"}, None),
+    ],
+)
+def test_an_old_style_config_is_the_same_model(
+    new: dict[str, object], old: dict[str, object] | None, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """`rope_theta`, `rope_scaling` and `torch_dtype`, as files from before transformers 5 say it."""
+    path = checkpoint("llama", rope_parameters={"rope_theta": 500.0, **new}, dtype="bfloat16")
+    as_before = edited(
+        path,
+        tmp_path / "old",
+        rope_parameters=REMOVED,
+        dtype=REMOVED,
+        rope_theta=500.0,
+        rope_scaling=old,
+        torch_dtype="bfloat16",
+    )
+    config = ModelConfig.from_pretrained(as_before)
+    assert config == ModelConfig.from_pretrained(path)
+    assert config.rope_theta == 500.0
+    assert config.rope_scaling.rope_type == new["rope_type"]
+    assert config.dtype == torch.bfloat16
+    assert tokens_of(as_before) == tokens_of(path)
+
+
+def test_an_old_style_gemma_config_is_the_same_model(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    """A pattern for the layers, one theta for far and one for near, a scaling for far: as the files on the Hub say it."""
+    path = edited(
+        checkpoint("gemma3"),
+        tmp_path / "old",
+        layer_types=REMOVED,
+        sliding_window_pattern=3,
+        rope_parameters=REMOVED,
+        rope_theta=500.0,
+        rope_local_base_freq=30.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    config = ModelConfig.from_pretrained(path)
+    assert config.sliding_windows == (5, 5, None)
+    assert (config.rope_theta, config.local_rope_theta, config.rope_scaling.factor) == (500.0, 30.0, 8.0)
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+    assert tokens_of(path) != tokens_of(checkpoint("gemma3"))
+
+
+def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(
+    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}
+    del rope["original_max_position_embeddings"]
+    path = edited(checkpoint("llama"), tmp_path / "unsaid", max_position_embeddings=32, rope_parameters=rope)
+    assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 32
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "served"),
+    [
+        ("float32", None, torch.float32),
+        ("bfloat16", None, torch.bfloat16),
+        ("float32", "bfloat16", torch.bfloat16),
+        ("float32", torch.bfloat16, torch.bfloat16),
+        ("float32", "float16", torch.float16),
+        ("bfloat16", "float32", torch.float32),
+    ],
+)
+def test_dtype_is_the_checkpoints_unless_asked_for(
+    stored: str, asked: str | torch.dtype | None, served: torch.dtype, checkpoint: Checkpoint
+) -> None:
+    path = checkpoint("qwen2", dtype=stored)
+    llm = LLM(path, dtype=asked, max_total_tokens=64)
+    assert llm.model.dtype == served
+    assert {parameter.dtype for parameter in llm.model.model.parameters()} == {served}
+    pool = llm.engine.model_runner.token_to_kv_pool
+    assert pool.get_key_buffer(2).dtype == pool.get_value_buffer(0).dtype == served
+    assert len(llm.generate(PROMPT, GREEDY)[0].token_ids) == 6
+    [weight] = [w for name, w in load_file(path / "model.safetensors").items() if name == "model.embed_tokens.weight"]
+    assert torch.equal(llm.model.model.model.embed_tokens.weight, weight.to(served))
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_a_config_without_dtype_leaves_it_to_the_weights(stored: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("qwen2", dtype=stored), tmp_path / "unsaid", dtype=REMOVED)
+    assert ModelConfig.from_pretrained(path).dtype is None
+    assert load_model(path).dtype == getattr(torch, stored)
+    assert load_model(path, dtype="float16").dtype == torch.float16
+
+
+def test_a_dtype_that_is_not_served_can_be_loaded_as_another(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "double", dtype="float64")
+    with pytest.raises(ValueError, match=r"dtype=torch\.float64"):
+        LLM(path)
+    assert tokens_of(path, dtype="float32") == tokens_of(checkpoint("llama"))
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_an_end_token_of_generation_config_stops(as_list: bool, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    expected = tokens_of(checkpoint("llama"))
+    last = next(i for i in range(1, 6) if expected[i] not in expected[:i])
+    path = edited(checkpoint("llama"), tmp_path / "eos", eos_token_id=2)
+    eos: object = [319, expected[last]] if as_list else expected[last]
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    llm = LLM(path, max_total_tokens=64)
+    assert llm.engine.builder.eos_token_ids == ({319, expected[last]} if as_list else {expected[last]})
+    out = llm.generate(PROMPT, SamplingParams(max_new_tokens=6, temperature=0))[0]
+    assert (out.token_ids, out.finish_reason) == (expected[: last + 1], "stop")
+    out = llm.generate(PROMPT, GREEDY)[0]
+    assert (out.token_ids, out.finish_reason) == (expected, "length")
+
+
+@pytest.mark.parametrize(
+    ("config", "generation_config", "expected"),
+    [
+        (7, None, (7,)),
+        ([7, 8], None, (7, 8)),
+        (7, {}, (7,)),
+        (7, {"eos_token_id": None}, (7,)),
+        (7, {"eos_token_id": 0}, (0,)),
+        (0, None, (0,)),
+        (None, None, ()),
+        (None, {"eos_token_id": [4, 5]}, (4, 5)),
+    ],
+)
+def test_end_tokens_come_from_generation_config_before_config(
+    config: object, generation_config: object, expected: tuple[int, ...], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "eos", eos_token_id=config)
+    (path / "generation_config.json").unlink()
+    if generation_config is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation_config))
+    assert ModelConfig.from_pretrained(path).eos_token_ids == expected
+
+
+def test_a_tokenizer_gives_the_end_token_that_the_configs_do_not(story: LLM) -> None:
+    assert story.tokenizer is not None
+    unsaid = dataclasses.replace(story.model, config=dataclasses.replace(story.model.config, eos_token_ids=()))
+    small = dataclasses.replace(story.config, max_total_tokens=64)
+    assert make_engine(unsaid, small).builder.eos_token_ids == {story.tokenizer.eos_token_id}
+
+
+# --- without a tokenizer -------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_tokenizer_files_serves_token_ids_only(checkpoint: Checkpoint, oracle: Oracle) -> None:
+    path = checkpoint("llama")
+    llm = LLM(path, max_total_tokens=64)
+    assert llm.tokenizer is None
+    with pytest.raises(InvalidRequestError, match=r"prompt 1: is text.*tokenizer"):
+        llm.generate([PROMPT, "Once"], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"stop=\('end',\).*tokenizer"):
+        llm.generate(PROMPT, SamplingParams(stop="end"))
+    with pytest.raises(ValueError, match=r"chat.*tokenizer"):
+        llm.chat([{"role": "user", "content": "Hello"}])
+    with pytest.raises(InvalidRequestError, match="is text"):
+        llm.engine.add_request("Once")
+    assert not llm.engine.has_unfinished()
+
+    out = llm.generate(PROMPT, GREEDY)[0]
+    assert out.token_ids == greedy(oracle(path), PROMPT, 6)
+    assert out.text == ""
+    pieces = list(llm.stream(PROMPT, GREEDY))
+    assert [token for piece in pieces for token in piece.token_ids] == out.token_ids
+    assert pieces[-1].finish_reason == "length"
+    stopped = llm.generate(PROMPT, SamplingParams(max_new_tokens=6, temperature=0, stop_token_ids=[out.token_ids[0]]))[
+        0
+    ]
+    assert (stopped.token_ids, stopped.finish_reason) == (out.token_ids[:1], "stop")
+    llm.engine.check_integrity()
+
+
+def test_rotary_tables_reach_as_far_as_the_context_asked_for(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    assert len(load_model(path).model.rotary.cos) == 256
+    assert len(load_model(path, max_context_len=10).model.rotary.cos) == 10

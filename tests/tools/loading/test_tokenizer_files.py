@@ -1,0 +1,256 @@
+"""Tokenizer files: what is read of them, and that a file which cannot be read, or what reading it needs, is named."""
+
+import base64
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from nanoinfer import LLM, UnsupportedModelError
+from nanoinfer.model.families import find_family
+from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.registry import MODEL_FAMILIES
+from nanoinfer.requests import tokenizer_files
+from nanoinfer.requests.tokenizer import Tokenizer
+from tests.helpers.imports import loaded_by
+
+STORY = resolve_model_path("story")
+# A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
+PIECES = b"\n\x04\n\x02hi" + b"\x12\xc8\x01" + bytes(200) + b"\x1a\x02\x0a\x00"
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+def story_files(target: Path, **files: bytes | None) -> Path:
+    """A copy of the bundled model without its weights; `tokenizer__json=b"..."` puts that there, None takes a file away."""
+    shutil.copytree(STORY, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    for name, content in files.items():
+        file = target / name.replace("__", ".")
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+    return target
+
+
+# --- the same as AutoTokenizer's -------------------------------------------------------------------------------------
+
+CLASSES = ["TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer"]
+MODEL_TYPES = sorted(find_family(architecture).model_type for architecture in MODEL_FAMILIES)
+
+
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, "gemma2", "of nobody", None])
+@pytest.mark.parametrize("tokenizer_class", [*CLASSES, "GemmaTokenizer", "OfNobody", None])
+def test_a_tokenizer_is_the_one_of_auto_tokenizer(
+    model_type: str | None, tokenizer_class: str | None, tmp_path: Path
+) -> None:
+    path = story_files(tmp_path / "files")
+    for name, key, value in (
+        ("config.json", "model_type", model_type),
+        ("tokenizer_config.json", "tokenizer_class", tokenizer_class),
+    ):
+        said = {**json.loads((path / name).read_text()), key: value}
+        (path / name).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    try:
+        expected = AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        with pytest.raises(UnsupportedModelError, match=type(error).__name__):
+            Tokenizer.from_pretrained(path)
+        return
+    read = tokenizer_files.read_tokenizer_files(path)
+    assert type(read) is type(expected)
+    assert read.special_tokens_map == expected.special_tokens_map
+    assert read.added_tokens_decoder == expected.added_tokens_decoder
+    assert read.chat_template == expected.chat_template
+    assert read.all_special_tokens == expected.all_special_tokens
+    assert read.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+
+
+@pytest.mark.slow
+def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
+    code = f"nanoinfer.requests.tokenizer as read\nread.Tokenizer.from_pretrained({str(STORY)!r})"
+    loaded = loaded_by(code, Path(__file__).parents[3], after="torch")
+    assert "transformers" in loaded
+    heavy = {"transformers.models.auto", "transformers.activations", "torch._dynamo", "torch.distributed.tensor"}
+    assert not heavy & loaded
+
+
+# --- files that cannot be read ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no json",
+        (STORY / "tokenizer.json").read_bytes()[:5000],
+        b"\xff\xfe{}",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"model": {"type": "Newest"}, "added_tokens": []}',
+        b"not found: 404",
+    ],
+)
+def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = story_files(tmp_path / "broken", tokenizer__json=content)
+    with pytest.raises(UnsupportedModelError, match=r"broken/tokenizer\.json: ") as caught:
+        LLM(path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config__json", b"no json"),
+        ("tokenizer_config__json", b"[]"),
+        ("special_tokens_map__json", b"no json"),
+        ("added_tokens__json", b"no json"),
+    ],
+)
+def test_another_unreadable_file_is_named_and_not_the_readable_one(name: str, content: bytes, tmp_path: Path) -> None:
+    path = story_files(tmp_path / "broken", **{name: content})
+    with pytest.raises(UnsupportedModelError) as caught:
+        Tokenizer.from_pretrained(path)
+    assert f"broken/{name.replace('__', '.')}: " in str(caught.value)
+    assert "tokenizer.json" not in str(caught.value)
+
+
+def test_a_vocabulary_without_merges_says_what_is_missing(tmp_path: Path) -> None:
+    path = story_files(tmp_path / "broken", tokenizer__json=None, vocab__json=b'{"a": 0}')
+    with pytest.raises(UnsupportedModelError, match=r"vocab\.json: no merges\.txt beside it"):
+        Tokenizer.from_pretrained(path)
+
+
+# --- tokenizer.model -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("absent", "named"),
+    [({"sentencepiece", "protobuf"}, "sentencepiece protobuf"), ({"sentencepiece"}, "sentencepiece")],
+)
+def test_a_tokenizer_model_says_which_packages_it_needs(
+    absent: set[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {name: "no_such_module" if name in absent else "json" for name in tokenizer_files.SENTENCEPIECE_NEEDS}
+    monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", needs)
+    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=PIECES)
+    are = "are" if len(absent) > 1 else "is"
+    wanted = rf"pieces/tokenizer\.model: is a SentencePiece model, and .* {are} not installed; .*pip install {named}$"
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        LLM(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"pieces of nothing",
+        b"<html>not found: 404</html>",
+        PIECES[:-1],
+        PIECES[:-200],
+        PIECES[:6],
+        b"\n\xff",
+        b"\xff" * 30,
+    ],
+    ids=["empty", "text", "a page", "but a byte", "half", "a piece", "within a number", "bytes"],
+)
+def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_path: Path) -> None:
+    """transformers advises to install tiktoken for these, and reads the empty one, to which every prompt is empty."""
+    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=content)
+    wanted = r"pieces/tokenizer\.model: is not a complete SentencePiece model; download it again$"
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        LLM(path)
+
+
+def test_a_tokenizer_model_of_tiktoken_is_left_to_transformers() -> None:
+    lines = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+    assert tokenizer_files._not_a_vocabulary(lines) is None
+
+
+def test_a_readable_tokenizer_json_goes_before_a_tokenizer_model(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(story_files(tmp_path / "both", tokenizer__model=b"no pieces"))
+    assert tokenizer is not None
+    assert tokenizer.encode("Once upon") == Tokenizer.from_pretrained(STORY).encode("Once upon")  # type: ignore[union-attr]
+
+
+def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:
+    """SentencePiece itself is the oracle."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    model = io.BytesIO()
+    lines = [line for line in Path(__file__).read_text().splitlines() if line.strip()]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=500,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    config = json.dumps({"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}).encode()
+    files = {"tokenizer__json": None, "tokenizer__model": model.getvalue(), "tokenizer_config__json": config}
+    tokenizer = Tokenizer.from_pretrained(story_files(tmp_path / "pieces", **files))
+    assert tokenizer is not None
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    text = "Once upon a time: the tokenizer, é and 😀"
+    assert tokenizer.encode(text) == oracle.encode(text)
+    assert tokenizer.decode(oracle.encode(text)) == text
+    assert tokenizer.eos_token_id == oracle.eos_id()
+
+
+# --- chat templates --------------------------------------------------------------------------------------------------
+
+
+def separate(template: object) -> bytes:
+    return json.dumps({"chat_template": template}).encode()
+
+
+SHOUT = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+
+
+def test_a_chat_template_in_a_json_file_of_its_own_is_used(tmp_path: Path) -> None:
+    path = story_files(tmp_path / "old", chat_template__jinja=None, chat_template__json=separate(SHOUT))
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "HI"
+
+
+def test_chat_template_jinja_and_tokenizer_config_go_before_the_json_file(tmp_path: Path) -> None:
+    path = story_files(tmp_path / "both", chat_template__json=separate(SHOUT))
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
+
+    config = json.loads((STORY / "tokenizer_config.json").read_text())
+    config["chat_template"] = "in the config"
+    path = story_files(
+        tmp_path / "config",
+        chat_template__jinja=None,
+        chat_template__json=separate(SHOUT),
+        tokenizer_config__json=json.dumps(config).encode(),
+    )
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "in the config"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{% for m in messages %}", "cannot be read as JSON"),
+        (b'"a template"', "must be a JSON object, is str"),
+        (b"{}", "chat_template=None: must be text"),
+        (separate({"default": SHOUT}), "chat_template={'default'.*must be text"),
+    ],
+)
+def test_a_chat_template_file_that_holds_none_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+    path = story_files(tmp_path / "old", chat_template__jinja=None, chat_template__json=content)
+    with pytest.raises(UnsupportedModelError, match=rf"old/chat_template\.json: {message}"):
+        LLM(path)

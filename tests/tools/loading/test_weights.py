@@ -1,0 +1,191 @@
+"""Weights of a checkpoint: shards, and how every tensor that is missing, surplus or misshaped is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanoinfer import LLM, WeightMismatchError
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.weights import load_weights
+from tests.helpers.checkpoints import edited, greedy, save_checkpoint
+from tests.helpers.loading import PROMPT, Checkpoint, Oracle, Tensors, rewritten, shard, tokens_of
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True)])
+def test_a_sharded_checkpoint_is_the_same_model(family: str, tied: bool, tmp_path: Path, oracle: Oracle) -> None:
+    path = save_checkpoint(tmp_path / "sharded", family, max_shard_size="20KB", tie_word_embeddings=tied)
+    assert len(list(path.glob("*.safetensors"))) > 3
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "sharded", max_shard_size="20KB")
+    gone = sorted(path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(FileNotFoundError, match=gone.name):
+        LLM(path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 1000, -1])
+def test_a_file_cut_short_is_named(size: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "short")
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[:size])
+    with pytest.raises(WeightMismatchError, match=r"short/model\.safetensors"):
+        LLM(path)
+
+
+def test_missing_surplus_and_misshaped_tensors_are_all_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        del tensors["model.layers.1.self_attn.k_proj.weight"], tensors["model.norm.weight"], tensors["lm_head.weight"]
+        tensors["model.layers.3.mlp.up_proj.weight"] = torch.zeros(96, 64)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+        tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(96, 63)
+        tensors["model.layers.2.self_attn.v_proj.weight"] = torch.zeros(64, 32)
+        tensors["model.layers.2.input_layernorm.weight"] = torch.zeros(64, 1)
+
+    path = rewritten(checkpoint("llama"), tmp_path / "bad", change)
+    with pytest.raises(WeightMismatchError) as caught:
+        LLM(path)
+    problems = dict(problem.split(": ", 1) for problem in str(caught.value).removeprefix(f"{path}: ").split("; "))
+    assert problems.pop("model.layers.1.self_attn.k_proj.weight") == "missing"
+    assert problems.pop("model.norm.weight") == "missing"
+    assert problems.pop("lm_head.weight") == "missing"
+    assert problems.pop("model.layers.3.mlp.up_proj.weight").startswith("surplus")
+    assert problems.pop("model.layers.0.self_attn.q_proj.bias").startswith("surplus")
+    assert problems.pop("model.layers.0.mlp.up_proj.weight") == "shape [96, 63], must be [96, 64]"
+    assert problems.pop("model.layers.2.self_attn.v_proj.weight") == "shape [64, 32], must be [32, 64]"
+    assert problems.pop("model.layers.2.input_layernorm.weight") == "shape [64, 1], must be [64]"
+    assert problems == {}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("qwen2", "model.layers.2.self_attn.v_proj.bias"),
+        ("qwen3", "model.layers.0.self_attn.k_norm.weight"),
+        ("mistral", "model.layers.1.mlp.gate_proj.weight"),
+        ("gemma3", "model.layers.1.post_feedforward_layernorm.weight"),
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+    ],
+)
+def test_what_only_one_family_has_is_not_optional_there(
+    family: str, name: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    path = rewritten(checkpoint(family), tmp_path / "bad", lambda tensors: tensors.pop(name))
+    with pytest.raises(WeightMismatchError, match=f"bad: {name}: missing$"):
+        LLM(path)
+
+
+@pytest.mark.parametrize(("num_missing", "rest"), [(10, ""), (11, "; and 1 more"), (18, "; and 8 more")])
+def test_at_most_ten_problems_are_named_and_the_others_counted(
+    num_missing: int, rest: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    def change(tensors: Tensors) -> None:
+        for name in list(tensors)[:num_missing]:
+            del tensors[name]
+
+    path = rewritten(checkpoint("llama"), tmp_path / "bad", change)
+    with pytest.raises(WeightMismatchError) as caught:
+        LLM(path)
+    assert str(caught.value).count(": missing") == 10
+    assert str(caught.value).endswith(f": missing{rest}")
+
+
+def test_whole_numbers_are_no_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Quantized weights whose config does not say so would be read as nonsense."""
+
+    def change(tensors: Tensors) -> None:
+        name = "model.layers.1.mlp.down_proj.weight"
+        tensors[name] = tensors[name].to(torch.int8)
+
+    path = rewritten(checkpoint("llama"), tmp_path / "int", change)
+    with pytest.raises(WeightMismatchError, match=r"layers\.1\.mlp\.down_proj\.weight: I8 numbers"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", "{", '{"weight_map": 3}'])
+def test_an_index_that_maps_nothing_is_named(index: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "bad")
+    (path / "model.safetensors").rename(path / "part-0.safetensors")
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightMismatchError, match=r"model\.safetensors\.index\.json"):
+        LLM(path)
+
+
+def test_an_index_may_not_lead_out_of_the_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "bad")
+    (path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightMismatchError, match=r"'\.\./other\.safetensors' must be in the same folder"):
+        LLM(path)
+
+
+def test_a_single_file_goes_before_an_index(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    """As in transformers: an index may be left over from before the shards were merged."""
+    path = edited(checkpoint("llama"), tmp_path / "both")
+    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+
+
+def test_a_tensor_in_two_shards_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "twice")
+    tensors = load_file(path / "model.safetensors")
+    shard(path, tensors, {"model.norm.weight": tensors["model.norm.weight"]})
+    with pytest.raises(WeightMismatchError, match=r"model\.norm\.weight: in both part-0.* and part-1"):
+        LLM(path)
+
+
+def test_nothing_is_written_into_a_model_that_a_checkpoint_does_not_fit(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(checkpoint("llama"))
+    model = LlamaForCausalLM(config, 16, torch.float32, torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    bad = rewritten(checkpoint("llama"), tmp_path / "bad", lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(WeightMismatchError):
+        load_weights(model, bad)
+    assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
+    load_weights(model, checkpoint("llama"))
+    assert not any(bool((parameter == 7.0).any()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("in_another_shard", [False, True])
+def test_a_tied_checkpoint_may_store_the_head_again(
+    in_another_shard: bool, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    source = checkpoint("llama", tie_word_embeddings=True)
+    path = edited(source, tmp_path / "tied")
+    tensors = load_file(path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    shard(path, *((tensors, head) if in_another_shard else (tensors | head,)))
+    assert tokens_of(path) == greedy(oracle(source), PROMPT, 6)
+
+
+def test_a_tied_checkpoint_with_another_head_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = checkpoint("llama", tie_word_embeddings=True)
+
+    def add_another(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][-1, -1] += 1
+
+    def add_smaller(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:-1].clone()
+
+    for i, change in enumerate((add_another, add_smaller)):
+        with pytest.raises(WeightMismatchError, match=r"lm_head\.weight: surplus"):
+            LLM(rewritten(source, tmp_path / str(i), change))
+
+
+def test_stored_rotary_frequencies_are_ignored(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+
+    path = rewritten(checkpoint("llama"), tmp_path / "old", change)
+    assert tokens_of(path) == greedy(oracle(checkpoint("llama")), PROMPT, 6)

@@ -1,0 +1,76 @@
+"""What several of these files look at: a run of the trace player, and explorables, recorded once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.engine import Engine
+from nanoinfer.explore import Explorable
+from nanoinfer.explore.padding import padding
+from nanoinfer.explore.roofline import roofline
+from nanoinfer.explore.sampling import sampling
+from nanoinfer.model.loader import LoadedModel
+from nanoinfer.random_model import random_model
+from nanoinfer.teaching.prompts import FOX
+from nanoinfer.trace import Trace, record
+from tests.helpers.engines import greedy, make_engine
+
+T = TypeVar("T")
+PROMPT = FOX + " One day she found a"
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def run() -> Trace:
+    """Chunks, a split, evictions, a retraction, an abort and a pause."""
+    engine: Engine = make_engine(rows=3, slots=32, chunked_prefill_size=6, schedule_conservativeness=0.1)
+    with record(engine) as trace:
+        ids = [engine.add_request([97, 98, 99, 100, 101 + i], greedy(12)) for i in range(3)]
+        engine.add_request("abcdefabcdef", greedy(6), extra_key="lora")
+        for _ in range(12):
+            engine.step()
+        engine.abort(ids[0])
+        engine.pause(ids[1])
+        engine.step()
+        engine.step()
+        engine.resume(ids[1])
+        while engine.has_unfinished():
+            engine.step()
+    return trace
+
+
+@pytest.fixture(scope="session")
+def page_path(run: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of that run."""
+    path = tmp_path_factory.mktemp("player") / "run.html"
+    run.player().save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def recorded(story: LLM) -> Callable[[Callable[[LLM], T]], T]:
+    """`recorded(page_sizes)` → what that function records with the bundled model, recorded once."""
+    made: dict[Callable[[LLM], T], T] = {}
+
+    def get(make: Callable[[LLM], T]) -> T:
+        if make not in made:
+            made[make] = make(story)
+        return made[make]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LoadedModel:
+    return random_model(kernels="torch", **TINY)
+
+
+@pytest.fixture(scope="session")
+def explorables(story: LLM, tiny: LoadedModel) -> dict[str, Explorable]:
+    """The roofline's machine reads 10 GB/s and does 100 billion operations per second."""
+    roof = roofline(tiny, bandwidth=10e9, flops=100e9, repeats=1)
+    return {"sampling": sampling(story, PROMPT), "padding": padding(story), "roofline": roof}

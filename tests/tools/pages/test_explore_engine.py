@@ -1,0 +1,387 @@
+"""What the explorables of the engine show is what an engine did: compared with the engine's own counts, and with a second,
+separate run whose engine is looked at directly."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM, Engine
+from nanoinfer.config import EngineConfig
+from nanoinfer.explore import chunk_sizes, eviction, page_sizes, pool_sizes, token_life, tree_steps
+from nanoinfer.explore.control import Control
+from nanoinfer.explore.explorable import Explorable, Frame
+from nanoinfer.explore.lives import lives_of, seen_moments
+from nanoinfer.explore.panels.bars import Bars
+from nanoinfer.explore.panels.cells import Cell, CellRow, Cells
+from nanoinfer.explore.panels.lanes import Flag, Lane, Lanes, Span
+from nanoinfer.explore.panels.numbers import Numbers
+from nanoinfer.explore.panels.tree import Tree
+from nanoinfer.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
+from nanoinfer.llm import make_engine
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.teaching.prompts import FOX
+
+Recorded = Callable[[Callable[[LLM], Any]], Any]
+
+
+def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
+    """A panel of one frame, the `number`-th of its kind."""
+    return [each for each in explorable.frames[indices].panels if isinstance(each, kind)][number]
+
+
+def shown_numbers(explorable: Explorable, indices: tuple[int, ...]) -> dict[str, str]:
+    return {each.name: each.value for each in panel(explorable, indices, Numbers).numbers}
+
+
+def live(story: LLM, arrivals: tuple[Arrival, ...], slots: int, **config: Any) -> Iterator[Engine]:
+    """A second engine that serves the same, without a trace: yielded after every step."""
+    fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
+    engine, waiting, steps = make_engine(story.model, EngineConfig(**fields)), list(arrivals), 0
+    while waiting or engine.has_unfinished():
+        while waiting and (waiting[0].step <= steps or not engine.has_unfinished()):
+            _, prompt, tokens = waiting.pop(0)
+            engine.add_request(prompt, SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True))
+        engine.step()
+        steps += 1
+        yield engine
+
+
+def texts(run: Run) -> list[str]:
+    return [run.trace.text(i) for i in range(len(run.trace.requests))]
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) -> None:
+    for run in recorded(pool_sizes.record_pool_sizes).values():
+        evicted = retracted = 0
+        for moment, stats in zip(moments(run), run.stats, strict=True):
+            evicted, retracted = evicted + moment.evicted, retracted + len(moment.retracted)
+            assert (moment.free, moment.unlocked, moment.locked) == (
+                stats.free_slots,
+                stats.evictable_slots,
+                stats.protected_slots,
+            )
+            assert sum(moment.held.values()) == stats.request_slots
+            assert (evicted, retracted) == (stats.evicted_tokens, stats.retractions)
+            assert moment.free + moment.unlocked + moment.locked + sum(moment.held.values()) == stats.total_slots
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        page_sizes.record_page_sizes,
+        pool_sizes.record_pool_sizes,
+        chunk_sizes.record_chunk_sizes,
+        eviction.record_eviction,
+    ],
+)
+def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], recorded: Recorded) -> None:
+    first, *others = (texts(run) for run in recorded(record).values())
+    assert all(first)
+    assert all(other == first for other in others)
+
+
+def test_a_recording_leaves_the_engine_of_the_llm_and_the_threads_alone(story: LLM) -> None:
+    import torch
+
+    before, threads = story.engine.stats(), torch.get_num_threads()
+    serve(story, [Arrival(0, "Once", 2)], 16)
+    assert story.engine.stats() == before
+    with pytest.raises(RuntimeError, match="stop"), one_thread():
+        raise RuntimeError("stop")
+    assert torch.get_num_threads() == threads
+
+
+# --- page size -------------------------------------------------------------------------------------------------------
+
+
+def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LLM, recorded: Recorded) -> None:
+    explorable = recorded(page_sizes.page_sizes)
+    steps = explorable.controls[1].values
+    for i, size in enumerate(page_sizes.SIZES):
+        engines = live(story, page_sizes.ARRIVALS, page_sizes.SLOTS, page_size=size)
+        for step, engine in enumerate(engines, 1):
+            if step not in steps:
+                continue
+            running = engine.scheduler.running
+            empty = sum(req.allocated_len - req.kv_len for req in running)
+            cells = panel(explorable, (i, steps.index(step)), Cells)
+            looks = [cell.look for row in cells.rows for cell in row.cells]
+            assert len(looks) == page_sizes.SLOTS
+            assert looks.count("padding") == empty
+            assert looks.count("free") == engine.stats().free_slots
+            assert looks.count("tree") == engine.stats().evictable_slots
+            for other in range(len(page_sizes.SIZES)):  # its bar is the same, whichever is chosen
+                bars = panel(explorable, (other, steps.index(step)), Bars).bars
+                assert bars[i].value == empty
+                assert bars[i].look == ("highlight" if other == i else "padding")
+
+
+def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(recorded: Recorded) -> None:
+    runs = recorded(page_sizes.record_page_sizes)
+    found = [run.stats[-1].cached_tokens for run in runs.values()]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] > 0
+    assert [sum(page_sizes.found_tokens(run.trace.state())) for run in runs.values()] == found
+    assert not any(page_sizes.empty_slots(runs[1].trace.state(step)) for step in range(1, len(runs[1].trace) + 1))
+    explorable = recorded(page_sizes.page_sizes)
+    lost = [shown_numbers(explorable, (i, 0))["lost to whole pages"] for i in range(len(found))]
+    assert [int(text.split()[0]) for text in lost] == [found[0] - each for each in found]
+
+
+# --- pool size -------------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(recorded: Recorded) -> None:
+    explorable, total = recorded(pool_sizes.pool_sizes), 0
+    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
+        lanes, shown = panel(explorable, (i,), Lanes), moments(run)
+        short = [m.step - 1 for m in shown if m.mode == "DECODE" and m.room.needed > m.room.obtainable]
+        assert [flag.step for flag in lanes.flags] == short
+        assert shown_numbers(explorable, (i,))["retractions"] == str(run.stats[-1].retractions)
+        assert shown_numbers(explorable, (i,))["cached tokens evicted"] == str(run.stats[-1].evicted_tokens)
+        for moment, held in zip(shown, lanes.strip.steps, strict=False):
+            assert sum(size for _, size in held) == pool_sizes.SIZES[i] - moment.free
+        total += run.stats[-1].retractions
+    assert total > 2
+
+
+def test_the_smallest_pool_makes_requests_wait_and_the_largest_has_no_trouble(recorded: Recorded) -> None:
+    runs = list(recorded(pool_sizes.record_pool_sizes).values())
+    waits = ["waiting" in {phase for m in moments(run) for phase in m.phases.values()} for run in runs]
+    assert waits[0]
+    assert not waits[-1]
+    assert runs[-1].stats[-1].retractions == runs[-1].stats[-1].evicted_tokens == 0
+    assert any(not run.stats[-1].retractions and run.stats[-1].evicted_tokens for run in runs), "one only evicts"
+    sentences = [frame.sentence for frame in recorded(pool_sizes.pool_sizes).frames.values()]
+    assert len(set(sentences)) == len(sentences)
+
+
+def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
+    explorable = recorded(pool_sizes.pool_sizes)
+    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
+        for index, lane in enumerate(panel(explorable, (i,), Lanes).lanes):
+            drawn = {step + 1: span.phase for span in lane.spans for step in range(span.start, span.end)}
+            assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
+            extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
+            assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
+
+
+# --- chunk size ------------------------------------------------------------------------------------------------------
+
+
+def test_between_two_tokens_of_a_running_request_at_most_one_chunk_is_computed(recorded: Recorded) -> None:
+    for size, run in recorded(chunk_sizes.record_chunk_sizes).items():
+        since = most = 0
+        for event in run.trace.events:
+            entries = {entry.request: entry for entry in event.batch}
+            if event.mode == "EXTEND" and chunk_sizes.LONG in entries:
+                since += entries[chunk_sizes.LONG].end - entries[chunk_sizes.LONG].start
+            if event.is_step and chunk_sizes.RUNNING in entries:
+                most, since = max(most, since), 0
+        prompt = len(run.trace.requests[chunk_sizes.LONG].prompt)
+        assert most == size if size else most > prompt - 16
+
+
+def test_smaller_chunks_shorten_the_gap_and_delay_the_first_token(recorded: Recorded) -> None:
+    runs = recorded(chunk_sizes.record_chunk_sizes)
+    times = [chunk_sizes.times_of(run, moments(run)) for run in runs.values()]
+    gaps, firsts = [each.gap for each in times], [each.first_token for each in times]
+    assert gaps == sorted(set(gaps))
+    assert firsts == sorted(set(firsts), reverse=True)
+    explorable = recorded(chunk_sizes.chunk_sizes)
+    for i, (run, each) in enumerate(zip(runs.values(), times, strict=True)):
+        lanes = panel(explorable, (i,), Lanes)
+        assert list(lanes.widths) == [chunk_sizes.READING_WEIGHTS + m.num_tokens for m in moments(run)]
+        assert sum(lanes.widths[lanes.at : lanes.until + 1]) == each.gap, "the frame is around the gap"
+        assert [bar.value for bar in panel(explorable, (i,), Bars).bars] == gaps
+        assert [bar.value for bar in panel(explorable, (i,), Bars, 1).bars] == firsts
+
+
+# --- eviction --------------------------------------------------------------------------------------------------------
+
+
+def test_hits_are_the_engines_cached_tokens_and_policies_differ(recorded: Recorded) -> None:
+    explorable = recorded(eviction.eviction)
+    totals = {}
+    for (policy, size), run in recorded(eviction.record_eviction).items():
+        indices = list(eviction.POLICIES).index(policy), eviction.SIZES.index(size)
+        stats, bars = run.stats[-1], panel(explorable, indices, Bars).bars
+        assert sum(bar.value for bar in bars) == stats.cached_tokens
+        assert [bar.before for bar in bars] == [len(request.prompt) for request in run.trace.requests]
+        shown = shown_numbers(explorable, indices)
+        assert shown["prompt tokens found"].startswith(f"{stats.cached_tokens} of {stats.prompt_tokens} ")
+        assert shown["cached tokens evicted"] == str(stats.evicted_tokens)
+        nodes = [node for node in panel(explorable, indices, Tree).root.walk() if node.text]
+        assert len(nodes) == len(run.trace.state().nodes) - 1
+        totals[policy, size] = stats.cached_tokens
+    small, large = eviction.SIZES[0], eviction.SIZES[-1]
+    assert totals["lfu", small] > totals["lru", small] > totals["fifo", small]
+    assert len({totals[policy, large] for policy in eviction.POLICIES}) == 1
+
+
+# --- the tree, step by step ------------------------------------------------------------------------------------------
+
+
+class WatchedPlay(tree_steps.Play):
+    """Looks at the live tree after every step."""
+
+    def __init__(self, llm: LLM):
+        super().__init__(llm)
+        self.live: list[tuple[list[tuple[list[int], list[int], int]], int]] = []
+
+    def look(self) -> None:
+        self.tree.check_integrity()
+        nodes = [(node.key.tolist(), node.value.tolist(), node.lock_ref) for _, node in self.tree.nodes()]
+        self.live.append((nodes, self.pool.available_size()))
+
+
+def test_every_tree_shown_is_the_live_one(story: LLM, recorded: Recorded) -> None:
+    play = WatchedPlay(story)
+    steps = play.run()
+    assert len(steps) == len(play.live)
+    for step, (nodes, free) in zip(steps, play.live, strict=True):
+        assert [(node.key, node.value, node.lock_ref) for _, node in step.after.walk()] == nodes
+        cells = tree_steps.frame_of(step, 1).panels[1]
+        assert isinstance(cells, Cells)
+        assert sum(cell.look == "free" for row in cells.rows for cell in row.cells) == free
+    for before, after in itertools.pairwise(steps):
+        assert [node.key for _, node in before.after.walk()] == [node.key for _, node in after.before.walk()]
+    assert not play.live[-1][0]
+    seen = {mark for frame in recorded(tree_steps.tree_steps).frames.values() for mark in marks_of(frame.panels[0])}
+    assert seen >= {"new", "split", "locked", "unlocked", "evicted"}
+
+
+def marks_of(tree: Any) -> set[str]:
+    return {node.mark for root in (tree.before, tree.root) for node in root.walk()}
+
+
+def test_an_arrow_leads_from_a_node_to_the_parts_that_became_of_it(story: LLM) -> None:
+    splits = 0
+    for step in tree_steps.Play(story).run():
+        tree = tree_steps.frame_of(step, 1).panels[0]
+        assert isinstance(tree, Tree)
+        assert tree.before is not None
+        slots = {str(number): set(node.value) for number, node in step.before.nodes.items()}
+        parts: dict[str, set[int]] = {}
+        for node in tree.root.walk():
+            if node.was:
+                value = set(step.after.nodes[int(node.key)].value)
+                assert value <= slots[node.was]
+                assert not parts.get(node.was, set()) & value
+                parts[node.was] = parts.get(node.was, set()) | value
+                splits += node.mark == "split"
+        gone = {node.key for node in tree.before.walk() if node.mark == "evicted"} | {"0"}
+        assert set(parts) == set(slots) - gone
+        assert all(parts[key] == slots[key] for key in parts)
+    assert splits == 2
+
+
+# --- one token's life ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
+def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
+    request_number: int, position: int, story: LLM, recorded: Recorded
+) -> None:
+    trace = recorded(token_life.record_lives).trace
+    lives = lives_of(trace, request_number, position)[1:]  # from the first step on
+    for engine, life in zip(live(story, token_life.ARRIVALS, token_life.SLOTS), lives, strict=True):
+        running = {req.request_id: req for req in engine.scheduler.running}
+        rows = {number: engine.cache.rows[req.req_pool_idx, : req.kv_len].tolist() for number, req in running.items()}
+        row = rows.get(request_number, [])
+        if len(row) > position:
+            assert life.slot == row[position]
+            in_tree = position < running[request_number].tree_len
+            assert life.owner == ("tree" if in_tree else "request")
+        for sharer in life.sharers:
+            assert rows[sharer][position] == life.slot
+        tokens = trace.state().requests[request_number].tokens[: position + 1]
+        match, _ = engine.radix_cache.peek_prefix(tokens)
+        assert (life.owner == "tree") == (match == position + 1)
+
+
+@pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
+def test_a_token_is_read_by_every_query_from_its_own_position_on(
+    request_number: int, position: int, recorded: Recorded
+) -> None:
+    trace = recorded(token_life.record_lives).trace
+    life = lives_of(trace, request_number, position)[-1]
+    expected: dict[int, int] = {}
+    tokens = trace.state().requests[request_number].tokens[: position + 1]
+    for event in trace.events:
+        for entry in event.batch:
+            same = trace.state().requests[entry.request].tokens[: position + 1] == tokens
+            queries = sum(place >= position for place in range(entry.start, entry.end))
+            if same and queries:
+                expected[event.step] = expected.get(event.step, 0) + queries
+    assert life.reads == expected
+
+
+def test_a_token_computed_twice_is_read_through_the_slot_that_the_tree_keeps(story: LLM) -> None:
+    trace = serve(story, [Arrival(0, FOX, 3), Arrival(3, FOX, 3)], 64).trace
+    known, last = lives_of(trace, 0, 12)[-1], lives_of(trace, 0, 13)[-1]
+    assert known.reads == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}
+    # A prompt's last token is always computed: in step 4 into a second slot, which the tree does not take.
+    assert last.reads == {1: 1, 2: 1, 3: 1, 5: 1, 6: 1}
+
+
+def test_a_life_has_all_its_parts(recorded: Recorded) -> None:
+    trace = recorded(token_life.record_lives).trace
+    fox, answer, last, river = (lives_of(trace, *token) for token in token_life.TOKENS)
+    assert not fox[0].slot
+    assert fox[0].known
+    assert any(life.sharers == (1,) for life in fox)
+    assert fox[-1].freed
+    assert fox[-1].slot is None
+    owners = [life.owner for life in answer]
+    assert owners.index("request") < owners.index("tree")
+    assert all(life.slot is None and not life.reads for life in last), "nothing comes after the last token"
+    assert last[-1].known
+    assert not river[0].known
+    assert river[-1].freed
+    assert len(seen_moments(trace)) == len(fox) == len(trace) + 1
+    for frame in recorded(token_life.token_life).frames.values():
+        cells = [cell for each in frame.panels if isinstance(each, Cells) for row in each.rows for cell in row.cells]
+        assert sum(cell.mark != "" for cell in cells) <= 3
+
+
+# --- what the panels refuse ------------------------------------------------------------------------------------------
+
+
+LANE = [Lane("request 0", [Span(0, 2, "decode")])]
+FRAME = Frame([Lanes("a", 2, LANE)], "What there is to see.")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Lanes("a", 2, LANE, flags=[Flag(2, "too late")]), "flags: step=2; there are steps=2"),
+        (lambda: Flag(-1, "too early"), "step=-1"),
+        (lambda: Flag(0, " "), "text=' '"),
+        (lambda: Lanes("a", 2, LANE, widths=[1]), "widths: 1 for steps=2"),
+        (lambda: Lanes("a", 2, LANE, widths=[1, -1]), "widths=-1"),
+        (lambda: Lanes("a", 2, LANE, widths=[0, 0]), "widths: are all 0"),
+        (lambda: Lanes("a", 2, LANE, widths=[3, 4], whole=6), "whole=6"),
+        (lambda: Lanes("a", 2, LANE, scale=["from"]), "scale=\\['from'\\]: must be two texts"),
+        (lambda: Lanes("a", 2, LANE, until=1), "until=1: must be in at=None"),
+        (lambda: Lanes("a", 2, LANE, at=1, until=0), "until=0: must be in at=1..1"),
+        (lambda: Cells("a", [CellRow("r", [Cell()])], group=-1), "group=-1"),
+        (
+            lambda: Explorable("a", "b", [Control("c", "d", [1, 2])], dict.fromkeys([(0,), (1,)], FRAME), still=(2,)),
+            "still",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_columns_are_as_wide_as_they_are_said_to_be() -> None:
+    assert Lanes("a", 2, LANE).edges() == [0, 0.5, 1]
+    assert Lanes("a", 2, LANE, widths=[1, 3], whole=8).edges() == [0, 0.125, 0.5]

@@ -1,0 +1,294 @@
+"""The player on the screens it is read on: what is in view, what a key means after a click, and what axe-core finds."""
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nanoinfer.trace import Trace, record
+from tests.helpers.engines import greedy, make_engine
+
+pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.helpers.axe import axe_findings, needs_axe
+from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+REPO = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def long_run() -> Trace:
+    """Forty requests, one every nine steps: more lanes than any screen shows at once."""
+    engine = make_engine(rows=6, slots=400, chunked_prefill_size=12)
+    with record(engine) as trace:
+        sent = 0
+        while sent < 40 or engine.has_unfinished():
+            if sent < 40 and len(trace) >= 9 * sent:
+                engine.add_request([97 + sent % 3, *range(60, 75 + sent % 7)], greedy(16 + sent % 5))
+                sent += 1
+            engine.step()
+    assert len(trace) > 300
+    return trace
+
+
+@pytest.fixture(scope="module")
+def example() -> Trace:
+    return Trace.load(REPO / "data" / "trace" / "example.json")
+
+
+@pytest.fixture(scope="module")
+def pages(long_run: Trace, example: Trace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The addresses of the two runs' pages."""
+    folder = tmp_path_factory.mktemp("pages")
+    addresses = {}
+    for name, trace in (("long", long_run), ("example", example)):
+        trace.player().save(folder / f"{name}.html")
+        addresses[name] = (folder / f"{name}.html").as_uri()
+    return addresses
+
+
+def middle_of_thumb(page: "Chrome") -> float:
+    """Where the slider's thumb is, from the left: it is drawn in a part of the document that scripts do not see."""
+
+    def find(node: dict[str, Any], found: Any) -> dict[str, Any] | None:
+        if found(node.get("attributes", [])):
+            return node
+        below = itertools.chain(node.get("children", ()), node.get("shadowRoots", ()))
+        return next(filter(None, (find(child, found) for child in below)), None)
+
+    document = page.execute_cdp_cmd("DOM.getDocument", {"depth": -1, "pierce": True})["root"]
+    slider = find(document, lambda attributes: "range" in attributes)
+    assert slider is not None
+    thumb = find(slider, lambda attributes: "thumb" in attributes)
+    assert thumb is not None
+    left, _, right = page.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": thumb["nodeId"]})["model"]["border"][:3]
+    return (left + right) / 2
+
+
+# --- the timeline -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("screen", [LAPTOP, BIG, PHONE, SIDEWAYS], ids=str)
+def test_the_timeline_shows_the_lanes_of_the_pass(
+    browser: "Chrome", pages: dict[str, str], long_run: Trace, screen: tuple[int, int]
+) -> None:
+    with device(browser, *screen):
+        browser.get(pages["long"])
+        for step in (1, 60, 150, 290, len(long_run) - 1, 30):
+            seen, expected = browser.execute_script(
+                """
+                player.show(arguments[0]);
+                const box = document.querySelector("#timeline .lanes").getBoundingClientRect();
+                const cursor = document.querySelector("#timeline .cursor").getBoundingClientRect();
+                const head = document.querySelector("#timeline .pass").getBoundingClientRect();
+                const inside = (top, bottom, part) => top <= part.top + 1 && part.bottom <= bottom + 1;
+                const batch = player.page.state.batch.map((entry) => entry.req.index);
+                const seen = batch.filter((index) => {
+                  const name = document.querySelector(`#timeline [data-request="${index}"]`).getBoundingClientRect();
+                  const shown = inside(Math.max(box.top, head.bottom), box.bottom, name);
+                  return shown && inside(cursor.top, cursor.bottom, name);
+                });
+                return [seen, batch];""",
+                step,
+            )
+            assert expected == [entry.request for entry in long_run.step(step).batch]
+            assert seen == expected
+            # The row of passes stays above them.
+            top, bottom = browser.execute_script("""
+                const box = document.querySelector("#timeline .lanes").getBoundingClientRect();
+                const row = document.querySelector("#timeline .pass").getBoundingClientRect();
+                return [row.top - box.top, box.bottom - row.bottom];""")
+            assert top >= 0
+            assert bottom >= 0
+
+
+def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
+    browser: "Chrome", pages: dict[str, str]
+) -> None:
+    with device(browser, *LAPTOP):
+        browser.get(pages["long"])
+        where = """
+            const box = document.querySelector("#timeline .lanes");
+            if (arguments[1]) box.scrollTop += arguments[1];
+            player.show(arguments[0]);
+            return box.scrollTop;"""
+        followed = browser.execute_script(where, 150, 0)
+        assert followed > 0
+        assert browser.execute_script(where, 151, -10) == followed - 10
+        assert browser.execute_script(where, 152, 10_000) == followed
+        assert browser.execute_script(where, 0, 0) == 0, "nothing has arrived yet"
+
+
+@pytest.mark.parametrize("screen", [LAPTOP, PHONE, SIDEWAYS], ids=str)
+@pytest.mark.parametrize("name", ["long", "example"])
+def test_the_thumb_of_the_slider_stands_above_the_cursor(
+    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int]
+) -> None:
+    with device(browser, *screen):
+        browser.get(pages[name])
+        last = browser.execute_script("return player.replay.frames.length - 1")
+        for number in (0, 1, last // 2, last - 1, last):
+            browser.execute_script(f"player.show({number})")
+            cursor, track = (
+                browser.execute_script(
+                    "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+                    "return [box.left + box.width / 2, box.left, box.width]",
+                    f"#timeline {part}",
+                )
+                for part in (".cursor", ".track")
+            )
+            assert cursor[0] == pytest.approx(track[1] + track[2] * (number + 0.5) / (last + 1), abs=0.6)
+            assert middle_of_thumb(browser) == pytest.approx(cursor[0], abs=0.6)
+
+
+# --- what is in view --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("height", "width"), [(768, 1246), (657, 1246), (657, 899), (1080, 1246)])
+def test_a_notebooks_frame_and_what_matters_in_it_fit_a_laptop(
+    browser: "Chrome", example: Trace, tmp_path: Path, height: int, width: int
+) -> None:
+    """Of 768 lines a browser leaves 657, JupyterLab 536 of these; beside its list of files there are 899 columns."""
+    frame = example.player()._repr_html_()
+    (tmp_path / "notebook.html").write_text(f'<!doctype html><body style="width: {width}px">{frame}</body>')
+    with device(browser, 1366, height):
+        browser.get((tmp_path / "notebook.html").as_uri())
+        element = browser.find_element(By.TAG_NAME, "iframe")
+        assert element.size["height"] <= height - 121
+        browser.switch_to.frame(element)
+        for step in range(1, len(example) + 1):
+            room, bottoms = browser.execute_script(
+                """
+                player.show(arguments[0]);
+                const parts = ["#controls", "#timeline", "#sentence", "#counters", "#batch tbody", "#slots .grid"];
+                const bottom = (part) => document.querySelector(part).getBoundingClientRect().bottom;
+                return [innerHeight, Object.fromEntries(parts.map((part) => [part, bottom(part)]))];""",
+                step,
+            )
+            assert {part: bottom for part, bottom in bottoms.items() if bottom > room} == {}
+        browser.switch_to.default_content()
+
+
+@pytest.mark.parametrize("name", ["long", "example"])
+def test_on_a_phone_held_sideways_the_head_takes_less_than_a_third(
+    browser: "Chrome", pages: dict[str, str], name: str
+) -> None:
+    with device(browser, *SIDEWAYS, touch=True):
+        browser.get(pages[name])
+        covered, play = browser.execute_script("""
+            player.show(20);
+            document.querySelector("footer").scrollIntoView({ block: "end" });
+            let covered = 0;
+            for (let y = 0; y < innerHeight; y++) {
+              if (document.elementFromPoint(20, y)?.closest("header, #stage")) covered += 1;
+            }
+            return [covered, document.querySelector("#play").getBoundingClientRect().top];""")
+        assert covered < 390 / 3
+        assert 0 <= play < 390 / 3, "the buttons stay in reach"
+
+
+# --- keys after clicks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped_clock(browser: "Chrome", pages: dict[str, str]) -> "Chrome":
+    """The example, playing which never gets to the next step."""
+    browser.get(pages["example"])
+    browser.execute_script("window.setTimeout = () => 1; player.show(5)")
+    return browser
+
+
+def press(page: "Chrome", *keys: str) -> None:
+    webdriver.ActionChains(page).send_keys(*keys).perform()
+
+
+def playing(page: "Chrome") -> bool:
+    return page.find_element(By.ID, "play").get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize(
+    ("clicked", "frame"),
+    [("#first", 0), ("#back", 4), ("#forward", 6), ("#extend", 6), (".speed select", 5), ("#rows .chip", 5), ("h1", 5)],
+)
+def test_after_a_click_space_plays_and_pauses(stopped_clock: "Chrome", clicked: str, frame: int) -> None:
+    page = stopped_clock
+    page.find_element(By.CSS_SELECTOR, clicked).click()
+    if "select" in clicked:
+        press(page, Keys.ESCAPE)  # closes the list, and leaves the focus where it is
+    assert page.execute_script("return player.current") == frame
+    for expected in (True, False, True):
+        press(page, " ")
+        assert playing(page) is expected
+        assert page.execute_script("return player.current") == frame
+
+
+def test_after_a_click_on_play_space_pauses_once(stopped_clock: "Chrome") -> None:
+    page = stopped_clock
+    page.find_element(By.ID, "play").click()
+    assert playing(page)
+    for expected in (False, True, False):
+        press(page, " ")
+        assert playing(page) is expected
+
+
+def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: "Chrome") -> None:
+    page = stopped_clock
+    page.find_element(By.ID, "back").click()
+    press(page, Keys.TAB)  # to Play
+    press(page, " ")
+    assert playing(page)
+    press(page, " ")
+    assert not playing(page)
+    press(page, Keys.TAB)  # to One step on
+    press(page, " ")
+    assert page.execute_script("return player.current") == 5
+    assert not playing(page)
+    press(page, Keys.TAB, Keys.TAB, Keys.TAB)  # to the speed
+    assert page.execute_script("return document.activeElement.id") == "speed"
+    press(page, Keys.ARROW_DOWN)
+    assert page.execute_script("return [player.current, document.activeElement.value]") == [5, "2"]
+
+
+# --- what can be read and hit -----------------------------------------------------------------------------------------
+
+
+@needs_axe
+@pytest.mark.parametrize(
+    ("name", "screen", "dark"),
+    [
+        ("example", LAPTOP, False),
+        ("example", LAPTOP, True),
+        ("example", PHONE, True),
+        ("example", SIDEWAYS, False),
+        ("long", LAPTOP, False),
+        ("long", PHONE, False),
+    ],
+    ids=str,
+)
+def test_axe_finds_nothing(
+    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int], dark: bool
+) -> None:
+    with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
+        browser.get(pages[name])
+        # Among them: a prompt of which a part is not computed yet, a retraction, requests that have ended.
+        for step in (1, 7, 20, 34):
+            browser.execute_script(f"player.show({step})")
+            assert axe_findings(browser) == []
+
+
+def test_lanes_are_as_high_as_a_finger_needs(browser: "Chrome", pages: dict[str, str]) -> None:
+    with device(browser, *PHONE, touch=True):
+        browser.get(pages["long"])
+        tops = browser.execute_script(
+            "return [...document.querySelectorAll('#timeline [data-request]')].map((name) => name.offsetTop)"
+        )
+        assert {after - before for before, after in itertools.pairwise(tops)} == {24}

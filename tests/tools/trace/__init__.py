@@ -1,0 +1,1 @@
+"""Tests of traces: what is recorded, said, written and read again."""

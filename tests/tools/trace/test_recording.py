@@ -1,0 +1,247 @@
+"""Recording: the engine does not notice, errors and replaced methods do no harm, and steps are read by number."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.trace import Recorder, record
+from nanoinfer.trace.events import from_runs
+from tests.helpers.engines import V, greedy, make_engine, model_of, serve
+from tests.helpers.traces import assert_same
+
+# --- the engine does not notice ---------------------------------------------------------------------------------------
+
+
+def test_tokens_are_the_same_with_and_without(story: LLM) -> None:
+    prompts = ["Once upon a time there was a fox", "Once upon a time there was a bear"]
+    for params in (SamplingParams(max_new_tokens=8, temperature=0), SamplingParams(max_new_tokens=8, seed=3, n=2)):
+        plain = [out.token_ids for output in story.generate(prompts, params, use_tqdm=False) for out in output.outputs]
+        with record(story) as trace:
+            outputs = story.generate(prompts, params, use_tqdm=False)
+        assert [out.token_ids for output in outputs for out in output.outputs] == plain
+        assert [req.output_ids for req in trace.state().requests.values()] == plain
+
+
+def test_afterwards_the_engine_is_as_it_was() -> None:
+    engine = make_engine()
+    owners = (engine, engine.scheduler, engine.radix_cache)
+    before = [dict(vars(owner)) for owner in owners]
+    with record(engine) as trace:
+        assert [set(vars(owner)) - set(old) for owner, old in zip(owners, before, strict=True)] != [set()] * 3
+    assert [vars(owner).keys() for owner in owners] == [old.keys() for old in before]
+    serve(engine, [1, 2, 3])
+    assert len(trace) == 0
+    assert len(trace.events) == 1
+    trace.stop()  # again: nothing left to do
+
+
+def test_an_exception_in_the_block_ends_the_recording() -> None:
+    engine = make_engine()
+    traces = []
+
+    def interrupted() -> None:
+        with record(engine) as trace:
+            traces.append(trace)
+            serve(engine, [1, 2, 3])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    (trace,) = traces
+    steps = len(trace)
+    assert steps == 4
+    serve(engine, [1, 2, 3])
+    assert len(trace) == steps
+    assert "step" not in vars(engine)
+
+
+def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
+    engine = make_engine()
+    model_of(engine).fail_at = 2
+    with record(engine) as trace:
+        rid = engine.add_request([1, 2, 3], greedy(4))
+        engine.step()
+        with pytest.raises(RuntimeError, match="the model broke"):
+            engine.step()
+        assert [output.request_id for output in engine.step()] == [rid]
+        serve(engine, [1, 2, 4])
+        assert_same(trace, engine)
+    failed = trace.step(2)
+    assert (failed.mode, failed.error) == ("DECODE", "RuntimeError: the model broke")
+    assert failed.ended == [(0, "error")]
+    assert failed.batch[0].tokens == []
+
+
+def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slots() -> None:
+    engine = make_engine(num_scheduler_steps=3)
+    with record(engine) as trace:
+        engine.add_request([1, 2, 3], greedy(9))
+        short = engine.add_request([50, 51, 52], greedy(3))
+        engine.step()
+        assert engine.step()[1].request_id == short
+        assert_same(trace, engine)
+        model_of(engine).fail_at = 6  # the second pass of the next group
+        with pytest.raises(RuntimeError, match="the model broke"):
+            engine.step()
+        engine.step()
+        assert_same(trace, engine)
+    passes = [
+        (e.mode, [(entry.request, entry.start, entry.tokens) for entry in e.batch]) for e in trace.events if e.step
+    ]
+    assert passes[1:6] == [
+        ("DECODE", [(0, 3, [5]), (1, 3, [54])]),
+        ("DECODE", [(0, 4, [6]), (1, 4, [55])]),
+        ("DECODE", [(0, 5, [7])]),
+        ("DECODE", [(0, 6, [8])]),
+        ("DECODE", [(0, 7, [])]),
+    ]
+    ends = [(event.step, ended.reason) for event in trace.events for ended in event.ended]
+    assert ends == [(3, "length"), (6, "error")]
+    allocated = [from_runs(entry.allocated) for entry in trace.step(2).batch]
+    assert [len(slots) for slots in allocated] == [3, 2], "three passes, and no slot for a last token"
+    assert all(
+        from_runs(entry.slots) == [slots[0]] for entry, slots in zip(trace.step(2).batch, allocated, strict=True)
+    )
+    assert trace.step(3).batch[0].allocated == []
+    trace.timeline()
+
+
+def test_two_recorders_at_once_are_refused_and_the_first_goes_on() -> None:
+    engine = make_engine()
+    with record(engine) as trace:
+        with pytest.raises(ValueError, match=r"already being recorded.*llm\.trace"), record(engine):
+            pass
+        serve(engine, [1, 2, 3])
+    assert len(trace) == 4
+    with record(engine) as second:
+        serve(engine, [1, 2, 3])
+    assert len(second) == 4
+
+
+@pytest.mark.parametrize("engine", [None, "story", object()])
+def test_only_engines_can_be_recorded(engine: Any) -> None:
+    with pytest.raises(ValueError, match="engine"), record(engine):
+        pass
+
+
+def test_methods_replaced_while_recording_are_used_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    calls = []
+    with record(engine) as trace:
+        original = RadixCache._append
+        monkeypatch.setattr(RadixCache, "_append", lambda self, *a: (calls.append(a), original(self, *a))[1])
+        recorded_step = engine.step
+        engine.step = lambda: recorded_step()  # type: ignore[method-assign]
+        ours = engine.step
+        serve(engine, [1, 2, 3])
+    assert calls
+    assert engine.step is ours, "another wrapper, around ours: not ours to take away"
+    steps = len(trace)
+    serve(engine, [1, 2, 3])
+    assert len(trace) == steps == 4
+
+
+def test_no_request_node_or_engine_is_kept_alive() -> None:
+    engine = make_engine()
+    with record(engine) as trace:
+        rid = engine.add_request([1, 2, 3], greedy(3))
+        (req,) = engine.open_requests.groups[rid].reqs
+        ended = weakref.ref(req)
+        del req
+        while engine.has_unfinished():
+            engine.step()
+        engine.last_batch, engine.scheduler.planned = None, []  # what the engine itself still looks at
+        engine.scheduler.waiting._ranked = []
+        gc.collect()
+        assert ended() is None, "while the recording still goes on"
+    assert trace.writer is None
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert trace.state().requests[0].output_ids == [4, 5, 6]
+
+
+def test_a_trace_holds_numbers_and_text_only() -> None:
+    engine = make_engine(page_size=4)
+    with record(engine) as trace:
+        serve(engine, [1, 2, 3, 4, 5], "abcdefgh")
+
+    def kinds(value: Any) -> set[type]:
+        if isinstance(value, dict):
+            value = [*value.keys(), *value.values()]
+        if isinstance(value, list | tuple):
+            return set().union(*map(kinds, value)) if value else set()
+        return kinds(list(vars(value).values())) if hasattr(value, "__dict__") else {type(value)}
+
+    assert kinds([trace.events, trace.requests, trace.engine]) <= {int, float, str, bool, type(None)}
+
+
+def test_an_event_costs_what_happened_not_the_size_of_pool_and_tree() -> None:
+    """Function calls of a decode step, with a tree of 3 and of 300 nodes."""
+    from tests.helpers.fakes import counted_calls
+
+    def calls(num_prompts: int) -> int:
+        engine = make_engine(slots=4096)
+        serve(engine, *([i % V, i // V, 7] for i in range(num_prompts)), max_new_tokens=2)
+        with record(engine):
+            engine.add_request([1, 2, 3], greedy(8))
+            engine.step()
+            with counted_calls() as counted:
+                engine.step()
+        return sum(counted.values())
+
+    assert calls(300) == calls(3)
+
+
+# --- LLM(trace=True) and reading --------------------------------------------------------------------------------------
+
+
+def test_an_llm_keeps_its_trace(checkpoint: Callable[..., Any]) -> None:
+    llm = LLM(checkpoint("llama"), trace=True, max_running_requests=2)
+    assert llm.trace is not None
+    llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=3), use_tqdm=False)
+    assert len(llm.trace) == 3
+    assert repr(llm.trace) == "<Trace: 3 steps (1 EXTEND, 2 DECODE), 1 requests>"
+    llm.trace.stop()
+    llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=3), use_tqdm=False)
+    assert len(llm.trace) == 3
+    assert LLM(checkpoint("llama"), max_running_requests=2).trace is None
+    with pytest.raises(ValueError, match="trace='yes'"):
+        LLM(checkpoint("llama"), trace="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [4, -4, 99])
+def test_a_step_that_is_not_there_is_refused(step: int) -> None:
+    engine = make_engine()
+    with record(engine) as trace:
+        serve(engine, [1, 2, 3], max_new_tokens=3)
+    with pytest.raises(ValueError, match=rf"step={step}: must be in 1\.\.3"):
+        trace.step(step)
+    if step > 0:
+        with pytest.raises(ValueError, match=rf"step={step}: must be in 0\.\.3"):
+            trace.state(step)
+
+
+def test_pool_slots_are_runs_in_the_order_of_the_tokens() -> None:
+    from nanoinfer.trace.events import from_runs, to_runs
+
+    for slots in ([], [5], [0, 1, 2], [7, 3, 4, 5, 9, 8], [4, 4]):
+        assert from_runs(to_runs(np.array(slots, dtype=np.int32))) == slots
+    assert to_runs(torch.arange(3, 9).numpy()) == [3, 6]
+
+
+def test_a_recorder_without_a_block_stops_on_stop() -> None:
+    engine = make_engine()
+    recorder = Recorder(engine)
+    serve(engine, [1, 2, 3])
+    recorder.stop()
+    serve(engine, [1, 2, 3])
+    assert len(recorder.trace) == 4

@@ -1,0 +1,174 @@
+"""Traces: after every step of every kind of run, what is rebuilt from the events is what the engine has."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer import Engine, SamplingParams
+from nanoinfer.trace import record
+from tests.helpers.engines import greedy, make_engine, serve
+from tests.helpers.traces import assert_same
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CHANCES = {
+    "add": 0.25,
+    "step": 0.54,
+    "abort": 0.04,
+    "pause": 0.03,
+    "resume": 0.03,
+    "flush": 0.02,
+    "fail": 0.05,
+    "split": 0.04,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"chunked_prefill_size": 5},
+    "retraction": {"slots": 40, "schedule_conservativeness": 0.1},
+    "retraction in chunks": {"slots": 44, "schedule_conservativeness": 0.1, "chunked_prefill_size": 4},
+    "pages": {"page_size": 4, "chunked_prefill_size": 8},
+    "pages, little room": {"page_size": 4, "slots": 48, "schedule_conservativeness": 0.1},
+    "no cache": {"disable_radix_cache": True},
+    "no cache, little room": {"disable_radix_cache": True, "slots": 40, "schedule_conservativeness": 0.1},
+    "groups": {"num_scheduler_steps": 2},
+    "groups, little room": {"num_scheduler_steps": 8, "slots": 40, "schedule_conservativeness": 0.1},
+    "groups, pages and chunks": {"num_scheduler_steps": 8, "page_size": 4, "slots": 48, "chunked_prefill_size": 8},
+    "drafts": {"drafter": "ngram", "adaptive_drafts": False},
+    "drafts when they pay": {"drafter": "ngram"},
+    "drafts, little room": {
+        "drafter": ("tree", "ngram"),
+        "adaptive_drafts": False,
+        "num_draft_tokens": 5,
+        "slots": 32,
+        "schedule_conservativeness": 0.1,
+    },
+    "drafts, pages and chunks": {
+        "drafter": ["ngram"],
+        "adaptive_drafts": False,
+        "page_size": 4,
+        "slots": 48,
+        "chunked_prefill_size": 8,
+    },
+    "lfu": {"eviction_policy": "lfu", "slots": 48, "schedule_policy": "fcfs"},
+}
+
+
+@pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS.keys())
+def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random requests from a few prefixes, with namespaces, completions, aborts, pauses, deadlines and failing steps."""
+    rng, clock = np.random.default_rng(7), Clock()
+    engine = make_engine(**{"rows": 4, "slots": 96, **fields}, clock=clock)
+    happened = set()
+    with record(engine) as trace:
+        for _ in range(150):
+            clock.now += 1.0
+            what = rng.choice(list(CHANCES), p=list(CHANCES.values()))
+            if what == "add":
+                prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.integers(1, 9)] + rng.integers(
+                    0, 3, rng.integers(1, 9)
+                ).tolist()
+                n = int(rng.choice([1, 2], p=[0.8, 0.2]))
+                params = SamplingParams(max_new_tokens=int(rng.integers(1, 16)), temperature=float(n > 1), n=n)
+                timeout = None if rng.random() < 0.8 else float(rng.integers(1, 12))
+                engine.add_request(
+                    prompt, params, extra_key=rng.choice([None, "lora"], p=[0.8, 0.2]), timeout_s=timeout
+                )
+            elif what == "step":
+                engine.step()
+            elif what == "abort" and engine.open_requests.groups:
+                engine.abort(int(rng.choice(list(engine.open_requests.groups))))
+            elif what in ("pause", "resume") and engine.open_requests.groups:
+                getattr(engine, what)(int(rng.choice(list(engine.open_requests.groups))))
+            elif what == "flush":
+                engine.flush_cache()
+            elif what == "split":
+                engine.radix_cache.match_prefix([1, 2, 3, 4, 5, 6, 7, 8][: rng.integers(1, 9)])
+            elif what == "fail":
+                fail_once(engine, rng.choice(["model", "sampler", "slots", "rows"]), monkeypatch)
+            assert_same(trace, engine)
+        for request_id in engine.open_requests.groups:
+            engine.resume(request_id)
+        while engine.has_unfinished():
+            engine.step()
+            assert_same(trace, engine)
+            assert_same(trace, engine, step=len(trace))
+    for event, state in trace.states():
+        state.check_integrity()
+        happened |= {event.mode} | {operation[0] for operation in event.tree} | {ended.reason for ended in event.ended}
+        happened |= {name for name in ("retracted", "paused", "resumed") if getattr(event, name)}
+        happened |= {"accepted"} if event.accepted else set()
+        happened |= {"rejected"} if event.error is None and event.accepted < event.drafted else set()
+    wanted = {"EXTEND", "DECODE", "START", "BETWEEN", "FAILED", "length", "abort", "error", "timeout"}
+    wanted |= {"paused", "resumed"}
+    wanted |= set() if fields.get("disable_radix_cache") else {"add", "split", "remove"}
+    wanted |= {"VERIFY", "accepted", "rejected"} if fields.get("adaptive_drafts") is False else set()
+    wanted |= {"retracted"} if "schedule_conservativeness" in fields else set()
+    assert wanted <= happened
+
+
+class OnPurpose(Exception):
+    pass
+
+
+def fail_once(engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise OnPurpose
+
+    owner, name = {
+        "model": (engine.model_runner, "model"),
+        "sampler": (engine.sampler, "sample"),
+        "slots": (engine.model_runner.token_to_kv_pool, "alloc"),
+        "rows": (engine.model_runner.req_to_token_pool, "alloc"),
+    }[where]
+    with monkeypatch.context() as patch, suppress(OnPurpose):
+        patch.setattr(owner, name, fail)
+        engine.step()
+
+
+def test_a_trace_started_in_the_middle_begins_with_a_snapshot() -> None:
+    engine = make_engine(rows=3, slots=32, chunked_prefill_size=4, schedule_conservativeness=0.1)
+    for i in range(5):
+        engine.add_request([1, 2, 3, 4, i], greedy(12), extra_key="b" if i == 3 else None)
+    rid = engine.add_request([9, 8, 7], SamplingParams(max_new_tokens=3, n=2))
+    for _ in range(40):
+        if not engine.scheduler.retractions:
+            engine.step()
+    assert engine.scheduler.retractions
+    for request_id in (0, rid):
+        engine.pause(request_id)
+    with record(engine) as trace:
+        assert [event.mode for event in trace.events] == ["START"]
+        assert_same(trace, engine)
+        assert_same(trace, engine, step=0)
+        assert [request.completion for request in trace.requests if request.request_id == rid] == [0, 1]
+        engine.step()
+        for request_id in (0, rid):
+            engine.resume(request_id)
+            assert_same(trace, engine)
+        while engine.has_unfinished():
+            engine.step()
+            assert_same(trace, engine)
+    assert all(req.status == "ended" for req in trace.state().requests.values())
+
+
+def test_a_row_of_a_chunked_prompt_and_its_place_are_in_the_trace() -> None:
+    engine = make_engine(chunked_prefill_size=4)
+    with record(engine) as trace:
+        serve(engine, range(1, 11), max_new_tokens=2)
+    entries = [(event.mode, entry.start, entry.end, entry.tokens) for event in trace.events for entry in event.batch]
+    assert entries == [
+        ("EXTEND", 0, 4, []),
+        ("EXTEND", 4, 8, []),
+        ("EXTEND", 8, 10, [11]),
+        ("DECODE", 10, 11, [12]),
+    ]
+    assert trace.step(2) is trace.step(-3)

@@ -1,0 +1,1 @@
+"""Tests of the pictures: what they show, in which colours, and in which words."""

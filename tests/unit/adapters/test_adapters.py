@@ -1,0 +1,195 @@
+"""Adapters of an engine: loaded and unloaded by name, refused by name, never mixed up in the cache."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer import LLM, AsyncEngine
+from nanoinfer.errors import AdapterError, InvalidRequestError
+from nanoinfer.paged import GeneratorTorch
+from tests.helpers.adapters import MIXED, NAMES, PARAMS, PROMPTS, Name, outputs, three_adapters
+from tests.helpers.kernels import need_cpp
+from tests.helpers.waiting import run
+
+Checkpoint = Callable[..., Path]
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_keeps_adapters_apart(checkpoint: Checkpoint) -> None:
+    need_cpp("float32")  # the same bits in any batch
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    for name in (None, *NAMES):
+        first, second = (llm.generate(PROMPTS[1], PARAMS, adapter=name)[0] for _ in range(2))
+        assert first.cached_tokens == 0
+        assert second.cached_tokens == 5
+        assert first.logprobs == second.logprobs
+    adapter = llm.adapters["small"]
+    for key in ((adapter.id, None), adapter.id, ("small", None), "small"):  # of the base model
+        assert llm.generate(PROMPTS[1], PARAMS, extra_key=key)[0].cached_tokens == 0
+    assert llm.generate(PROMPTS[1], PARAMS, adapter="small", extra_key="mine")[0].cached_tokens == 0
+    assert llm.generate(PROMPTS[1], PARAMS, adapter="small", extra_key="mine")[0].cached_tokens == 5
+
+
+def test_an_adapter_under_an_old_name_never_finds_the_old_kv(checkpoint: Checkpoint) -> None:
+    folders = three_adapters(checkpoint("llama"))
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters={"mine": folders["large"]})
+    old = llm.generate(PROMPTS[1], PARAMS, adapter="mine")[0]
+    llm.unload_adapter("mine")
+    llm.load_adapter("mine", folders["some"])
+    new = llm.generate(PROMPTS[1], PARAMS, adapter="mine")[0]
+    assert new.cached_tokens == 0
+    assert new.logprobs == LLM(
+        checkpoint("llama"), max_total_tokens=512, adapters={"x": folders["some"]}
+    ).generate(PROMPTS[1], PARAMS, adapter="x")[0].logprobs  # fmt: skip
+    assert new.token_ids != old.token_ids
+
+
+# --- loading and unloading ------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    stream = llm.stream(PROMPTS[0], PARAMS, adapter="small")
+    next(stream)
+    with pytest.raises(AdapterError, match=r"adapter='small': requests use it: 1 \(the first: request_id=0\)"):
+        llm.unload_adapter("small")
+    llm.unload_adapter("large")
+    assert [*llm.adapters] == ["small", "some"]
+    stream.close()
+    llm.unload_adapter("small")
+    with pytest.raises(AdapterError, match="adapter='small': no such adapter; loaded: 'some'; None is the base model"):
+        llm.unload_adapter("small")
+    llm.engine.check_integrity()
+
+
+def test_a_request_that_was_prepared_before_its_adapter_was_unloaded_is_refused(checkpoint: Checkpoint) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    stream = llm.stream(PROMPTS[0], PARAMS, adapter="small")
+    llm.unload_adapter("small")
+    with pytest.raises(InvalidRequestError, match="adapter='small': has been unloaded since the request was prepared"):
+        next(stream)
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("small", "adapter 'small': is loaded already, from .*small; unload it first"),
+        ("base", "adapter 'base': this name is the base model's; choose another"),
+        ("", "adapter '': a name must be text that is not empty"),
+        (3, "adapter 3: a name must be text that is not empty"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(name: Any, problem: str, checkpoint: Checkpoint) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
+    with pytest.raises(AdapterError, match=problem):
+        llm.load_adapter(name, three_adapters(checkpoint("llama"))["some"])
+    assert [*llm.adapters] == [*NAMES]
+
+
+def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpoint) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
+    missing = "no such adapter; loaded: 'small', 'large', 'some'; None is the base model"
+    with pytest.raises(InvalidRequestError, match=f"prompt 1: adapter='x': {missing}"):
+        llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
+    with pytest.raises(ValueError, match="adapter: 1 for 2 prompts; must be one for all, or one per prompt"):
+        llm.generate([[5], [6]], PARAMS, adapter=["small"])
+    for wrong in (5, True, b"small", {"small"}, {"small": 1}):
+        with pytest.raises(ValueError, match=r"prompt 0: adapter=.*: must be a name, or None for the base model"):
+            llm.generate([[5]], PARAMS, adapter=wrong)  # type: ignore[arg-type]
+    for wrong in (["small"], "small", 3):
+        with pytest.raises(ValueError, match=r"adapters=.*: must be folders by name"):
+            LLM("/nowhere", adapters=wrong)  # type: ignore[arg-type]
+    with pytest.raises(AdapterError, match="adapter None: must be the path of a folder"):
+        llm.load_adapter("y", None)  # type: ignore[arg-type]
+    with pytest.raises(AdapterError, match=r"adapter '/nowhere': no such folder"):
+        llm.load_adapter("y", "/nowhere")
+    assert not llm.engine.has_unfinished()
+    assert llm.generate([5], PARAMS, adapter="base")[0].logprobs == llm.generate([5], PARAMS)[0].logprobs
+
+
+def test_all_callers_take_an_adapter(checkpoint: Checkpoint) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    wanted = llm.generate(PROMPTS[0], PARAMS, adapter="large")[0].token_ids
+    assert [token for piece in llm.stream(PROMPTS[0], PARAMS, adapter="large") for token in piece.token_ids] == wanted
+    request_id = llm.engine.add_request(PROMPTS[0], PARAMS, adapter="large")
+    while llm.engine.is_unfinished(request_id):
+        (output,) = llm.engine.step()
+    assert output.token_ids == wanted
+
+    async def serve() -> list[int]:
+        async with AsyncEngine(llm.engine) as engine:
+            await engine.load_adapter("more", three_adapters(checkpoint("llama"))["large"])
+            found = await engine.generate(PROMPTS[0], PARAMS, adapter="more")
+            await engine.unload_adapter("more")
+            return list(found.token_ids)
+
+    assert run(serve) == wanted
+
+
+# --- forward_tensor -------------------------------------------------------------------------------------------------
+
+
+def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint) -> None:
+    path, folders = checkpoint("llama"), three_adapters(checkpoint("llama"))
+    generator = GeneratorTorch(path, adapters=folders)
+    llm = LLM(path, max_total_tokens=512, adapters=folders)
+    wanted = [output.token_ids[0] for output in outputs(llm)]
+    lens = torch.tensor([len(prompt) for prompt in PROMPTS])
+
+    def first_tokens(adapter_ids: Sequence[Name] | None) -> list[int]:
+        logits = generator.forward_tensor(
+            torch.tensor([token for prompt in PROMPTS for token in prompt]),
+            torch.cat([torch.arange(n) for n in lens.tolist()]),
+            True,
+            generator.new_kv_cache(len(PROMPTS), 32),
+            torch.arange(len(PROMPTS))[:, None],
+            torch.cat([32 * i + torch.arange(n) for i, n in enumerate(lens.tolist())]),
+            lens,
+            32,
+            lens.cumsum(0) - 1,
+            adapter_ids=adapter_ids,
+        )
+        return logits.argmax(-1).tolist()
+
+    base = [output.token_ids[0] for output in outputs(llm, names=[None] * len(PROMPTS))]
+    assert first_tokens(MIXED) == wanted
+    assert first_tokens(None) == first_tokens([]) == first_tokens(["base", None]) == base
+    assert first_tokens(["small", "large"]) == wanted[:2] + base[2:]
+    with pytest.raises(ValueError, match="The length of `adapter_ids` should not be larger than batch size"):
+        first_tokens([None] * 7)
+    with pytest.raises(ValueError, match=r"adapter_ids\[1\]='x': no such adapter"):
+        first_tokens([None, "x"])
+
+
+def test_forward_tensor_may_be_called_from_several_threads(checkpoint: Checkpoint) -> None:
+    generator = GeneratorTorch(checkpoint("llama"), adapters=three_adapters(checkpoint("llama")))
+
+    def logits(name: Name) -> torch.Tensor:
+        ids = torch.arange(5, 11)
+        kv = generator.new_kv_cache(1, 8)
+        inputs = (
+            ids,
+            torch.arange(6),
+            True,
+            kv,
+            torch.zeros(1, 1, dtype=torch.int64),
+            torch.arange(6),
+            torch.tensor([6]),
+            6,
+        )
+        return generator.forward_tensor(*inputs, adapter_ids=[name])
+
+    names = [None, *NAMES] * 8
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(logits, names))
+    assert all(torch.equal(found, logits(name)) for found, name in zip(together, names, strict=True))
+    generator.adapters.load("more", three_adapters(checkpoint("llama"))["some"])
+    with pytest.raises(AdapterError, match="adapters: 4 are loaded, must be the 3 given at the start"):
+        logits("more")

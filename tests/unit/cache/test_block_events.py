@@ -1,0 +1,363 @@
+"""What a tree reports about its blocks, operation by operation."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, block_hashes
+from nanoinfer.cache.block_feed import BlockFeed
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.requests.req import AdapterKey
+from tests.helpers.block_mirror import BlockMirror, FeedReader, blocks_of_tree
+from tests.helpers.trees import make_cache, put
+
+
+def reporting(size: int = 256, page_size: int = 1, block_size: int = 4) -> tuple[RadixCache, BlockMirror]:
+    mirror = BlockMirror()
+    return make_cache(size, page_size, events=mirror.note, event_block_size=block_size), mirror
+
+
+# --- hashes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_hash_covers_all_tokens_up_to_the_end_of_its_block() -> None:
+    one = block_hashes(range(48), 16)
+    assert block_hashes([*range(47), 99], 16)[:2] == one[:2]
+    assert block_hashes([99, *range(1, 48)], 16)[2] != one[2]
+    assert block_hashes(range(16, 32), 16)[0] != one[1]
+    assert block_hashes(range(47), 16) == one[:2]
+    assert all(0 <= block < 2**64 for block in one)
+
+
+def test_hashes_are_the_same_in_every_process_and_for_every_kind_of_sequence() -> None:
+    code = "from nanoinfer.cache.block_events import *; print(block_hashes([1, 2, 3, 4], 2, ('a', 1, b'x'), 'sea'))"
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    root = Path(__file__).parent.parent.parent.parent
+    there = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, check=True)
+    here = block_hashes([1, 2, 3, 4], 2, ("a", 1, b"x"), "sea")
+    assert there.stdout.strip() == str(here) == "[10092726229905872008, 1521302381630708020]"
+    for tokens in (np.array([1, 2, 3, 4], dtype=np.int32), torch.tensor([1, 2, 3, 4]), (1, 2, 3, 4)):
+        assert block_hashes(tokens, 2, ("a", 1, b"x"), "sea") == here
+
+
+def test_namespaces_have_hashes_of_their_own() -> None:
+    keys: list[Hashable] = [
+        None,
+        "",
+        "a",
+        b"a",
+        0,
+        1,
+        -1,
+        (),
+        (None,),
+        ("a",),
+        ("a", "b"),
+        ("ab",),
+        (("a",), "b"),
+        "i1;",
+    ]
+    spaces = [(key, adapter) for key in keys for adapter in (None, "a", "b", "")]
+    hashes = [block_hashes([1], 1, key, adapter)[0] for key, adapter in spaces]
+    assert len(set(hashes)) == len(spaces)
+    assert block_hashes([1], 1, True) == block_hashes([1], 1, 1)  # equal keys are the same namespace in the tree, too
+    assert block_hashes([1], 1, None, "base") == block_hashes([1], 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.5], 4), "token_ids: must be a sequence of integers, got float64"),
+        (([[1]], 4), r"token_ids: .* \[1, 1\]"),
+        (([1], 0), "block_size=0: must be an integer of at least 1"),
+        (([1], True), "block_size=True"),
+        (([1], 4, 1.5), "extra_key=1.5: must be None, text, bytes, an integer or a tuple of these"),
+        (([1], 4, ("a", frozenset())), r"extra_key=frozenset\(\)"),
+        (([1], 4, None, 7), "adapter=7: must be None or an adapter's name"),
+    ],
+)
+def test_what_has_no_hash_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block_hashes(*arguments)
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def test_an_insert_stores_its_complete_blocks() -> None:
+    cache, mirror = reporting()
+    put(cache, range(10))
+    hashes = block_hashes(range(10), 4)
+    assert mirror.calls == [[BlockStored(hashes, None, [*range(8)], 4, None, None)]]
+    put(cache, range(10))
+    put(cache, range(11))
+    assert len(mirror.calls) == 1
+    put(cache, [*range(11), 11, 12])
+    assert mirror.calls[1:] == [
+        [BlockStored([block_hashes(range(12), 4)[2]], hashes[1], [8, 9, 10, 11], 4, None, None)]
+    ]
+
+
+def test_a_block_belongs_to_the_node_in_which_it_ends() -> None:
+    cache, mirror = reporting()
+    put(cache, [1, 2, 3, 4, 5, 6])  # a block, and half of one
+    put(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    put(cache, [1, 2, 3, 4, 5, 6, 9, 9])
+    second = [block_hashes([1, 2, 3, 4, 5, 6, *end], 4)[1] for end in ((7, 8), (9, 9))]
+    assert [event.block_hashes for [event] in mirror.calls[1:] if isinstance(event, BlockStored)] == [
+        [b] for b in second
+    ]
+    assert cache.evict(2) == 2
+    assert mirror.calls[-1] == [BlockRemoved([second[0]])]
+
+
+def test_splits_and_matches_report_nothing() -> None:
+    cache, mirror = reporting()
+    put(cache, range(16))
+    cache.match_prefix([*range(6), 99])
+    cache.match_prefix([0, 99])
+    assert len(mirror.calls) == 1
+    put(cache, [*range(6), 50, 51, 52, 53])
+    assert mirror.blocks == blocks_of_tree(cache, 4)
+    cache.evict(4)
+    cache.evict(100)
+    assert mirror.blocks == {}
+
+
+def test_a_node_that_grows_stores_what_is_complete_now() -> None:
+    cache, mirror = reporting()
+    put(cache, range(6))
+    node = cache.match_prefix(range(6)).last_node
+    put(cache, range(13), grow=node)
+    assert len([*cache.nodes()]) == 1
+    assert [len(event.block_hashes) for [event] in mirror.calls if isinstance(event, BlockStored)] == [1, 2]
+    assert mirror.blocks == blocks_of_tree(cache, 4)
+
+
+def test_one_eviction_is_one_event_and_a_reset_another() -> None:
+    cache, mirror = reporting()
+    for first in range(3):
+        put(cache, [first, *range(10, 17)])
+    cache.evict(9)
+    assert len(mirror.calls) == 4
+    assert [type(event) for event in mirror.calls[-1]] == [BlockRemoved]
+    assert len(mirror.blocks) == 2
+    cache.reset()
+    assert mirror.calls[-1] == [AllBlocksCleared()]
+    cache.reset()
+    cache.evict(3)
+    assert len(mirror.calls) == 5
+
+
+def test_blocks_smaller_than_pages_are_stored_once_and_removed_with_their_last_copy() -> None:
+    cache, mirror = reporting(page_size=8, block_size=4)
+    put(cache, [*range(4), 5, 5, 5, 5])
+    put(cache, [*range(4), 6, 6, 6, 6])
+    assert len([*cache.nodes()]) == 2
+    assert [len(event.block_hashes) for [event] in mirror.calls if isinstance(event, BlockStored)] == [2, 1]
+    cache.evict(8)
+    assert len(mirror.blocks) == 2
+    cache.evict(8)
+    assert mirror.blocks == {}
+
+
+def test_adapters_are_reported_by_name_and_leave_together() -> None:
+    cache, mirror = reporting()
+    put(cache, range(8))
+    put(cache, range(8), AdapterKey(7, None, "sea"))
+    put(cache, range(8), AdapterKey(7, "user", "sea"))
+    put(cache, [*range(4), 9, 9, 9, 9], AdapterKey(7, "user", "sea"))
+    stored = mirror.calls[1][0]
+    assert stored == BlockStored(block_hashes(range(8), 4, None, "sea"), None, [*range(8)], 4, 7, "sea")
+    free = cache.token_to_kv_pool.available_size()
+    assert cache.evict_keys(lambda key: isinstance(key, AdapterKey) and key.id == 7) == 20
+    assert cache.token_to_kv_pool.available_size() == free + 20
+    assert len(mirror.calls) == 5
+    assert mirror.blocks == blocks_of_tree(cache, 4)
+    assert len(mirror.blocks) == 2
+    cache.check_integrity()
+    put(cache, range(8), AdapterKey(8, None, "sea"))  # loaded again, under the same name
+    assert mirror.blocks == blocks_of_tree(cache, 4)
+
+
+def test_keys_in_use_are_not_evicted() -> None:
+    cache, mirror = reporting()
+    put(cache, range(8), "mine")
+    node = cache.match_prefix(range(6), "mine").last_node
+    cache.inc_lock_ref(node)
+    with pytest.raises(ValueError, match="evict_keys: 1 of these branches are locked by running requests; must be 0"):
+        cache.evict_keys(lambda key: key == "mine")
+    assert len(mirror.calls) == 1
+    cache.dec_lock_ref(node)
+    assert cache.evict_keys(lambda key: key == "yours") == 0
+    assert cache.evict_keys(lambda key: key == "mine") == 8
+
+
+def test_evicting_keys_leaves_nothing_of_them_in_the_eviction_queue() -> None:
+    cache = make_cache(64)
+    for _ in range(50):
+        put(cache, range(8), "mine")
+        put(cache, [*range(4), 9], "mine")
+        cache.evict_keys(lambda key: key == "mine")
+    assert cache._eviction_queue._heap == []
+    put(cache, range(8))
+    assert cache.evict(8) == 8
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def test_a_key_without_a_hash_is_refused_before_anything_changes() -> None:
+    cache, mirror = reporting()
+    free = cache.token_to_kv_pool.available_size()
+    with pytest.raises(ValueError, match=r"extra_key=1\.5: must be None, text, bytes"):
+        cache.insert([1, 2, 3, 4], cache.token_to_kv_pool.alloc(4), 1.5)
+    assert cache.total_size() == 0
+    assert mirror.calls == []
+    assert cache.token_to_kv_pool.available_size() == free - 4
+    plain = make_cache()
+    put(plain, [1, 2], 1.5)  # a tree that reports to nobody takes any key
+    assert plain.total_size() == 2
+
+
+def test_a_listener_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[list[BlockEvent]] = []
+
+    def listen(events: list[BlockEvent]) -> None:
+        calls.append(events)
+        raise RuntimeError("on purpose")
+
+    cache = make_cache(64, events=listen, event_block_size=4)
+    with caplog.at_level(logging.ERROR):
+        known, _ = put(cache, range(8))
+        assert known == 0
+        put(cache, [*range(4), 9, 9, 9, 9])
+        cache.evict(3)
+    assert len(calls) == 1
+    assert "the callback for block events failed, and is not called any more" in caplog.text
+    cache.check_integrity()
+    assert cache.total_size() == 8
+
+
+def test_an_eviction_that_fails_halfway_reports_what_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, mirror = reporting()
+    put(cache, range(4))
+    put(cache, range(10, 14))
+    free, calls = cache.token_to_kv_pool.free, iter([True])
+
+    def failing(slots: torch.Tensor) -> None:
+        if next(calls, False):
+            free(slots)
+        else:
+            raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(cache.token_to_kv_pool, "free", failing)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        cache.evict(8)
+    assert mirror.calls[-1] == [BlockRemoved(block_hashes(range(4), 4))]
+    assert mirror.blocks == blocks_of_tree(cache, 4)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+def test_a_wrong_block_size_is_refused(size: Any) -> None:
+    with pytest.raises(ValueError, match=f"event_block_size={size!r}: must be an integer of at least 1"):
+        make_cache(events=print, event_block_size=size)
+
+
+# --- the feed ------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_numbered_and_cut_where_a_step_ends() -> None:
+    cache = make_cache(256)
+    feed = BlockFeed(cache, 4, clock=iter(range(9)).__next__, source="one")
+    assert feed.since(0) == []
+    put(cache, range(4))
+    put(cache, range(10, 14))
+    feed.cut()
+    feed.cut()
+    cache.reset()
+    batches = feed.since(0)
+    assert batches is not None
+    assert [(batch.seq, batch.ts, batch.source, len(batch.events)) for batch in batches] == [
+        (0, 0, "one", 2),
+        (1, 1, "one", 1),
+    ]
+    assert feed.since(1) == batches[1:]
+    assert feed.since(2) == []
+    assert feed.since(3) is None
+    assert feed.since(-1) is None
+
+
+def test_a_feed_of_a_tree_that_holds_something_begins_with_it() -> None:
+    cache = make_cache(256, page_size=2)
+    put(cache, range(14))
+    cache.match_prefix([*range(6), 99, 99])
+    put(cache, [*range(6), 50, 51, 52, 53])
+    feed = BlockFeed(cache, 4)
+    reader = FeedReader(feed)
+    reader.follow()
+    assert reader.mirror.blocks == blocks_of_tree(cache, 4)
+    assert reader.snapshots == 0
+    with pytest.raises(ValueError, match="tree: reports its blocks to another listener already"):
+        BlockFeed(cache)
+
+
+def test_old_batches_go_and_a_snapshot_has_everything() -> None:
+    cache = make_cache(1024)
+    feed = BlockFeed(cache, 4, keep_blocks=20)
+    early, late = FeedReader(feed), FeedReader(feed)
+    for first in range(0, 400, 40):
+        put(cache, range(first, first + 40), extra_key="key")
+        feed.cut()
+        early.follow()
+    assert feed.since(0) is None
+    late.follow()
+    assert (early.snapshots, late.snapshots) == (0, 1)
+    assert early.mirror.blocks == late.mirror.blocks == blocks_of_tree(cache, 4)
+    cache.evict(7)
+    late.follow()
+    assert late.mirror.blocks == blocks_of_tree(cache, 4)
+    assert late.snapshots == 1
+
+
+def test_without_listeners_a_tree_does_nothing_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("nanoinfer.cache.tree_blocks.chained_hashes", never)
+    monkeypatch.setattr("nanoinfer.cache.tree_blocks.namespace_hash", never)
+    cache = make_cache(64)
+    put(cache, range(20))
+    put(cache, [*range(10), 99])
+    cache.evict(5)
+    cache.reset()
+    assert cache.blocks is None
+
+
+def test_the_bookkeeping_of_blocks_grows_with_the_new_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An insert hashes the blocks that it completes, however deep in the tree."""
+    hashed: list[int] = []
+
+    def count(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(tokens: np.ndarray, *args: Any) -> Any:
+            hashed.append(len(tokens))
+            return function(tokens, *args)
+
+        return counting
+
+    from nanoinfer.cache import tree_blocks
+
+    monkeypatch.setattr(tree_blocks, "chained_hashes", count(tree_blocks.chained_hashes))
+    cache, mirror = reporting(4096)
+    for end in range(6, 1500, 6):
+        put(cache, range(end))
+    assert max(hashed) < 6 + 4
+    assert mirror.blocks == blocks_of_tree(cache, 4)

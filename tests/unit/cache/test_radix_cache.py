@@ -1,0 +1,305 @@
+"""The radix cache, by hand on small trees: what is inserted is found, in whole pages, under its key."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
+from tests.helpers.trees import make_cache, put, shape, snapshot
+
+# --- match and insert --------------------------------------------------------------------------------------------
+
+
+def test_an_empty_tree_matches_nothing() -> None:
+    cache = make_cache()
+    match = cache.match_prefix([1, 2, 3])
+    assert match.indices.shape == (0,)
+    assert match.indices.dtype == torch.int32
+    assert match.last_node is cache.root
+
+
+def test_what_was_inserted_is_found_with_its_slots() -> None:
+    cache = make_cache()
+    known, slots = put(cache, [5, 6, 7, 8])
+    assert known == 0
+    match = cache.match_prefix([5, 6, 7, 8, 9])
+    assert match.indices.dtype == torch.int32
+    assert match.indices.tolist() == slots
+    assert match.last_node.key.tolist() == [5, 6, 7, 8]
+    indices, last_node = cache.match_prefix([5, 6, 7, 8])
+    assert (indices.tolist(), last_node) == (slots, match.last_node)
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda t: torch.tensor(t, dtype=torch.int32)])
+def test_tokens_may_be_a_sequence_an_array_or_a_tensor(form: Callable[[list[int]], Any]) -> None:
+    cache = make_cache()
+    slots = cache.token_to_kv_pool.alloc(3)
+    assert slots is not None
+    assert cache.insert(form([1, 2, 3]), form(slots.tolist())) == 0
+    assert cache.match_prefix(form([1, 2, 4])).indices.tolist() == slots[:2].tolist()
+    assert cache.peek_prefix(form([1, 2, 4]))[0] == 2
+
+
+def test_a_match_inside_a_node_splits_it_and_leaves_the_sizes() -> None:
+    cache = make_cache()
+    _, slots = put(cache, [1, 2, 3, 4, 5])
+    match = cache.match_prefix([1, 2, 9])
+    assert match.indices.tolist() == slots[:2]
+    assert match.last_node.key.tolist() == [1, 2]
+    assert shape(cache) == [(1, [1, 2]), (2, [3, 4, 5])]
+    assert (cache.total_size(), cache.evictable_size(), cache.protected_size()) == (5, 5, 0)
+    assert cache.match_prefix([1, 2, 3, 4, 5]).indices.tolist() == slots
+    cache.check_integrity()
+
+
+def test_a_short_prefix_does_not_keep_a_long_sequence_in_memory() -> None:
+    cache = make_cache(5000)
+    put(cache, range(5000))
+    upper = cache.match_prefix([0, 1]).last_node
+    assert cache.evict(1) == 4998
+    for array in (upper.key, upper.value):
+        assert array.size == 2
+        assert array.base is None, "a view of the whole"
+
+
+def test_insert_says_how_much_was_known_and_keeps_the_slots_it_had() -> None:
+    cache = make_cache()
+    _, first = put(cache, [1, 2, 3, 4])
+    known, second = put(cache, [1, 2, 7, 8, 9])
+    assert known == 2
+    assert cache.match_prefix([1, 2, 7, 8, 9]).indices.tolist() == first[:2] + second[2:]
+    assert cache.match_prefix([1, 2, 3, 4]).indices.tolist() == first
+    assert shape(cache) == [(1, [1, 2]), (2, [3, 4]), (2, [7, 8, 9])]
+    assert cache.total_size() == 7
+    assert put(cache, [1, 2, 7, 8, 9])[0] == 5
+    assert put(cache, [1, 2])[0] == 2
+    assert cache.total_size() == 7
+
+
+def test_a_prefix_of_what_is_there_and_a_continuation_need_no_second_copy() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    assert put(cache, [1, 2])[0] == 2
+    assert put(cache, [1, 2, 3, 4, 5])[0] == 3
+    assert shape(cache) == [(1, [1, 2]), (2, [3]), (3, [4, 5])]
+    assert cache.token_to_kv_pool.available_size() == 64 - 5
+
+
+def test_the_worked_example_splits_sixteen_tokens_at_seven() -> None:
+    cache = make_cache()
+    prompt = [1, 29871, 29896, 29906, 29941, 29946, 29945]
+    put(cache, [*prompt, *range(100, 109)])
+    match = cache.match_prefix([*prompt, 29896, 29906, 29941, 29946])
+    assert match.indices.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert [len(node) for _, node in cache.nodes()] == [7, 9]
+
+
+def test_the_tree_does_not_alias_what_callers_hold() -> None:
+    cache = make_cache()
+    tokens, slots = np.array([1, 2, 3]), np.array([4, 5, 6], dtype=np.int32)
+    cache.token_to_kv_pool.alloc(8)
+    cache.insert(tokens, slots)
+    tokens[:], slots[:] = 9, 9
+    match = cache.match_prefix([1, 2, 3])
+    assert match.indices.tolist() == [4, 5, 6]
+    match.indices[:] = 9
+    assert cache.match_prefix([1, 2, 3]).indices.tolist() == [4, 5, 6]
+
+
+def test_the_empty_sequence_is_a_prefix_of_everything() -> None:
+    cache = make_cache()
+    put(cache, [1, 2])
+    assert cache.match_prefix([]).last_node is cache.root
+    assert cache.insert([], []) == 0
+    assert cache.peek_prefix([]) == (0, cache.root)
+    assert cache.total_size() == 2
+
+
+def test_as_many_slots_as_tokens_or_a_refusal() -> None:
+    cache = make_cache()
+    with pytest.raises(ValueError, match="indices: 2 slots for 3 tokens"):
+        cache.insert([1, 2, 3], [0, 1])
+    assert cache.total_size() == 0
+
+
+@pytest.mark.parametrize(
+    ("last_two", "message"),
+    [
+        ([6, 64], r"indices\[3\]: slot 64: outside 0\.\.63"),
+        ([-1, 6], r"indices\[2\]: slot -1: outside 0\.\.63"),
+        ([6, 2**32 + 7], r"indices\[3\]: slot 4294967303: outside 0\.\.63"),
+        ([6, 20], r"indices\[3\]: slot 20: already free"),
+        ([6, 6], r"indices\[3\]: slot 6: given twice"),
+        ([1, 6], r"indices\[2\]: slot 1: in a radix tree already"),
+        ([6, 4], r"indices\[3\]: slot 4: in a radix tree already"),
+    ],
+)
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_a_slot_that_cannot_become_the_trees_is_refused_before_the_tree_changes(
+    form: Callable[[list[int]], Any], last_two: list[int], message: str
+) -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])  # slot 4
+    cache.token_to_kv_pool.alloc(3)  # slots 5, 6 and 7 are the caller's
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=message):
+        cache.insert([1, 2, 7, 8], form([5, 20, *last_two]))  # what it gives for tokens 1 and 2 is not looked at
+    assert snapshot(cache) == before
+    assert cache.insert([1, 2, 7, 8], form([5, 20, 7, 6])) == 2
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "indices", "message"),
+    [
+        (1, [5, 6, 5, 7], r"indices\[2\]: slot 5: given twice"),
+        (1, [0, 6, 7, 6], r"indices\[3\]: slot 6: given twice"),
+        (2, [0, 1, 6, 7, 6], r"indices\[2\]: slot 6: given twice"),  # the last one is of an incomplete page
+        (2, [6, 7, 6, 7], r"indices\[2\]: slot 6: given twice"),
+    ],
+)
+def test_a_slot_that_the_caller_keeps_does_not_become_the_trees_as_well(
+    page_size: int, indices: list[int], message: str
+) -> None:
+    cache = make_cache(page_size=page_size)
+    put(cache, [1, 2])
+    cache.token_to_kv_pool.alloc(6)  # slots 2 to 7 are the caller's
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match=message):
+        cache.insert([1, 2, 3, 4, 5][: len(indices)], indices)
+    assert snapshot(cache) == before
+    assert cache.insert([1, 2, 3, 4], [0, 1, 6, 7]) == 2  # the tree's slots for what it knows are no second owner
+    cache.check_integrity()
+
+
+def test_slots_that_have_left_the_tree_may_come_back() -> None:
+    cache = make_cache(4)
+    for leave in (lambda: cache.evict(4), cache.reset, lambda: cache.evict(4)):
+        assert put(cache, [1, 2, 3, 4]) == (0, [0, 1, 2, 3])
+        leave()
+        assert cache.token_to_kv_pool.available_size() == 4
+
+
+def test_two_trees_of_one_pool_do_not_get_the_same_slot() -> None:
+    cache = make_cache()
+    other = RadixCache(cache.req_to_token_pool, cache.token_to_kv_pool)
+    put(cache, [1, 2])
+    assert cache.token_to_kv_pool.alloc(1) == 2
+    with pytest.raises(ValueError, match=r"indices\[1\]: slot 0: in a radix tree already"):
+        other.insert([1, 2], [2, 0])
+    assert other.total_size() == 0
+
+
+@pytest.mark.parametrize("bad", [[1.5], ["a"], [[1, 2]], torch.tensor([1.0])])
+def test_token_ids_that_are_no_integers_are_refused(bad: Any) -> None:
+    cache = make_cache()
+    for call in (cache.match_prefix, cache.peek_prefix, lambda tokens: cache.insert(tokens, [0])):
+        with pytest.raises(ValueError, match="token_ids: expected"):
+            call(bad)
+    assert cache.total_size() == 0
+
+
+@pytest.mark.parametrize(("options", "field"), [({"page_size": 0}, "page_size=0"), ({"policy": "mru"}, "'mru'.*lru")])
+def test_impossible_options_are_refused_by_name(options: dict[str, Any], field: str) -> None:
+    pool = TokenToKVPool(4, torch.float32, 1, 1, 1)
+    with pytest.raises(ValueError, match=field):
+        RadixCache(ReqToTokenPool(1, 1), pool, **options)
+
+
+def test_pages_of_the_tree_are_made_of_whole_pages_of_the_pool() -> None:
+    pool = TokenToKVPool(16, torch.float32, 1, 1, 1, page_size=4)
+    RadixCache(ReqToTokenPool(1, 1), pool, page_size=8)
+    for page_size in (1, 2, 6):
+        with pytest.raises(ValueError, match=rf"page_size={page_size}: must be a multiple of the pool's 4"):
+            RadixCache(ReqToTokenPool(1, 1), pool, page_size)
+
+
+# --- pages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_hit_is_a_whole_number_of_pages(page_size: int) -> None:
+    cache = make_cache(8 * page_size, page_size)
+    tokens = list(range(3 * page_size))
+    _, slots = put(cache, tokens)
+    for length in (0, 1, page_size - 1, page_size, page_size + 1, 2 * page_size, 3 * page_size - 1, 3 * page_size):
+        whole = length - length % page_size
+        assert cache.peek_prefix([*tokens[:length], -1])[0] == whole
+        assert cache.match_prefix([*tokens[:length], -1]).indices.tolist() == slots[:whole]
+        assert cache.match_prefix(tokens[:length]).indices.tolist() == slots[:whole]
+    cache.check_integrity()
+
+
+def test_an_incomplete_page_stays_with_the_caller() -> None:
+    cache = make_cache(16, 4)
+    assert put(cache, [1, 2, 3, 4, 5, 6]) == (0, list(range(8)))
+    assert cache.total_size() == 4
+    assert cache.token_to_kv_pool.free_slots().tolist() == list(range(4, 16))
+    assert put(cache, [1, 2, 3])[0] == 0
+    assert cache.total_size() == 4
+
+
+def test_pages_that_differ_only_in_their_last_token_are_different_children() -> None:
+    cache = make_cache(32, 4)
+    put(cache, [1, 1, 1, 1, 2, 2, 2, 2])
+    assert put(cache, [1, 1, 1, 1, 2, 2, 2, 3])[0] == 4
+    assert put(cache, [1, 1, 1, 0, 2, 2, 2, 2])[0] == 0
+    assert shape(cache) == [(1, [1] * 4), (2, [2] * 4), (2, [2, 2, 2, 3]), (1, [1, 1, 1, 0, 2, 2, 2, 2])]
+
+
+@pytest.mark.parametrize(
+    ("slots", "message"),
+    [
+        ([0, 1, 2, 3, 4, 5, 7, 8], r"indices\[6\]: slot 7: not the start of a page of 4"),
+        ([0, 1, 4, 5, 2, 3, 6, 7], r"indices\[2\]: slot 4: not in its place in a page of 4"),
+        ([4, 5, 6, 7, 1, 0, 2, 3], r"indices\[4\]: slot 1: not in its place in a page of 4"),
+    ],
+)
+def test_slots_that_could_not_leave_page_by_page_are_refused(slots: list[int], message: str) -> None:
+    cache = make_cache(16, 4)
+    cache.token_to_kv_pool.alloc(12)
+    with pytest.raises(ValueError, match=message):
+        cache.insert(range(8), slots)
+    assert cache.total_size() == 0
+    cache.insert(range(8), [8, 9, 10, 11, 4, 5, 6, 7])
+    cache.match_prefix(range(4))
+    assert (cache.evict(1), cache.evict(1)) == (4, 4)
+
+
+# --- extra_key, disable ------------------------------------------------------------------------------------------
+
+
+def test_the_same_tokens_under_another_key_never_match() -> None:
+    cache = make_cache()
+    _, plain = put(cache, [1, 2, 3])
+    assert cache.match_prefix([1, 2, 3], extra_key="lora-a").indices.tolist() == []
+    known, adapted = put(cache, [1, 2, 3, 4], extra_key="lora-a")
+    assert known == 0
+    assert put(cache, [1, 2, 3, 4], extra_key=("lora", 7))[0] == 0
+    assert cache.match_prefix([1, 2, 3, 4]).indices.tolist() == plain
+    assert cache.match_prefix([1, 2, 3, 4], "lora-a").indices.tolist() == adapted
+    assert cache.peek_prefix([1, 2, 3, 4], "lora-b")[0] == 0
+    assert cache.total_size() == 3 + 4 + 4
+    cache.match_prefix([1, 2, 9], "lora-a")  # a split keeps the namespace
+    assert cache.match_prefix([1, 2, 3, 4], "lora-a").indices.tolist() == adapted
+    assert put(cache, [1, 2, 5], extra_key="lora-a")[0] == 2
+    cache.check_integrity()
+
+
+def test_a_disabled_cache_takes_and_finds_nothing() -> None:
+    cache = make_cache(disable=True)
+    known, slots = put(cache, [1, 2, 3])
+    assert known == 0
+    assert len(slots) == 3
+    match = cache.match_prefix([1, 2, 3])
+    assert match.indices.tolist() == []
+    assert match.last_node is cache.root
+    assert cache.peek_prefix([1, 2, 3]) == (0, cache.root)
+    assert cache.evict(5) == 0
+    assert cache.total_size() == 0
+    assert cache.token_to_kv_pool.available_size() == 64

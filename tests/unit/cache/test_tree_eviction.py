@@ -1,0 +1,284 @@
+"""The radix cache: what a lock keeps, what is evicted first, and an empty tree after a reset."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from nanoinfer.cache.radix_cache import RadixCache
+from tests.helpers.trees import make_cache, put, shape, snapshot
+
+
+def evicted_order(cache: RadixCache) -> list[list[int]]:
+    """Evict everything, leaf by leaf; returns the tokens of each in the order they went."""
+    order = []
+    while cache.evictable_size():
+        before = {id(node): node for _, node in cache.nodes()}
+        cache.evict(1)
+        remaining = {id(node) for _, node in cache.nodes()}
+        order += [node.key.tolist() for key, node in before.items() if key not in remaining]
+    return order
+
+
+# --- locks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_protects_the_whole_path_and_nothing_beside_it() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 7, 8, 9])
+    node = cache.match_prefix([1, 2, 3, 4]).last_node
+    cache.inc_lock_ref(node)
+    assert (cache.protected_size(), cache.evictable_size(), cache.total_size()) == (4, 3, 7)
+    assert cache.evict(100) == 3
+    assert shape(cache) == [(1, [1, 2]), (2, [3, 4])]
+    cache.check_integrity()
+    cache.dec_lock_ref(node)
+    assert (cache.protected_size(), cache.evictable_size()) == (0, 4)
+    assert cache.evict(100) == 4
+    assert cache.token_to_kv_pool.available_size() == 64
+
+
+def test_what_two_requests_hold_stays_until_both_let_go() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    whole, half = cache.match_prefix([1, 2, 3, 4]).last_node, cache.match_prefix([1, 2]).last_node
+    cache.inc_lock_ref(whole)
+    cache.inc_lock_ref(half)
+    cache.dec_lock_ref(whole)
+    assert (cache.protected_size(), cache.evictable_size()) == (2, 2)
+    assert cache.evict(4) == 2
+    cache.dec_lock_ref(half)
+    assert cache.evict(4) == 2
+
+
+def test_a_lock_outlives_a_split_of_its_node() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    node = cache.match_prefix([1, 2, 3, 4]).last_node
+    cache.inc_lock_ref(node)
+    put(cache, [1, 2, 9])
+    assert cache.protected_size() == 4
+    assert cache.evict(100) == 1
+    cache.check_integrity()
+    cache.dec_lock_ref(node)
+    assert (cache.protected_size(), cache.evictable_size()) == (0, 4)
+    cache.check_integrity()
+
+
+def test_letting_go_twice_is_refused_and_changes_nothing() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 9])
+    upper, lower = cache.match_prefix([1, 2]).last_node, cache.match_prefix([1, 2, 3, 4]).last_node
+    cache.inc_lock_ref(lower)
+    cache.dec_lock_ref(lower)
+    cache.inc_lock_ref(upper)  # the upper part of the path is locked, by another request
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match="not locked"):
+        cache.dec_lock_ref(lower)
+    assert snapshot(cache) == before
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("remove", [lambda cache: cache.evict(100), lambda cache: cache.reset()])
+def test_a_node_that_has_left_the_tree_cannot_be_locked(remove: Callable[[RadixCache], object]) -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    upper, lower = cache.match_prefix([1, 2]).last_node, cache.match_prefix([1, 2, 3, 4]).last_node
+    remove(cache)
+    for node in (upper, lower):
+        for call in (cache.inc_lock_ref, cache.dec_lock_ref):
+            with pytest.raises(ValueError, match="no longer in the tree"):
+                call(node)
+    assert (cache.protected_size(), cache.evictable_size()) == (0, 0)
+    cache.check_integrity()
+
+
+def test_the_root_is_never_counted_and_may_be_locked_by_who_matched_nothing() -> None:
+    cache = make_cache()
+    put(cache, [1, 2])
+    nothing = cache.match_prefix([9]).last_node
+    cache.inc_lock_ref(nothing)
+    assert (cache.protected_size(), cache.evictable_size()) == (0, 2)
+    cache.reset()
+    cache.dec_lock_ref(nothing)  # the request that matched nothing ends after the reset
+    put(cache, [1, 2])
+    assert (cache.protected_size(), cache.evictable_size()) == (0, 2)
+    cache.check_integrity()
+
+
+# --- evict and reset ---------------------------------------------------------------------------------------------
+
+
+def test_evict_says_what_it_freed_and_the_slots_are_back_in_the_pool() -> None:
+    cache = make_cache(16)
+    _, old = put(cache, [1, 2, 3])
+    _, new = put(cache, [7, 8, 9, 10])
+    assert cache.evict(1) == 3  # a leaf goes as a whole
+    assert set(old) <= set(cache.token_to_kv_pool.free_slots().tolist())
+    assert sorted(cache.slots().tolist()) == new
+    assert cache.match_prefix([1, 2, 3]).indices.tolist() == []
+    assert cache.match_prefix([7, 8, 9, 10]).indices.tolist() == new
+    assert cache.evict(100) == 4
+    assert cache.evict(100) == 0
+    assert cache.token_to_kv_pool.available_size() == 16
+
+
+def test_evicting_nothing_evicts_nothing() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    assert cache.evict(0) == 0
+    assert cache.total_size() == 3
+
+
+def test_a_negative_number_to_evict_is_refused() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    with pytest.raises(ValueError, match="num_tokens=-1"):
+        cache.evict(-1)
+    assert cache.total_size() == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_in_free_loses_no_slot(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever call of `free` fails: its leaf stays in the tree, what was freed before it stays free."""
+    for fails_at, left in ((0, 8), (1, 6), (2, 3)):  # leaves of 2, 3 and 3 tokens
+        cache = make_cache(8)
+        for tokens in ([1, 2], [3, 4, 5], [6, 7, 8]):
+            put(cache, tokens)
+        pool, calls = cache.token_to_kv_pool, count()
+        free = pool.free
+
+        def failing(slots: Any, calls: Iterator[int] = calls, at: int = fails_at, free: Any = free) -> None:
+            if next(calls) == at:
+                raise error("on purpose")
+            free(slots)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "free", failing)
+            with pytest.raises(error):
+                cache.evict(100)
+        assert cache.total_size() == cache.evictable_size() == left
+        assert pool.available_size() + left == 8
+        assert sorted([*cache.slots().tolist(), *pool.free_slots().tolist()]) == list(range(8))
+        cache.check_integrity()
+        assert cache.evict(100) == left
+        assert pool.available_size() == 8
+
+
+def test_an_error_in_free_leaves_what_reset_would_have_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    put(cache, [1, 2, 4])
+    before = snapshot(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.token_to_kv_pool, "free", lambda slots: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.reset()
+    assert snapshot(cache) == before
+    cache.inc_lock_ref(cache.match_prefix([1, 2]).last_node)
+
+
+def test_a_parent_goes_after_its_last_child() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    put(cache, [1, 2, 4, 5])
+    assert cache.evict(3) == 3
+    assert shape(cache) == [(1, [1, 2])]
+    assert cache.evict(1) == 2
+    assert shape(cache) == []
+    cache.check_integrity()
+
+
+def test_lru_gives_up_what_was_used_longest_ago() -> None:
+    cache = make_cache()
+    for tokens in ([1, 1], [2, 2], [3, 3], [4, 4]):
+        put(cache, tokens)
+    cache.match_prefix([1, 1])
+    put(cache, [3, 3])
+    cache.peek_prefix([2, 2])  # is no use
+    assert evicted_order(cache) == [[2, 2], [4, 4], [1, 1], [3, 3]]
+
+
+def test_lru_counts_a_partial_use_for_the_part_used() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])
+    cache.match_prefix([1, 2, 8])
+    assert evicted_order(cache) == [[3, 4], [9], [1, 2]]
+
+
+def test_lfu_gives_up_what_was_matched_least_often_and_of_those_the_least_recent() -> None:
+    cache = make_cache(policy="lfu")
+    for tokens in ([1], [2], [3], [4]):
+        put(cache, tokens)
+    for tokens in ([1], [1], [3], [2]):
+        cache.match_prefix(tokens)
+    assert evicted_order(cache) == [[4], [3], [2], [1]]
+
+
+def test_fifo_gives_up_what_came_first_however_often_it_is_used() -> None:
+    cache = make_cache(policy="fifo")
+    for tokens in ([1], [2], [3]):
+        put(cache, tokens)
+    for tokens in ([1], [1], [2]):
+        cache.match_prefix(tokens)
+    assert evicted_order(cache) == [[1], [2], [3]]
+
+
+def test_lfu_remembers_the_uses_of_a_node_in_both_parts_of_a_split() -> None:
+    cache = make_cache(policy="lfu")
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])
+    for tokens in ([1, 2, 3, 4], [1, 2, 3, 4], [9], [9], [1, 2]):
+        cache.match_prefix(tokens)
+    assert evicted_order(cache) == [[3, 4], [9], [1, 2]]
+
+
+def test_fifo_remembers_the_age_of_a_node_in_both_parts_of_a_split() -> None:
+    cache = make_cache(policy="fifo")
+    put(cache, [1, 2, 3, 4])
+    put(cache, [9])
+    cache.match_prefix([1, 2])
+    assert evicted_order(cache) == [[3, 4], [1, 2], [9]]
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
+def test_a_leaf_locked_while_it_was_next_in_line_goes_when_it_is_let_go(policy: str) -> None:
+    cache = make_cache(policy=policy)
+    put(cache, [1, 1])
+    put(cache, [2])
+    first = cache.match_prefix([1, 1]).last_node
+    cache.inc_lock_ref(first)
+    assert cache.evict(100) == 1
+    cache.dec_lock_ref(first)
+    assert cache.evict(100) == 2
+
+
+def test_reset_empties_the_tree_and_frees_its_slots() -> None:
+    cache = make_cache(16)
+    put(cache, [1, 2, 3])
+    put(cache, [1, 2, 4], extra_key="a")
+    cache.reset()
+    assert cache.total_size() == 0
+    assert cache.token_to_kv_pool.available_size() == 16
+    assert cache.match_prefix([1, 2, 3]).indices.tolist() == []
+    put(cache, [1, 2, 3])
+    assert cache.evict(100) == 3
+    cache.check_integrity()
+
+
+def test_reset_is_refused_while_a_request_relies_on_a_path() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    node = cache.match_prefix([1, 2]).last_node
+    cache.inc_lock_ref(node)
+    before = snapshot(cache)
+    with pytest.raises(ValueError, match="2 tokens are locked"):
+        cache.reset()
+    assert snapshot(cache) == before
+    cache.dec_lock_ref(node)
+    cache.reset()
+    assert cache.token_to_kv_pool.available_size() == 64

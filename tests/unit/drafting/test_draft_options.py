@@ -1,0 +1,95 @@
+"""What a configuration may ask of drafters and draft models, and what is refused by name."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.config import EngineConfig
+from nanoinfer.drafting.load import BUNDLED_DRAFT_MODELS, draft_model_of
+from tests.helpers.engines import make_engine
+from tests.helpers.tiny_llm import make_llm_model, tiny_llm
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "oracle"}, r"drafter='oracle': must be one of ngram, tree, model, grammar"),
+        ({"drafter": ("ngram", "oracle")}, r"drafter='oracle': must be one of"),
+        ({"drafter": ("ngram", 3)}, r"drafter=3: must be one of"),
+        ({"drafter": 3}, r"drafter=3: must be None, a name or a tuple of names"),
+        ({"drafter": ("ngram", "tree", "ngram")}, r"must name each drafter once"),
+        ({"drafter": "ngram", "num_draft_tokens": 0}, r"num_draft_tokens=0: must be"),
+        ({"drafter": "ngram", "num_draft_tokens": 65}, r"num_draft_tokens=65: must be in 1..64"),
+        ({"drafter": "ngram", "num_draft_tokens": 2.0}, r"num_draft_tokens=2.0: must be"),
+        ({"drafter": "ngram", "adaptive_drafts": 1}, r"adaptive_drafts=1: must be True or False"),
+        ({"drafter": "ngram", "num_scheduler_steps": 2}, r"num_scheduler_steps=2: must be 1 with a drafter"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_value_and_limit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(4, 64, 64, **options)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 64])
+@pytest.mark.parametrize("drafter", [None, "ngram", ("ngram", "tree"), ["grammar"], ()])
+def test_names_of_drafters_are_kept_in_order(drafter: Any, num_draft_tokens: int) -> None:
+    config = EngineConfig(4, 64, 64, drafter=drafter, num_draft_tokens=num_draft_tokens)
+    names = () if drafter is None else (drafter,) if isinstance(drafter, str) else tuple(drafter)
+    assert config.drafters == names
+
+
+def test_several_steps_without_a_drafter_are_no_error() -> None:
+    assert EngineConfig(4, 64, 64, num_scheduler_steps=8, num_draft_tokens=3).drafters == ()
+
+
+def test_an_engine_without_a_draft_runner_has_no_draft_model() -> None:
+    with pytest.raises(ValueError, match="drafter='model': needs a draft_model"):
+        make_engine(drafter="model")
+
+
+def test_a_draft_model_is_found_by_the_models_name_or_given() -> None:
+    for model, draft in BUNDLED_DRAFT_MODELS.items():
+        assert draft_model_of(model, None, ("ngram", "model")) == draft
+        assert draft_model_of(model, "mine", ("model",)) == "mine"
+        assert draft_model_of(model, None, ("ngram",)) is None
+    with pytest.raises(ValueError, match=r"draft_model: drafter='model' needs one, .* of /some/where"):
+        draft_model_of("/some/where", None, ("model",))
+    with pytest.raises(ValueError, match=r"draft_model='mine': is used by drafter='model' only"):
+        draft_model_of("story", "mine", ("ngram", "tree"))
+
+
+def test_an_llm_refuses_a_draft_model_that_cannot_serve_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    model, fields = checkpoint(), {"max_total_tokens": 64, "drafter": "model"}
+    with pytest.raises(ValueError, match="draft_model: drafter='model' needs one"):
+        LLM(model, **fields)
+    with pytest.raises(ValueError, match="is used by drafter='model' only"):
+        LLM(model, max_total_tokens=64, drafter="ngram", draft_model=model)
+    with pytest.raises(ValueError, match=r"has 288 tokens, must have those of .*: 320"):
+        LLM(model, draft_model=checkpoint(vocab_size=288), **fields)
+    with pytest.raises(ValueError, match=r"has 128 positions, must have at least max_context_len=256"):
+        LLM(model, draft_model=checkpoint(max_position_embeddings=128), **fields)
+    short = LLM(model, draft_model=checkpoint(max_position_embeddings=128), max_context_len=128, **fields)
+    assert short.draft_model is not None
+    assert short.config.max_context_len == 128
+    with pytest.raises(OSError, match="nowhere"):
+        LLM(model, draft_model=tmp_path / "nowhere", **fields)
+
+
+def test_a_draft_model_with_other_words_is_refused(tmp_path: Path) -> None:
+    model = make_llm_model(tmp_path / "tiny")
+    (tmp_path / "other").mkdir()
+    other = make_llm_model(tmp_path / "other")
+    assert other.tokenizer is not None
+    assert tiny_llm(model, other, drafter="model").draft_model is other
+    vocabulary = {**other.tokenizer.hf_tokenizer.get_vocab()}
+    vocabulary["w3"], vocabulary["w4"] = vocabulary["w4"], vocabulary["w3"]
+    other.tokenizer.hf_tokenizer.get_vocab = lambda: vocabulary  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"must have the tokens of .*, but 'w3' is another one"):
+        tiny_llm(model, other, drafter="model")
+    assert tiny_llm(model, replace(other, tokenizer=None), drafter="model").draft_model is not None

@@ -1,0 +1,251 @@
+"""Engine: requests in, tokens out. Mostly over a model that counts, so that every token is known beforehand."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import InvalidRequestError, SamplingParams
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, serve, step
+
+# --- adding, stepping ------------------------------------------------------------------------------------------------
+
+
+def test_one_request_gives_one_token_a_step() -> None:
+    engine = make_engine()
+    assert not engine.has_unfinished()
+    assert engine.step() == []
+    rid = engine.add_request([5, 6, 7], greedy(3))
+    assert engine.has_unfinished()
+    seen = [step(engine)[rid] for _ in range(3)]
+    assert [output.token_ids for output in seen] == [[8], [8, 9], [8, 9, 10]]
+    assert [output.finish_reason for output in seen] == [None, None, "length"]
+    assert [output.finished for output in seen] == [False, False, True]
+    assert seen[-1].prompt_token_ids == [5, 6, 7]
+    assert seen[-1].prompt_tokens == 3
+    assert not engine.has_unfinished()
+    assert engine.step() == []
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (65, 66, 67),
+        range(65, 68),
+        np.array([65, 66, 67], dtype=np.uint8),
+        torch.tensor([65, 66, 67], dtype=torch.int32),
+        [np.int64(65), np.int16(66), 67],
+        "ABC",
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_any_sequence_of_integers_or_text_is_a_prompt(prompt: Any) -> None:
+    (output,) = serve(make_engine(), prompt)
+    assert output.prompt_token_ids == [65, 66, 67]
+    assert output.token_ids == [68, 69, 70, 71]
+    assert output.text == "DEFG"
+
+
+def test_the_prompt_may_change_after_it_was_added() -> None:
+    engine, prompt = make_engine(), np.array([5, 6, 7])
+    rid = engine.add_request(prompt, greedy())
+    prompt[:] = 0
+    assert finish(engine)[rid].token_ids == [8, 9, 10, 11]
+
+
+def test_params_default_to_the_default_params() -> None:
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match="max_new_tokens=128"):  # longer than this context
+        engine.add_request([5])
+    with pytest.raises(InvalidRequestError, match="max_new_tokens=128"):
+        engine.add_request([5], None)
+
+
+def test_max_new_tokens_given_as_a_small_numpy_integer_does_not_overflow() -> None:
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match="= 105 tokens"):
+        engine.add_request([5] * 5, greedy(np.int8(100)))
+
+
+def test_requests_join_and_leave_between_steps() -> None:
+    engine = make_engine()
+    first = engine.add_request([10], greedy(5))
+    assert step(engine).keys() == {first}
+    second = engine.add_request([50, 51], greedy(2))
+    third = engine.add_request([90], greedy(1))
+    joined = step(engine)  # an EXTEND of the new ones
+    assert joined.keys() == {second, third}
+    assert joined[third].finish_reason == "length"
+    both = step(engine)
+    assert both.keys() == {first, second}
+    assert both[second].token_ids == [52, 53]
+    assert both[second].finished
+    fourth = engine.add_request([70], greedy(2))
+    last = finish(engine)
+    assert last[first].token_ids == [11, 12, 13, 14, 15]
+    assert last[fourth].token_ids == [71, 72]
+    assert_all_free(engine)
+
+
+def test_no_more_than_max_running_requests_run_and_the_rest_waits_its_turn() -> None:
+    engine = make_engine(rows=2)
+    ids = [engine.add_request([10 * i + 10], greedy(3)) for i in range(5)]
+    finished: list[int] = []
+    while engine.has_unfinished():
+        outputs = step(engine)
+        assert len(engine.scheduler.running) <= 2
+        finished += [rid for rid, output in outputs.items() if output.finished]
+    assert finished == ids
+
+
+def test_what_does_not_fit_the_pool_together_is_served_one_after_the_other() -> None:
+    engine = make_engine(slots=16)
+    outputs = serve(engine, *[[20 * i + base for base in range(10)] for i in range(5)], max_new_tokens=7)
+    assert [output.token_ids for output in outputs] == [[20 * i + 10 + j for j in range(7)] for i in range(5)]
+    assert_all_free(engine)
+
+
+def test_earlier_outputs_do_not_change_with_later_steps() -> None:
+    """Nothing of them is read until all is over."""
+    engine = make_engine()
+    rid = engine.add_request("ab", greedy(5, logprobs=1))
+    outputs = [step(engine)[rid] for _ in range(5)]
+    serve(engine, "xyz", "ab")
+    for i, output in enumerate(outputs):
+        assert output.token_ids == [99 + j for j in range(i + 1)]
+        assert output.text == "cdefg"[: i + 1]
+        assert output.logprobs is not None
+        assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
+        assert (output.finish_reason is None) == (i < 4)
+        assert (output.latency is None) == (i < 4)
+        assert output.ttft is not None
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_second_request_reuses_prompt_and_output_of_the_first(page_size: int) -> None:
+    """The last sampled token has no K/V, so 10 + 7 - 1 tokens are there; of an equal prompt one is computed anew."""
+    engine = make_engine(page_size=page_size)
+    prompt = list(range(10))
+    (first,) = serve(engine, prompt, max_new_tokens=7)
+    assert first.cached_tokens == 0
+    (longer,) = serve(engine, prompt + first.token_ids + [3, 4], max_new_tokens=2)
+    assert longer.cached_tokens == 16
+    (equal,) = serve(engine, prompt, max_new_tokens=7)
+    assert equal.cached_tokens == 9 - 9 % page_size
+    assert equal.token_ids == first.token_ids
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_request_reuses_the_prompt_of_one_that_still_runs(page_size: int) -> None:
+    engine = make_engine(page_size=page_size)
+    prompt = list(range(9))
+    first = engine.add_request(prompt, greedy(8))
+    step(engine)
+    second = engine.add_request([*prompt, 40], greedy(2))
+    assert step(engine)[second].cached_tokens == 9 - 9 % page_size
+    last = finish(engine)
+    assert last[first].token_ids == [*range(9, 17)]
+    assert last[second].token_ids == [41, 42]
+    assert_all_free(engine)
+
+
+def test_nothing_is_reused_without_the_cache() -> None:
+    engine = make_engine(disable_radix_cache=True)
+    prompt = list(range(9))
+    assert [output.cached_tokens for output in serve(engine, prompt) + serve(engine, prompt)] == [0, 0]
+    assert engine.stats()["free_slots"] == engine.stats()["total_slots"]
+
+
+def test_requests_with_different_extra_keys_share_nothing() -> None:
+    engine, prompt = make_engine(), list(range(9))
+
+    def cached(extra_key: Any) -> int:
+        rid = engine.add_request(prompt, greedy(), extra_key=extra_key)
+        return finish(engine)[rid].cached_tokens
+
+    assert [cached(key) for key in ("lora", None, "other", ("lora", 1))] == [0, 0, 0, 0]
+    assert [cached(key) for key in ("lora", None, "other", ("lora", 1))] == [8, 8, 8, 8]
+    assert_all_free(engine)
+
+
+def test_flush_keeps_what_running_requests_rely_on() -> None:
+    engine = make_engine()
+    serve(engine, [100, 101, 102], max_new_tokens=1)
+    rid = engine.add_request([1, 2, 3], greedy(4))
+    step(engine)
+    assert engine.flush_cache() == 3
+    engine.check_integrity()
+    assert finish(engine)[rid].token_ids == [4, 5, 6, 7]
+    assert engine.flush_cache() == 6
+    assert engine.flush_cache() == 0
+    assert_all_free(engine)
+
+
+def test_stats_tell_requests_slots_and_the_hit_rate() -> None:
+    engine = make_engine(rows=1)
+    start = {"total_slots": 256, "free_slots": 256, "new_token_ratio": 0.7}
+    start |= {"kernels": "CountingModel", "attention_backend": "TorchNativeBackend"}
+    start |= {"capture": "no (capture=False)"}
+    assert {name: value for name, value in asdict(engine.stats()).items() if value} == start
+    engine.add_request([1, 2, 3], greedy(3))
+    engine.add_request([1, 2, 3, 4, 9], greedy(2))
+    step(engine)
+    stats = engine.stats()
+    assert (stats["waiting"], stats["running"], stats["protected_slots"], stats["free_slots"]) == (1, 1, 3, 253)
+    finish(engine)
+    wanted = {"waiting": 0, "running": 0, "extend_steps": 2, "decode_steps": 3, "finished": 2, "prompt_tokens": 8}
+    wanted |= {"cached_tokens": 4, "output_tokens": 5, "hit_rate": 0.5, "evictable_slots": 7, "free_slots": 249}
+    assert wanted.items() <= asdict(engine.stats()).items()
+    assert engine.stats()["finished"] == engine.stats().finished == 2
+    with pytest.raises(KeyError, match="no_such_field"):
+        engine.stats()["no_such_field"]
+
+
+# --- several completions ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_n_completions_come_back_as_one_request(rows: int) -> None:
+    engine = make_engine(rows=rows)
+    rid = engine.add_request([5, 6], SamplingParams(max_new_tokens=3, n=4, temperature=30.0, seed=7))
+    seen = []
+    while engine.has_unfinished():
+        seen.append(step(engine)[rid])
+    assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
+    completions = seen[-1].outputs
+    assert [completion.index for completion in completions] == [0, 1, 2, 3]
+    assert [len(completion.token_ids) for completion in completions] == [3, 3, 3, 3]
+    assert len({tuple(completion.token_ids) for completion in completions}) == 4
+    assert seen[-1].token_ids == completions[0].token_ids
+    assert_all_free(engine)
+
+
+def test_the_first_of_n_completions_is_that_of_one_and_all_are_repeatable() -> None:
+    def tokens(n: int) -> list[list[int]]:
+        engine = make_engine(rows=3)
+        rid = engine.add_request([5, 6], SamplingParams(max_new_tokens=5, n=n, temperature=30.0, seed=7))
+        return [completion.token_ids for completion in finish(engine)[rid].outputs]
+
+    assert tokens(4)[:1] == tokens(1)
+    assert tokens(4)[:2] == tokens(2)
+
+
+def test_unseeded_requests_differ_from_one_another_and_repeat_with_the_engines_seed() -> None:
+    def tokens(random_seed: int) -> list[list[int]]:
+        engine = make_engine(random_seed=random_seed)
+        params = SamplingParams(max_new_tokens=6, temperature=30.0)
+        ids = [engine.add_request([5, 6], params) for _ in range(3)]
+        last = finish(engine)
+        return [last[i].token_ids for i in ids]
+
+    first = tokens(1)
+    assert len({tuple(row) for row in first}) == 3
+    assert tokens(1) == first
+    assert tokens(2) != first

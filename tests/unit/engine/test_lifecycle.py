@@ -1,0 +1,262 @@
+"""Deadlines, a bounded queue and shutdown: how requests end before their time, or are not taken."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from nanoinfer import (
+    LLM,
+    Engine,
+    EngineClosedError,
+    FinishReason,
+    InvalidRequestError,
+    QueueFullError,
+    RequestOutput,
+    SamplingParams,
+)
+from nanoinfer.requests.deadlines import Deadlines
+from nanoinfer.requests.request import Request
+from tests.helpers.engines import Clock, assert_all_free, greedy, make_engine, step
+
+
+def finish(engine: Engine) -> dict[int, RequestOutput]:
+    last: dict[int, RequestOutput] = {}
+    while engine.has_unfinished():
+        last |= step(engine)
+    return last
+
+
+def with_clock(**options: Any) -> tuple[Engine, Clock]:
+    clock = Clock()
+    return make_engine(clock=clock, **options), clock
+
+
+# --- deadlines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_running_request_ends_with_the_first_step_after_its_deadline_and_keeps_its_tokens(page_size: int) -> None:
+    engine, clock = with_clock(page_size=page_size)
+    late, other = engine.add_request([5], greedy(9), timeout_s=3), engine.add_request([50], greedy(6))
+    seen = []
+    for _ in range(3):
+        seen.append(step(engine))
+        clock.now += 1
+    assert [len(outputs[late].token_ids) for outputs in seen] == [1, 2, 3]
+    outputs = step(engine)
+    assert (outputs[late].finish_reason, outputs[late].token_ids) == (FinishReason.TIMEOUT, [6, 7, 8])
+    assert (outputs[late].finished, outputs[late].latency) == (True, 3.0)
+    assert outputs[late].error is None
+    assert finish(engine)[other].token_ids == [51, 52, 53, 54, 55, 56]
+    assert engine.stats().timed_out == 1
+    assert_all_free(engine)
+
+
+def test_a_waiting_request_ends_at_its_deadline_without_having_run() -> None:
+    engine, clock = with_clock(rows=1)
+    first, late = engine.add_request([5], greedy(9)), engine.add_request([50], greedy(6), timeout_s=0.5)
+    step(engine)
+    clock.now += 0.5
+    outputs = step(engine)
+    assert (outputs[late].finish_reason, outputs[late].token_ids, outputs[late].ttft) == ("timeout", [], None)
+    assert len(finish(engine)[first].token_ids) == 9
+
+
+def test_a_half_prefilled_and_a_retracted_request_end_at_their_deadlines() -> None:
+    engine, clock = with_clock(chunked_prefill_size=8)
+    rid = engine.add_request(list(range(40)), greedy(4), timeout_s=2)
+    assert step(engine) == {}
+    clock.now += 2
+    assert step(engine)[rid].finish_reason == "timeout"
+    assert_all_free(engine)
+
+    engine, clock = with_clock(slots=20, schedule_conservativeness=0.001)
+    rids = [engine.add_request([base] * 6, greedy(10), timeout_s=50) for base in (5, 50)]
+    while not engine.stats().retractions:
+        step(engine)
+    clock.now += 50
+    assert [output.finish_reason for output in step(engine).values()] == ["timeout", "timeout"]
+    assert not any(map(engine.is_unfinished, rids))
+    assert_all_free(engine)
+
+
+def test_of_n_completions_those_end_that_have_not_yet() -> None:
+    engine, clock = with_clock(eos=[7], rows=1)
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=6, n=3, top_k=1), timeout_s=5)
+    last = {}
+    for _ in range(12):
+        last |= step(engine)
+        clock.now += 1
+    assert [one.finish_reason for one in last[rid].outputs] == ["stop", "stop", "timeout"]
+    assert [one.token_ids for one in last[rid].outputs] == [[6, 7], [6, 7], [6]]
+    assert not engine.has_unfinished()
+
+
+def test_a_request_that_ends_in_time_is_not_touched_by_its_deadline() -> None:
+    engine, clock = with_clock()
+    rid = engine.add_request([5], greedy(2), timeout_s=5)
+    assert finish(engine)[rid].finish_reason == "length"
+    clock.now += 100
+    assert engine.step() == []
+    assert (engine.stats().timed_out, engine.stats().finished) == (0, 1)
+
+
+def test_deadlines_of_requests_that_ended_do_not_pile_up() -> None:
+    deadlines = Deadlines()
+    live = set()
+    for i in range(10_000):
+        deadlines.add(1e6 + i, i)
+        live = {i, i - 1, i - 2}
+        deadlines.tidy(live)
+        assert len(deadlines) <= 64
+    assert deadlines.pop_due(2e6)[-3:] == sorted(live)
+
+
+def test_tidying_deadlines_costs_a_few_look_ups_per_request_however_many_are_live() -> None:
+    class Everything:
+        asked = 0
+
+        def __contains__(self, request_id: object) -> bool:
+            self.asked += 1
+            return True
+
+    deadlines, live = Deadlines(), Everything()
+    for i in range(2000):
+        deadlines.add(float(i), i)
+        deadlines.tidy(live)
+    assert len(deadlines) == 2000
+    assert live.asked <= 2 * 2000
+
+
+def test_deadlines_come_in_order() -> None:
+    deadlines = Deadlines()
+    for time, request_id in ((5.0, 1), (3.0, 2), (4.0, 3), (9.0, 4)):
+        deadlines.add(time, request_id)
+    assert deadlines.pop_due(2.9) == []
+    assert deadlines.pop_due(5.0) == [2, 3, 1]
+    assert deadlines.pop_due(8.9) == []
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, True, "5"])
+def test_a_timeout_that_is_none_is_refused_by_name(timeout_s: Any) -> None:
+    engine = make_engine()
+    with pytest.raises(InvalidRequestError, match=r"^prompt: timeout_s=.*above 0"):
+        engine.add_request([5], greedy(), timeout_s=timeout_s)
+    assert not engine.has_unfinished()
+
+
+def test_generate_and_stream_take_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, seconds = LLM("story"), itertools.count(100.0)
+    for owner in (llm.engine, llm.engine._guard):
+        monkeypatch.setattr(owner, "_clock", lambda: next(seconds))  # each look at the clock, one more
+    (output,) = llm.generate("Once upon a time", SamplingParams(max_new_tokens=900), timeout_s=0.5)
+    assert (output.finish_reason, output.token_ids) == ("timeout", [])
+    assert [piece.finish_reason for piece in llm.stream("Once", timeout_s=0.5)] == ["timeout"]
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], timeout_s=0.5)
+    assert output.finish_reason == "timeout"
+
+
+# --- a bounded queue -------------------------------------------------------------------------------------------------
+
+
+def test_one_more_than_max_queue_is_refused_and_nothing_has_changed() -> None:
+    engine = make_engine(rows=1, max_queue=3, random_seed=1)
+    twin = make_engine(rows=1, max_queue=3, random_seed=1)
+    for one in (engine, twin):
+        one.add_request([1], greedy())
+        step(one)
+        for i in range(3):
+            one.add_request([10 + i], greedy())
+    before = engine.stats()
+    with pytest.raises(QueueFullError, match="3 requests wait and 1 more arrive: must not exceed max_queue=3"):
+        engine.add_request([20], SamplingParams(max_new_tokens=4, temperature=30.0))
+    assert engine.stats() == before
+    finish(engine)
+    finish(twin)
+    params = SamplingParams(max_new_tokens=4, temperature=30.0)
+    outputs = []
+    for one in (engine, twin):
+        rid = one.add_request([20], params)
+        outputs.append((rid, finish(one)[rid].token_ids))
+    assert outputs[0] == outputs[1], "the same request id and the same random numbers"
+
+
+def test_each_completion_counts_and_running_ones_do_not() -> None:
+    engine = make_engine(rows=2, max_queue=3)
+    with pytest.raises(QueueFullError, match="0 requests wait and 4 more"):
+        engine.add_request([1], SamplingParams(n=4, max_new_tokens=2))
+    engine.add_request([1], SamplingParams(n=3, max_new_tokens=2))
+    step(engine)
+    engine.add_request([2], SamplingParams(n=2, max_new_tokens=2))
+    with pytest.raises(QueueFullError):
+        engine.add_request([2], greedy())
+    finish(engine)
+    assert_all_free(engine)
+
+
+def test_retracted_requests_return_to_a_full_queue() -> None:
+    engine = make_engine(slots=20, max_queue=2, schedule_conservativeness=0.001, schedule_policy="fcfs")
+    rids = [engine.add_request([base] * 6, greedy(10)) for base in (5, 50)]
+    step(engine)
+    rids += [engine.add_request([base] * 6, greedy(10)) for base in (70, 90)]
+    last = finish(engine)
+    assert engine.stats().retractions
+    assert [last[rid].token_ids[:2] for rid in rids] == [[6, 7], [51, 52], [71, 72], [91, 92]]
+
+
+def test_generate_queues_all_its_prompts_or_none() -> None:
+    llm = LLM("story", max_queue=3, max_running_requests=1)
+    with pytest.raises(QueueFullError, match="0 requests wait and 4 more arrive"):
+        llm.generate(["a", "b", "c", "d"], greedy(), use_tqdm=False)
+    assert not llm.engine.has_unfinished()
+    assert len(llm.generate(["a", "b", "c"], greedy(), use_tqdm=False)) == 3
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
+def test_a_queue_size_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="max_queue="):
+        LLM("no/such/model", max_queue=value)
+
+
+# --- shutdown --------------------------------------------------------------------------------------------------------
+
+
+def test_shutdown_ends_everybody_gives_all_slots_back_and_refuses_newcomers() -> None:
+    engine = make_engine(rows=2, chunked_prefill_size=4)
+    done = engine.add_request([30], greedy(1))
+    engine.deliver_later(engine.step())
+    rids = [engine.add_request([base] * 5, greedy(9)) for base in (1, 2, 3)]
+    step_outputs = engine.step()
+    engine.deliver_later(step_outputs)
+    outputs = {output.request_id: output for output in engine.shutdown()}
+    assert outputs.keys() == {done, *rids}
+    assert outputs[done].finish_reason == "length"
+    assert {outputs[rid].finish_reason for rid in rids} == {"abort"}
+    stats = engine.stats()
+    assert (stats.free_slots, stats.running, stats.waiting, stats.aborted) == (stats.total_slots, 0, 0, 3)
+    engine.check_integrity()
+    assert not engine.has_unfinished()
+    assert engine.step() == engine.shutdown() == []
+    with pytest.raises(EngineClosedError, match="shut down"):
+        engine.add_request([1], greedy())
+    assert not engine.has_unfinished()
+
+
+def test_what_was_prepared_before_a_shutdown_is_refused_after_it() -> None:
+    engine = make_engine()
+    group = engine.prepare(Request([1], greedy()))
+    engine.shutdown()
+    with pytest.raises(EngineClosedError):
+        engine.submit(group)
+
+
+def test_streams_that_are_being_read_end_with_a_shutdown() -> None:
+    llm = LLM("story")
+    stream = llm.stream("Once upon a time", SamplingParams(max_new_tokens=50))
+    next(stream)
+    llm.shutdown()
+    assert [piece.finish_reason for piece in stream] == ["abort"]
+    with pytest.raises(EngineClosedError):
+        llm.generate("a")

@@ -1,0 +1,210 @@
+"""Pausing and resuming a request: it holds nothing meanwhile, and its tokens are what they would have been."""
+
+import pytest
+
+from nanoinfer import AsyncEngine, SamplingParams
+from nanoinfer.model.input_metadata import ForwardMode
+from tests.helpers.async_engines import llm_around
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
+from tests.helpers.fakes import FakeServer
+
+A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_paused_request_holds_nothing_and_goes_on_where_it_was(page_size: int, disable_radix_cache: bool) -> None:
+    engine = make_engine(page_size=page_size, disable_radix_cache=disable_radix_cache)
+    paused, other = engine.add_request([10, 11], greedy(9)), engine.add_request([50], greedy(9))
+    step(engine)
+    step(engine)
+    engine.pause(paused)
+    engine.check_integrity()
+    stats = engine.stats()
+    assert (stats.running, stats.paused) == (1, 1)
+    for _ in range(3):
+        assert step(engine).keys() == {other}
+    engine.resume(paused)
+    assert engine.stats().paused == 0
+    outputs = step(engine)
+    assert outputs.keys() == {paused}, "an EXTEND over what it had"
+    assert outputs[paused].token_ids == [12, 13, 14]
+    last = finish(engine)
+    assert last[paused].token_ids == list(range(12, 21))
+    assert last[other].token_ids == list(range(51, 60))
+    assert engine.stats().retractions == 0
+    assert_all_free(engine)
+
+
+def test_a_step_in_which_all_are_paused_does_nothing() -> None:
+    engine = make_engine(rows=1)
+    rids = [engine.add_request([base], greedy(3)) for base in (10, 20)]
+    step(engine)
+    for rid in rids:
+        engine.pause(rid)
+        engine.pause(rid)  # once more changes nothing
+    assert not engine.has_unfinished()
+    assert all(map(engine.is_unfinished, rids))
+    assert engine.step() == []
+    engine.check_integrity()
+    stats = engine.stats()
+    assert (stats.waiting, stats.running, stats.paused, stats.request_slots) == (0, 0, 2, 0)
+    for rid in rids:
+        engine.resume(rid)
+        engine.resume(rid)
+    last = finish(engine)
+    assert [last[rid].token_ids for rid in rids] == [[11, 12, 13], [21, 22, 23]]
+    assert_all_free(engine)
+
+
+def test_a_prompt_can_be_paused_between_its_chunks() -> None:
+    engine = make_engine(chunked_prefill_size=8)
+    rid = engine.add_request(list(range(30)), greedy(3))
+    assert step(engine) == {}
+    engine.pause(rid)
+    assert step(engine) == {}
+    assert engine.stats().evictable_slots == 8
+    engine.resume(rid)
+    assert finish(engine)[rid].token_ids == [30, 31, 32]
+    assert_all_free(engine)
+
+
+def test_all_completions_that_have_not_ended_are_paused() -> None:
+    engine = make_engine(eos=[7], rows=1)
+    rid = engine.add_request([5], SamplingParams(max_new_tokens=6, n=3, top_k=1))
+    for _ in range(3):
+        step(engine)
+    engine.pause(rid)
+    assert engine.stats().paused == 2, "one has ended"
+    assert engine.step() == []
+    engine.resume(rid)
+    assert [one.token_ids for one in finish(engine)[rid].outputs] == [[6, 7]] * 3
+
+
+def test_a_paused_request_ends_by_its_deadline_or_an_abort() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    late, aborted = engine.add_request([10], greedy(9), timeout_s=3), engine.add_request([20], greedy(9))
+    step(engine)
+    for rid in (late, aborted):
+        engine.pause(rid)
+    output = engine.abort(aborted)
+    assert output is not None
+    assert (output.finish_reason, output.token_ids) == ("abort", [21])
+    clock.now += 3
+    output = step(engine)[late]
+    assert (output.finish_reason, output.token_ids) == ("timeout", [11])
+    assert (engine.stats().paused, engine.is_unfinished(late)) == (0, False)
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_a_request_that_has_ended_or_never_was_can_be_neither_paused_nor_resumed(call: str) -> None:
+    engine = make_engine()
+    rid = engine.add_request([10], greedy(1))
+    finish(engine)
+    for unknown in (rid, 99):
+        with pytest.raises(ValueError, match=f"request_id={unknown}"):
+            getattr(engine, call)(unknown)
+
+
+def test_a_call_that_would_wait_for_paused_requests_alone_raises() -> None:
+    llm = llm_around(make_engine())
+    stream = llm.stream([5, 6], greedy(4))
+    first = next(stream)
+    llm.engine.pause(first.request_id)
+    with pytest.raises(RuntimeError, match="every request is paused"):
+        next(stream)
+
+
+# --- in the queue ----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_request_goes_ahead_of_those_never_admitted_and_one_never_admitted_behind_them() -> None:
+    server = FakeServer(max_running_requests=1, schedule_policy="fcfs")
+    admitted, waiting = server.add(A[:4], max_new_tokens=3), server.add(B[:4], max_new_tokens=3)
+    server.step()
+    for req in (admitted, waiting):
+        server.scheduler.pause(req)
+    newcomer = server.add(C[:4], max_new_tokens=3)
+    for req in (waiting, admitted):
+        server.scheduler.resume(req)
+    assert list(server.scheduler.waiting) == [admitted, newcomer, waiting]
+    server.run()
+    server.check_all_free()
+
+
+def test_pausing_the_first_in_line_lets_the_second_in() -> None:
+    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
+    server.step()
+    assert list(server.scheduler.waiting) == [big, small]
+    server.scheduler.pause(big)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (ForwardMode.EXTEND, [small])
+
+
+def test_a_resumed_request_is_considered_at_once_although_another_did_not_fit() -> None:
+    server = FakeServer(max_total_tokens=30, schedule_policy="fcfs")
+    server.add(A[:6], max_new_tokens=15)  # 20 slots in the end
+    small = server.add(B[:2], max_new_tokens=4)  # 5
+    server.step()
+    server.scheduler.pause(small)
+    big = server.add(C[:15], max_new_tokens=2)
+    server.step()
+    assert list(server.scheduler.waiting) == [big]
+    server.scheduler.resume(small)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (ForwardMode.EXTEND, [small])
+
+
+# --- waiting for what is paused ----------------------------------------------------------------------------------
+
+
+def test_a_paused_request_ends_at_its_deadline_though_nothing_else_is_left() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    rid = engine.add_request([5], greedy(9), timeout_s=10.0)
+    step(engine)
+    engine.pause(rid)
+    assert (engine.has_unfinished(), engine.has_work()) == (False, False)
+    assert engine.seconds_to_deadline() == 10.0
+    clock.now += 10.0
+    assert (engine.has_unfinished(), engine.has_work()) == (True, True)
+    output = finish(engine)[rid]
+    assert (output.finish_reason, output.token_ids) == ("timeout", [6])
+    assert engine.seconds_to_deadline() is None
+    assert_all_free(engine)
+
+
+def test_a_request_that_ended_before_its_deadline_is_no_work() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.add_request([5], greedy(1), timeout_s=10.0)
+    finish(engine)
+    clock.now += 20.0
+    assert not engine.has_unfinished()
+    assert engine.seconds_to_deadline() is None
+
+
+def test_reading_a_paused_stream_raises_although_another_callers_output_is_kept() -> None:
+    llm = llm_around(make_engine())
+    stream = llm.stream([5, 6], greedy(8))
+    first = next(stream)
+    other = llm.engine.add_request([7, 8], greedy(3))
+    llm.engine.pause(first.request_id)
+    with pytest.raises(RuntimeError, match="every request is paused"):
+        list(stream)
+    assert finish(llm.engine)[other].finish_reason == "length"
+
+
+def test_an_async_engine_is_not_made_of_one_with_paused_requests() -> None:
+    engine = make_engine()
+    engine.pause(engine.add_request([5], greedy(2)))
+    assert not engine.has_unfinished()
+    with pytest.raises(ValueError, match="has unfinished requests"):
+        AsyncEngine(engine)

@@ -1,0 +1,391 @@
+"""The first engines (seed 004): sessions with K/V of their own, one by one and as a padded batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from nanoinfer import LLM, InvalidRequestError, SamplingParams
+from nanoinfer.sessions import InferenceEngine, InferenceSession, KVAccount, OfflineScheduler
+from tests.helpers.checkpoints import greedy
+
+Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], transformers.PreTrainedModel]
+
+PROMPTS = [[5, 9, 200, 31, 7], [7], [250, 11, 64, 3, 3, 3, 90, 12, 13, 14, 15], [5, 9, 201]]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "stop_on_eos": False}
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {}),
+    ("mistral", {"sliding_window": 4, "head_dim": 24}),
+    ("qwen2", {"tie_word_embeddings": True}),
+    ("qwen3", {"num_key_value_heads": 1}),
+    ("gemma3", {"final_logit_softcapping": 0.3}),
+    ("phi3", {"sliding_window": 4}),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Checkpoint) -> InferenceEngine:
+    return InferenceEngine(checkpoint("llama"))
+
+
+def prefilled(engine: InferenceEngine, prompt: list[int], max_new_tokens: int = 4, **settings: Any) -> InferenceSession:
+    session = InferenceSession(engine, max_new_tokens, **{**GREEDY, **settings})
+    session.prefill(prompt)
+    return session
+
+
+def served(engine: InferenceEngine, batched: bool, settings: list[dict[str, Any]]) -> list[list[int]]:
+    """The tokens of PROMPTS, of which the last two join after two steps."""
+    scheduler = OfflineScheduler(engine, batched)
+    for i, (prompt, changes) in enumerate(zip(PROMPTS, settings, strict=True)):
+        if i == 2:
+            scheduler.step()
+            scheduler.step()
+        assert scheduler.add_request(prompt, **changes) == i
+    while scheduler.has_unfinished():
+        scheduler.step()
+    return [session.generated_ids for session in scheduler.sessions.values()]
+
+
+# --- tokens ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("family", "changes"), FAMILIES[:1])  # all: tests/families/test_sessions_families.py
+def test_greedy_tokens_are_those_of_transformers(
+    family: str, changes: dict[str, Any], batched: bool, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    path = checkpoint(family, **changes)
+    lengths = [6, 9, 3, 12]
+    settings = [{"max_new_tokens": n, **GREEDY} for n in lengths]
+    expected = [greedy(oracle(path), prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=True)]
+    assert served(InferenceEngine(path), batched, settings) == expected
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_sampled_tokens_are_those_of_the_main_engine(batched: bool, checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    settings: list[dict[str, Any]] = [
+        {"max_new_tokens": 8, "seed": 1, "temperature": 0.8},
+        {"max_new_tokens": 5, "seed": 2, "top_k": 7},
+        {"max_new_tokens": 9, "seed": 3, "top_p": 0.6, "temperature": 1.3},
+        {"max_new_tokens": 7, "temperature": 0.0},
+    ]
+    llm = LLM(path, max_total_tokens=256)
+    outputs = llm.generate(PROMPTS, [SamplingParams(**changes) for changes in settings], use_tqdm=False)
+    assert served(InferenceEngine(llm.model), batched, settings) == [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generate_with_and_without_a_cache_is_the_same(use_cache: bool, checkpoint: Checkpoint, oracle: Oracle) -> None:
+    path = checkpoint("llama")
+    engine = InferenceEngine(path)
+    tokens = engine.generate(PROMPTS[2], 8, use_cache=use_cache, **GREEDY)
+    assert tokens == greedy(oracle(path), PROMPTS[2], 8)
+    computed = len(PROMPTS[2]) + 7 if use_cache else sum(range(len(PROMPTS[2]), len(PROMPTS[2]) + 8))
+    assert (engine.account.forwards, engine.account.tokens_computed) == (8, computed)
+
+
+def test_generate_without_a_seed_is_repeatable_by_the_engines_seed(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama")
+    first, second, other = (InferenceEngine(path, random_seed=seed).generate([1, 2], 20) for seed in (5, 5, 6))
+    assert first == second != other
+
+
+def test_an_end_token_ends_a_session_unless_told_otherwise(engine: InferenceEngine, checkpoint: Checkpoint) -> None:
+    model = replace(engine.model, config=replace(engine.model.config, eos_token_ids=(0,)))
+    free = engine.generate(PROMPTS[0], 12, **GREEDY)
+    end = free[4]
+    stopping = InferenceEngine(replace(model, config=replace(model.config, eos_token_ids=(end,))))
+    assert stopping.generate(PROMPTS[0], 12, temperature=0.0) == free[: free.index(end) + 1]
+    assert stopping.generate(PROMPTS[0], 12, **GREEDY) == free
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_owns_the_kv_of_all_but_its_newest_token(engine: InferenceEngine) -> None:
+    config = engine.model.config
+    session = prefilled(engine, PROMPTS[0])
+    for length in (5, 6, 7):
+        assert len(session.kv_cache) == config.num_hidden_layers
+        shape = (1, config.num_key_value_heads, length, config.head_dim)
+        assert all(tensor.shape == shape for layer in session.kv_cache for tensor in layer)
+        assert session.kv_bytes == length * engine.kv_bytes_per_token
+        session.step_once()
+    assert (session.finished, session.kv_cache, session.kv_bytes) == (True, [], 0)
+
+
+def test_a_batched_step_gives_every_session_what_it_would_get_alone(engine: InferenceEngine) -> None:
+    alone = [prefilled(engine, prompt) for prompt in PROMPTS]
+    together = [prefilled(engine, prompt) for prompt in PROMPTS]
+    logits = engine.decode_step_sessions(together)
+    assert logits.shape == (4, engine.model.config.vocab_size)
+    for session, other, row in zip(alone, together, logits, strict=True):
+        torch.testing.assert_close(engine.decode_step_sessions([session])[0], row, rtol=1e-4, atol=1e-4)
+        for layer, other_layer in zip(session.kv_cache, other.kv_cache, strict=True):
+            torch.testing.assert_close(layer, other_layer, rtol=1e-4, atol=1e-4)
+
+
+def test_a_finished_session_takes_no_more_tokens(engine: InferenceEngine) -> None:
+    session = prefilled(engine, [1, 2], max_new_tokens=1)
+    assert session.finished
+    before = replace(engine.account)
+    assert session.step_once() is None
+    assert session.apply_batch_logits(torch.zeros(engine.model.config.vocab_size)) is None
+    assert len(session.generated_ids) == 1
+    assert engine.account == before
+
+
+def test_settings_may_be_assigned_until_the_prefill(engine: InferenceEngine) -> None:
+    session = InferenceSession(engine)
+    session.max_new_tokens, session.temperature, session.stop_on_eos = 3, 0.0, False
+    session.prefill(PROMPTS[0])
+    while not session.finished:
+        session.step_once()
+    assert session.generated_ids == engine.generate(PROMPTS[0], 3, **GREEDY)
+
+
+def test_no_sessions_make_no_pass(engine: InferenceEngine) -> None:
+    before = replace(engine.account)
+    assert engine.decode_step_sessions([]).shape == (0, engine.model.config.vocab_size)
+    assert engine.account == before
+
+
+def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -> None:
+    good = prefilled(engine, PROMPTS[0])
+    before, lengths = replace(engine.account), [layer[0].shape for layer in good.kv_cache]
+    with pytest.raises(ValueError, match=r"sessions\[1\]: has finished"):
+        engine.decode_step_sessions([good, prefilled(InferenceEngine(engine.model), [1], max_new_tokens=1)])
+    with pytest.raises(ValueError, match=r"sessions\[1\]: has not been prefilled"):
+        engine.decode_step_sessions([good, InferenceSession(engine)])
+    with pytest.raises(ValueError, match="twice"):
+        engine.decode_step_sessions([good, good])
+    with pytest.raises(ValueError, match="prefilled before"):
+        good.prefill([1])
+    with pytest.raises(ValueError, match="not been prefilled"):
+        InferenceSession(engine).step_once()
+    assert (engine.account, [layer[0].shape for layer in good.kv_cache]) == (before, lengths)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        ([], {}, "is empty"),
+        ([320], {}, "token id 320"),
+        ("text", {}, "no tokenizer files"),
+        ([1] * 250, {"max_new_tokens": 7}, "max_context_len=256"),
+        ([1], {"max_new_tokens": 1.5}, "max_new_tokens=1.5"),
+        ([1], {"max_new_tokens": False}, "max_new_tokens=False"),
+        ([1] * 256, {"max_new_tokens": 0}, "max_context_len=256"),
+        ([1], {"do_sample": 0}, "do_sample=0"),
+        ([1], {"do_sample": False, "temperature": -1.0}, "temperature=-1.0"),
+        ([1], {"temperature": -1.0}, "temperature=-1.0"),
+        ([1], {"top_k": -2}, "top_k=-2"),
+    ],
+)
+def test_a_refused_request_is_named_and_not_added(
+    prompt: Any, settings: dict[str, Any], message: str, engine: InferenceEngine
+) -> None:
+    scheduler = OfflineScheduler(engine)
+    before = replace(engine.account)
+    with pytest.raises(ValueError, match=message):
+        scheduler.add_request(prompt, **settings)
+    assert (scheduler.sessions, scheduler.has_unfinished(), engine.account) == ({}, False, before)
+    assert scheduler.add_request([1], max_new_tokens=1) == 0
+
+
+def test_a_prompt_as_long_as_the_context_allows_is_served(engine: InferenceEngine) -> None:
+    assert len(engine.generate([1] * 250, 6, **GREEDY)) == 6
+
+
+# --- the scheduler -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_step_tells_one_token_of_each_unfinished_request(batched: bool, engine: InferenceEngine) -> None:
+    scheduler = OfflineScheduler(engine, batched)
+    assert (scheduler.has_unfinished(), scheduler.step(), scheduler.run()) == (False, {}, {})
+    for prompt, n in zip(PROMPTS, (3, 1, 2, 4), strict=True):
+        scheduler.add_request(prompt, n, **GREEDY)
+    before = replace(engine.account)
+    steps = []
+    while scheduler.has_unfinished():
+        steps.append(scheduler.step())
+    assert [sorted(step) for step in steps] == [[0, 2, 3], [0, 3], [3]]
+    for request_id, session in scheduler.sessions.items():
+        assert session.generated_ids[1:] == [step[request_id] for step in steps if request_id in step]
+        assert session.kv_bytes == 0
+    cost = engine.account - before
+    assert (cost.forwards, cost.tokens_computed) == (3 if batched else 6, 6)
+
+
+def test_run_gives_prompt_and_output_as_text(story: LLM) -> None:
+    scheduler = OfflineScheduler(InferenceEngine(story.model))
+    prompts = ["Once upon a time", "One day, a fox"]
+    for prompt in prompts:
+        scheduler.add_request(prompt, max_new_tokens=12, temperature=0.0)
+    outputs = story.generate(prompts, SamplingParams(max_new_tokens=12, temperature=0), use_tqdm=False)
+    expected = {i: prompt + output.text for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))}
+    assert scheduler.run() == expected
+    assert scheduler.run() == expected, "nothing is lost by asking again"
+
+
+def test_text_needs_a_tokenizer(engine: InferenceEngine) -> None:
+    with pytest.raises(ValueError, match="no tokenizer files"):
+        prefilled(engine, [1]).decode_text()
+
+
+def test_text_prompts_too_long_are_refused_by_the_same_error_as_in_the_engine(story: LLM) -> None:
+    for refuse in (story.engine.add_request, OfflineScheduler(InferenceEngine(story.model)).add_request):
+        with pytest.raises(InvalidRequestError, match="max_context_len=1024"):
+            refuse("word " * 2000)  # type: ignore[operator]
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------
+
+
+def test_the_account_of_a_padded_step(engine: InferenceEngine) -> None:
+    sessions = [prefilled(engine, [1] * 3), prefilled(engine, [2] * 7)]
+    before = replace(engine.account)
+    engine.decode_step_sessions(sessions)
+    kv = engine.kv_bytes_per_token
+    assert engine.account - before == KVAccount(
+        forwards=1,
+        tokens_computed=2,
+        bytes_copied=(3 + 7) * kv + (4 + 8) * kv,  # into the rectangle, and out of it again
+        decode_bytes_used=(4 + 8) * kv,
+        decode_bytes_padding=(8 - 4) * kv,
+    )
+
+
+def test_one_by_one_pads_nothing_and_copies_as_much(engine: InferenceEngine) -> None:
+    costs = []
+    for batched in (False, True):
+        scheduler = OfflineScheduler(engine, batched)
+        for prompt in PROMPTS:
+            scheduler.add_request(prompt, 5, **GREEDY)
+        before = replace(engine.account)
+        while scheduler.has_unfinished():
+            scheduler.step()
+        costs.append(engine.account - before)
+    one_by_one, padded = costs
+    assert (one_by_one.decode_bytes_padding, one_by_one.forwards, padded.forwards) == (0, 16, 4)
+    assert padded.decode_bytes_padding > 0
+    assert (one_by_one.bytes_copied, one_by_one.decode_bytes_used) == (padded.bytes_copied, padded.decode_bytes_used)
+
+
+# --- interrupted, misused, resumed -------------------------------------------------------------------------------
+
+
+def test_a_pass_that_was_not_sampled_from_can_be_made_again(engine: InferenceEngine) -> None:
+    session, other = prefilled(engine, PROMPTS[0]), prefilled(engine, PROMPTS[2])
+    first = engine.decode_step_sessions([session, other])
+    torch.testing.assert_close(engine.decode_step_sessions([session, other]), first, rtol=1e-4, atol=1e-4)
+    while not session.finished:
+        session.step_once()
+    assert session.generated_ids == engine.generate(PROMPTS[0], 4, **GREEDY)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_step_interrupted_while_sampling_changes_no_tokens(
+    batched: bool, engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = OfflineScheduler(engine, batched)
+    for prompt, n in zip(PROMPTS, (2, 4, 4, 4), strict=True):
+        scheduler.add_request(prompt, n, **GREEDY)
+    sample, calls = engine.sampler.sample, []
+
+    def interrupted(*args: Any) -> torch.Tensor:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return sample(*args)
+
+    monkeypatch.setattr(engine.sampler, "sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()  # the first has ended by now, the second has its token, the others not
+    while scheduler.has_unfinished():
+        scheduler.step()
+    expected = [engine.generate(prompt, n, **GREEDY) for prompt, n in zip(PROMPTS, (2, 4, 4, 4), strict=True)]
+    assert [session.generated_ids for session in scheduler.sessions.values()] == expected
+
+
+def test_a_session_stepped_to_its_end_by_hand_does_not_stop_the_others(engine: InferenceEngine) -> None:
+    scheduler = OfflineScheduler(engine)
+    for prompt in PROMPTS[:2]:
+        scheduler.add_request(prompt, 3, **GREEDY)
+    assert scheduler.kv_bytes == (5 + 1) * engine.kv_bytes_per_token
+    while not scheduler.sessions[0].finished:
+        scheduler.sessions[0].step_once()
+    assert sorted(scheduler.step()) == [1]
+    scheduler.step()
+    assert (scheduler.has_unfinished(), scheduler.kv_bytes) == (False, 0)
+
+
+def test_a_released_session_says_so(engine: InferenceEngine) -> None:
+    session = prefilled(engine, [1, 2])
+    session.release()
+    with pytest.raises(ValueError, match="its K/V has been released"):
+        session.step_once()
+
+
+@pytest.mark.parametrize("shape", [(2, 320), (319,), (320, 1), ()])
+def test_logits_that_are_not_one_row_are_refused(shape: tuple[int, ...], engine: InferenceEngine) -> None:
+    session = prefilled(engine, [1, 2])
+    with pytest.raises(ValueError, match="last_logits: shape"):
+        session.apply_batch_logits(torch.zeros(shape))
+    assert len(session.generated_ids) == 1
+
+
+def test_a_prefill_that_fails_leaves_the_session_as_it_was(
+    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = InferenceSession(engine, 3, **GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.sampler, "sample", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.prefill(PROMPTS[0])
+    assert (session.kv_cache, session.generated_ids, session.finished) == ([], [], False)
+    session.prefill(PROMPTS[0])
+
+
+def test_a_model_loaded_for_a_short_context_keeps_to_it(checkpoint: Checkpoint) -> None:
+    engine = InferenceEngine(LLM(checkpoint("llama"), max_context_len=32, max_total_tokens=64).model)
+    with pytest.raises(InvalidRequestError, match="max_context_len=32"):
+        engine.generate([1] * 20, 13)
+    assert len(engine.generate([1] * 20, 12, **GREEDY)) == 12
+
+
+def test_running_without_a_tokenizer_is_refused_before_the_first_step(engine: InferenceEngine) -> None:
+    scheduler = OfflineScheduler(engine)
+    scheduler.add_request([1], 5, **GREEDY)
+    before = replace(engine.account)
+    with pytest.raises(ValueError, match="no tokenizer files"):
+        scheduler.run()
+    assert engine.account == before
+
+
+def test_arguments_that_would_be_dropped_are_refused(engine: InferenceEngine, checkpoint: Checkpoint) -> None:
+    for options in ({"dtype": "bfloat16"}, {"device": "cpu"}):
+        with pytest.raises(ValueError, match="a loaded model has both already"):
+            InferenceEngine(engine.model, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"llm\.model"):
+        InferenceEngine(object())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="stop_on_eos=1"):
+        InferenceSession(engine, stop_on_eos=1)  # type: ignore[arg-type]
+    stranger = prefilled(InferenceEngine(checkpoint("qwen3", num_key_value_heads=1)), [1, 2])
+    with pytest.raises(ValueError, match="another model"):
+        engine.decode_step_sessions([stranger])
+    assert InferenceEngine(checkpoint("llama"), dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_without_a_cache_nothing_is_copied(checkpoint: Checkpoint) -> None:
+    engine = InferenceEngine(checkpoint("llama"))
+    engine.generate(PROMPTS[0], 4, use_cache=False, **GREEDY)
+    assert engine.account.bytes_copied == 0

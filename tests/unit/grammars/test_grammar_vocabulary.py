@@ -1,0 +1,196 @@
+"""Vocabularies: the bytes of tokens, for tokenizers of several kinds; and what a compiler keeps."""
+
+import gc
+import json
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from nanoinfer.grammars import compiler as compiler_module
+from nanoinfer.grammars.compiler import Compiler
+from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.vocabulary import Vocabulary
+from nanoinfer.requests.tokenizer import Tokenizer
+from tests.helpers.engines import LetterTokenizer
+from tests.helpers.grammars import story_compiler, story_tokenizer
+from tests.helpers.waiting import Worker, until
+
+
+def byte_level() -> Backend:
+    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {"ab": 256, "Ġthe": 257, "Ã©": 258, "<end>": 259}
+    backend = Backend(models.BPE(vocab, [("a", "b"), ("Ã", "©")]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return backend
+
+
+def byte_fallback() -> Backend:
+    """As in a SentencePiece vocabulary."""
+    vocab = {"<end>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    vocab |= {text: 257 + i for i, text in enumerate(["▁", "a", "b", "ab", "▁a", "▁ab", "é", "{", '"', ":"])}
+    merges = [("a", "b"), ("▁", "a"), ("▁", "ab")]
+    backend = Backend(models.BPE(vocab, merges, byte_fallback=True, unk_token="<end>"))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def words() -> Backend:
+    backend = Backend(models.WordLevel({"<end>": 0, "yes": 1, "no": 2, "w3": 3}, unk_token="<end>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return backend
+
+
+def tokenizer_of(backend: Backend) -> Tokenizer:
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>"))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "expected"),
+    [
+        (byte_level, 262, {256: b"ab", 257: b" the", 258: "é".encode(), 260: b"", 261: b""}),
+        (byte_fallback, 267, {1: b"\x00", 256: b"\xff", 260: b"ab", 262: b" ab", 263: "é".encode()}),
+        (words, 4, {1: b" yes", 2: b" no"}),
+    ],
+)
+def test_tokens_have_the_bytes_that_they_decode_to(
+    make: Callable[[], Backend], size: int, expected: dict[int, bytes]
+) -> None:
+    vocabulary = Vocabulary(tokenizer_of(make()), size, [])
+    assert len(vocabulary.tokens) == size + 1
+    assert {i: vocabulary.tokens[i] for i in expected} == expected
+    assert len(vocabulary.special) == 1
+
+
+def test_the_bundled_vocabulary_decodes_as_its_tokenizer_says() -> None:
+    vocabulary, tokenizer = story_compiler().vocabulary, story_tokenizer()
+    for i, token in enumerate(vocabulary.tokens[: vocabulary.size]):
+        assert tokenizer.decode([i], skip_special_tokens=False) == token.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "kind", "text", "outputs"),
+    [
+        (byte_level, 260, "choice", '["ab", "aé"]', ["ab", "aé"]),
+        (byte_fallback, 267, "regex", '\\{"ab":[ab]é', ['{"ab":bé']),
+        (None, 128, "json_schema", '{"const": {"a": 1}}', ['{"a":1}']),
+    ],
+)
+def test_grammars_work_with_every_kind_of_tokenizer(
+    make: Callable[[], Backend] | None, size: int, kind: str, text: str, outputs: list[str]
+) -> None:
+    tokenizer = LetterTokenizer() if make is None else tokenizer_of(make())
+    vocabulary = Vocabulary(tokenizer, size, [])
+    for output in outputs:
+        ids = vocabulary.encode(output.encode())
+        assert b"".join(vocabulary.tokens[i] for i in ids) == output.encode()
+        matcher = Compiler(vocabulary).compile(Grammar(kind, text)).matcher(frozenset())
+        for token in ids:
+            assert matcher.accept(token)
+        assert matcher.must_stop
+
+
+def test_a_grammar_that_words_cannot_be_masked_for_is_refused() -> None:
+    """It forces a space, for which alone there is no token, and the compiler then knows no mask."""
+    compiler = Compiler(Vocabulary(tokenizer_of(words()), 4, []))
+    with pytest.raises(ValueError, match="no output of this model matches it"):
+        compiler.compile(Grammar("regex", " (yes|no) w3"))
+
+
+def test_a_text_that_the_tokenizer_cannot_write_is_written_with_the_longest_tokens() -> None:
+    vocabulary = Vocabulary(tokenizer_of(words()), 4, [])
+    assert vocabulary.encode(b" yes no w3") == [1, 2, 3]
+    assert vocabulary.encode(b" yes nothing") == [1, 2]  # nothing stands for the rest
+
+
+def test_a_vocabulary_that_is_smaller_than_the_tokenizers_leaves_the_others_out() -> None:
+    assert len(Vocabulary(tokenizer_of(byte_level()), 257, []).tokens) == 258
+
+
+def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused() -> None:
+    class Backwards(LetterTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return super().decode(list(token_ids)[::-1])
+
+    class Silent(LetterTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            return ""
+
+    class Broken(LetterTokenizer):
+        def decode(self, token_ids: Any) -> str:
+            raise KeyError("token")
+
+    for kind, reason in (
+        (Backwards, "does not begin with"),
+        (Silent, "no token that stands"),
+        (Broken, "cannot decode"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Vocabulary(kind(), 128, [])
+
+
+# --- what a compiler keeps -------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_vocabulary_stays_when_its_engine_is_gone() -> None:
+    compiler = Compiler(Vocabulary(LetterTokenizer(), 128, [3]))
+    matcher = compiler.compile(Grammar("regex", "a[xyz]b")).matcher(frozenset([3]))
+    assert matcher.forced_tokens() == [ord("a")]
+    gone = weakref.ref(compiler.vocabulary)
+    del compiler, matcher
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_grammar_is_compiled_once_and_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    asking: list[int] = []
+    original = compiler_module._compile
+
+    def counting(text: str, vocabulary: Vocabulary) -> Any:
+        until(lambda: len(asking) == 8, "that all threads ask")
+        compiled.append(text)
+        return original(text, vocabulary)
+
+    def ask(number: int) -> None:
+        asking.append(number)
+        compiler.compile(Grammar("regex", "a+")).matcher(frozenset())
+
+    monkeypatch.setattr(compiler_module, "_compile", counting)
+    compiler = Compiler(story_compiler().vocabulary)
+    for worker in [Worker(ask, number) for number in range(8)]:
+        worker.result()
+    assert len(compiled) == 1
+    compiler.compile(Grammar("choice", '["a+"]'))
+    assert len(compiled) == 2
+
+
+def test_only_the_grammars_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)
+    compiler = Compiler(story_compiler().vocabulary)
+    first = compiler.compile(Grammar("regex", "a"))
+    compiler.compile(Grammar("regex", "b"))
+    assert compiler.compile(Grammar("regex", "a")) is first
+    compiler.compile(Grammar("regex", "c"))  # "b" goes
+    assert compiler.compile(Grammar("regex", "a")) is first
+    assert len(compiler._cache) == 2
+
+
+def test_grammars_that_would_take_minutes_or_all_memory_are_refused() -> None:
+    doubled = "start: A13\nA0: /.*/\n" + "\n".join(f"A{i + 1}: A{i} A{i}" for i in range(13))
+    deep = 'start: "a"\n' + "other: " + "(" * 101 + '"a"' + ")" * 101
+    for kind, text, reason in (
+        ("grammar", doubled, "when written out: must not exceed"),
+        ("grammar", f"start: /{'a' * 6000}/", "must not exceed 5000"),
+        ("grammar", deep, "brackets inside each other"),
+        ("choice", json.dumps(["a" * 200_001]), "must not exceed 200000"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            story_compiler().compile(Grammar(kind, text))

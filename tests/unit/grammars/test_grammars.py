@@ -1,0 +1,299 @@
+"""Requests with grammars through an engine: how they end, and what other parameters do to them."""
+
+import json
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from nanoinfer import Engine, FinishReason, RequestOutput, SamplingParams
+from nanoinfer.errors import InvalidRequestError, NoTokenAllowedError
+from nanoinfer.grammars.vocabulary import Vocabulary
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
+from tests.helpers.grammar_engines import EOS, engine_with, one
+from tests.helpers.interrupts import raising
+
+# --- how a request ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"regex": "bcd"}, "bcd"),
+        ({"regex": "[x-z]{3}"}, "xyz"),
+        ({"choice": ["yes", "no"]}, "no"),
+        ({"grammar": 'start: "b" other\nother: "cd" | "x"'}, "bcd"),
+        ({"json_schema": {"const": {"a": [1, "b", None]}}}, '{"a":[1,"b",null]}'),
+        ({"json_schema": json.dumps({"enum": [True]})}, "true"),
+        ({"json_schema": "true", "logit_bias": {ord("t"): 50.0}}, "true"),
+    ],
+)
+def test_a_complete_output_ends_the_request(fields: dict[str, Any], text: str) -> None:
+    output = one(engine_with(), **fields)
+    assert (output.text, output.finish_reason, output.stop_reason) == (text, FinishReason.STOP, None)
+    assert output.token_ids == list(text.encode())  # no end token was needed
+
+
+def test_an_end_token_is_chosen_only_when_the_output_is_complete() -> None:
+    output = one(engine_with(), prompt="\x02", regex="ab?c?")  # after \x02 comes the end token, if it may
+    assert output.text.startswith("a")
+    likes_to_end = {EOS: 100.0}
+    assert one(engine_with(), regex="abc+", logit_bias=likes_to_end).token_ids == [*b"abc", EOS]
+    assert one(engine_with(), regex="(abc)?", logit_bias=likes_to_end).token_ids == [EOS]
+
+
+def test_max_new_tokens_cuts_an_output_off_and_says_so() -> None:
+    output = one(engine_with(), regex="bcdef", max_new_tokens=3)
+    assert (output.text, output.finish_reason) == ("bcd", FinishReason.LENGTH)
+    output = one(engine_with(), regex="bcdef", max_new_tokens=5)
+    assert (output.text, output.finish_reason) == ("bcdef", FinishReason.STOP)
+
+
+def test_without_an_end_token_an_output_goes_on_as_long_as_it_can() -> None:
+    output = one(make_engine(), regex="b{2,4}")
+    assert (output.text, output.finish_reason) == ("bbbb", FinishReason.STOP)
+
+
+def test_an_empty_output_ends_at_once() -> None:
+    output = one(engine_with(), regex="")
+    assert (output.token_ids, output.finish_reason) == ([EOS], FinishReason.STOP)
+    output = one(make_engine(), regex="")
+    assert (output.token_ids, output.finish_reason, output.error) == ([], FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "[^\\s\\S]"},
+        {"json_schema": {"$ref": "#"}},
+        {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+        {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1} | /{i}x+/" for i in range(2600)) + '\nr2600: "z"'},
+        {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(40)) + '\nr40: "z"'},
+    ],
+    ids=["nothing", "itself", "endless", "choices", "doubled"],
+)
+def test_what_could_not_be_followed_for_a_few_tokens_is_refused_before_anything_changes(
+    fields: dict[str, Any],
+) -> None:
+    engine = engine_with()
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(fields))}: it is too large, or no output"):
+        engine.add_request("a", greedy(**fields))
+    assert_all_free(engine)
+
+
+def test_multiples_whose_compilation_would_take_minutes_and_gigabytes_are_refused() -> None:
+    one = {"multipleOf": 12345678}
+    two = {"allOf": [{"type": "integer", "multipleOf": 997}, {"properties": {"a": {"multipleOf": 991}}}]}
+    for schema, common in ((one, 12345678), (two, 997 * 991)):
+        with pytest.raises(InvalidRequestError, match=rf"multipleOf=.* is {common}: must not exceed 20000"):
+            engine_with().add_request("a", greedy(json_schema=schema))
+    for multiple in (0.01, 1_000_000, 9973, 2.5):
+        engine_with().add_request("a", greedy(json_schema={"type": "number", "multipleOf": multiple}))
+
+
+def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode, signals = Vocabulary.encode, []
+
+    class AnException(Exception):
+        """What the handler raises: what goes wrong inside the vocabulary is an Exception, too."""
+
+    def interrupted(vocabulary: Vocabulary, text: bytes) -> list[int]:
+        if signals:
+            signal.raise_signal(signals.pop())
+        return encode(vocabulary, text)
+
+    monkeypatch.setattr(Vocabulary, "encode", interrupted)
+    with raising(signal.SIGALRM, AnException):
+        engine = engine_with()
+        signals.append(signal.SIGALRM)
+        with pytest.raises(AnException):
+            engine.add_request("a", greedy(regex="bcd[xyz]bcd"))
+        assert not signals
+        request_id = engine.add_request("a", greedy(20, regex="bcd[xyz]bcd"))
+        signals.append(signal.SIGALRM)
+        with pytest.raises(AnException):
+            finish(engine)
+        assert not signals
+        output = finish(engine)[request_id]
+        assert (output.finish_reason, type(output.error)) == (FinishReason.ABORT, AnException)
+        assert one(engine, regex="bcd[xyz]bcd").text == "bcdxbcd"
+
+
+# --- other parameters ------------------------------------------------------------------------------------------------
+
+
+def test_ignore_eos_forbids_the_end_token_and_the_grammar_still_ends_the_request() -> None:
+    for wish in ({}, {"logit_bias": {EOS: 100.0}}):
+        output = one(engine_with(), regex="b{2,4}", ignore_eos=True, **wish)
+        assert (output.text, output.finish_reason) == ("bbbb", FinishReason.STOP)
+    output = one(engine_with(), regex="b+", ignore_eos=True, max_new_tokens=6)
+    assert (output.text, output.finish_reason) == ("bbbbbb", FinishReason.LENGTH)
+
+
+def test_min_new_tokens_forbids_end_tokens_but_a_complete_output_ends_all_the_same() -> None:
+    likes_to_end = {EOS: 100.0}
+    assert one(engine_with(), regex="b+", min_new_tokens=4, logit_bias=likes_to_end).token_ids == [*b"bbbb", EOS]
+    output = one(engine_with(), regex="bcd", min_new_tokens=8)
+    assert (output.text, output.finish_reason) == ("bcd", FinishReason.STOP)
+
+
+def test_a_stop_string_ends_an_output_that_is_not_complete() -> None:
+    output = one(engine_with(), regex="bcdef", stop="de")
+    assert (output.text, output.finish_reason, output.stop_reason) == ("bc", FinishReason.STOP, "de")
+
+
+def test_a_stop_token_that_is_text_is_allowed_where_its_text_is() -> None:
+    output = one(engine_with(), regex="bcdef", stop_token_ids=[ord("d")])
+    assert (output.text, output.stop_reason) == ("bcd", ord("d"))
+    output = one(engine_with(), regex="bcef", stop_token_ids=[ord("d")])
+    assert (output.text, output.stop_reason) == ("bcef", None)
+
+
+def test_a_bias_cannot_allow_what_the_grammar_forbids_but_chooses_among_what_it_allows() -> None:
+    assert one(engine_with(), choice=["yes", "no"], logit_bias={ord("z"): 1e20}).text == "no"
+    assert one(engine_with(), choice=["yes", "no"], logit_bias={ord("y"): 1e20}).text == "yes"
+
+
+def test_penalties_apply_among_the_tokens_that_are_allowed() -> None:
+    output = one(engine_with(), regex="[bx]{6}", presence_penalty=2.0, repetition_penalty=1e9, frequency_penalty=2.0)
+    assert re.fullmatch("[bx]{6}", output.text)
+    assert set(output.text) == {"b", "x"}
+
+
+def test_a_logits_processor_comes_before_the_grammar() -> None:
+    def only_z(token_ids: Any, logits: Any) -> Any:
+        return logits.index_fill(0, logits.new_tensor([ord("z")]).long(), 99.0)
+
+    assert one(engine_with(), regex="[a-z]{3}", logits_processors=[only_z]).text == "zzz"
+    assert one(engine_with(), regex="[a-c]{3}", logits_processors=[only_z]).text == "bca"
+
+
+def test_a_request_that_has_no_token_left_ends_with_an_error_and_no_other_does() -> None:
+    engine = engine_with()
+    banned = {ord("c"): -float("inf")}
+    stuck = engine.add_request("a", greedy(8, regex="bcd", logit_bias=banned, logprobs=2))
+    fine = engine.add_request("a", greedy(8, regex="bcd"))
+    plain = engine.add_request("a", greedy(8))
+    sampled = engine.add_request("a", SamplingParams(max_new_tokens=8, regex="bcd", logit_bias=banned, seed=1))
+    last = finish(engine)
+    for request_id in (stuck, sampled):
+        output = last[request_id]
+        assert (output.text, output.finish_reason) == ("b", FinishReason.ABORT)
+        assert isinstance(output.error, NoTokenAllowedError)
+        assert str(output.error).startswith(f"request {request_id}: ")
+    logprobs = last[stuck].logprobs
+    assert logprobs is not None
+    assert len(logprobs) == 1
+    assert (last[fine].text, last[fine].error) == ("bcd", None)
+    assert (last[plain].text, last[plain].error) == ("bcdefghi", None)
+    assert_all_free(engine)
+
+
+def test_what_is_complete_ends_even_if_everything_else_is_banned() -> None:
+    banned = dict.fromkeys((ord("b"), EOS), -float("inf"))
+    output = one(engine_with(), regex="ab*", logit_bias=banned)
+    assert (output.text, output.finish_reason, output.error) == ("a", FinishReason.STOP, None)
+
+
+def test_logprobs_are_the_models_own() -> None:
+    free = one(engine_with(), logprobs=3, max_new_tokens=3)
+    bound = one(engine_with(), logprobs=3, regex="bcd")
+    assert free.text == bound.text == "bcd"
+    assert free.logprobs == bound.logprobs
+    other = one(engine_with(), logprobs=0, regex="x").logprobs
+    assert other is not None
+    assert other[0][ord("x")] < -10  # as unlikely as the model finds it
+
+
+def test_each_completion_follows_the_grammar_by_itself() -> None:
+    engine = engine_with()
+    params = SamplingParams(max_new_tokens=20, regex="(ab|cd|ef)+x", n=4, seed=5, temperature=2.0)
+    request_id = engine.add_request("a", params)
+    texts = [completion.text for completion in finish(engine)[request_id].outputs]
+    assert len(set(texts)) > 1
+    assert all(re.fullmatch("((ab|cd|ef)*(a|c|e)?x?)", text) for text in texts)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 1000.0])
+def test_sampled_outputs_match_at_any_temperature(temperature: float) -> None:
+    engine = engine_with(rows=16)
+    params = [
+        SamplingParams(
+            max_new_tokens=30, regex="(a|bc){2,5}[x-z]", seed=seed, temperature=temperature, top_p=0.9, top_k=3
+        )
+        for seed in range(12)
+    ]
+    ids = [engine.add_request("a", each) for each in params]
+    last = finish(engine)
+    assert all(re.fullmatch("(a|bc){2,5}[x-z]", last[i].text) for i in ids)
+    assert len({last[i].text for i in ids}) > 3
+
+
+@pytest.mark.parametrize("count", [2_500, 10_000])
+def test_a_choice_has_as_many_options_as_it_may(count: int) -> None:
+    options = [f"{i:05d}" for i in range(count)]
+    assert one(engine_with(), choice=options).text in options
+    output = one(engine_with(), choice=[*options, "a", "ab"][2:], logit_bias={ord("a"): 99.0, EOS: 50.0})
+    assert output.token_ids == [ord("a"), EOS]  # "ab" would be allowed, too
+
+
+# --- scheduling ------------------------------------------------------------------------------------------------------
+
+
+def mixed(engine: Engine) -> dict[int, RequestOutput]:
+    """Requests with and without grammars, greedy and sampled, of several lengths."""
+    ids = []
+    for seed in range(8):
+        grammar: dict[str, Any] = [{"regex": "([a-f]x)*y"}, {}, {"choice": ["abcdefgh", "abcabc"]}][seed % 3]
+        params = SamplingParams(max_new_tokens=12, seed=seed, temperature=seed % 2, ignore_eos=True, **grammar)
+        ids.append(engine.add_request("abcdefghijk"[: seed + 3], params))
+    last = finish(engine)
+    assert_all_free(engine)
+    return {i: last[request_id] for i, request_id in enumerate(ids)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slots": 40, "schedule_conservativeness": 0.01},
+        {"chunked_prefill_size": 4},
+        {"num_scheduler_steps": 3},
+        {"page_size": 4},
+        {"disable_radix_cache": True},
+        {"rows": 1},
+    ],
+    ids=str,
+)
+def test_how_requests_are_scheduled_changes_no_token(options: dict[str, Any]) -> None:
+    expected = mixed(engine_with(rows=8))
+    engine = engine_with(**{"rows": 8, **options})
+    found = mixed(engine)
+    for i, output in expected.items():
+        assert (found[i].token_ids, found[i].finish_reason) == (output.token_ids, output.finish_reason)
+    if "slots" in options:
+        assert engine.stats()["retractions"] > 0
+
+
+def test_a_paused_request_goes_on_where_it_was() -> None:
+    engine = engine_with()
+    request_id = engine.add_request("a", greedy(20, regex="bcdefgh"))
+    for _ in range(3):
+        step(engine)
+    engine.pause(request_id)
+    assert not step(engine)
+    engine.resume(request_id)
+    assert finish(engine)[request_id].text == "bcdefgh"
+
+
+def test_requests_without_grammars_keep_the_fast_path() -> None:
+    engine = engine_with()
+    engine.add_request("a", greedy(3))
+    step(engine)
+    assert engine.last_batch is not None
+    assert engine.last_batch.only_likeliest
+    engine.add_request("a", greedy(3, regex="xyz"))
+    step(engine)
+    assert not engine.last_batch.only_likeliest

@@ -1,0 +1,158 @@
+"""ModelRunner: logits of single passes are those of transformers (of every variant of every family: tests/families)."""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.batch import Batch
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.layers.logits_processor import ROWS_AT_A_TIME, compute_logits
+from nanoinfer.model.loader import load_model
+from tests.helpers.rows import (
+    HandWrittenRows,
+    all_logits,
+    assert_close,
+    assert_likeliest,
+    compare_all_passes,
+    logprob_of_each_token,
+    random_tokens,
+)
+
+Checkpoint = Callable[..., Path]
+
+
+Oracle = Callable[[Path], transformers.PreTrainedModel]
+
+
+@pytest.mark.parametrize(
+    ("family", "page_size", "changes"),
+    [
+        ("llama", 1, {"attention_bias": True, "mlp_bias": True}),
+        ("mistral", 4, {"sliding_window": 5}),
+        ("qwen2", 16, {"tie_word_embeddings": True}),
+        ("qwen3", 1, {"head_dim": 24}),
+    ],
+)
+def test_prefill_extend_and_decode_give_the_logits_of_transformers(
+    family: str, page_size: int, changes: dict[str, object], checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    path = checkpoint(family, **changes)
+    compare_all_passes(load_model(path), oracle(path), page_size)
+
+
+@pytest.mark.parametrize("total", [256, 257, 258])
+def test_prompt_logprobs_of_long_passes_are_complete(total: int, checkpoint: Checkpoint, oracle: Oracle) -> None:
+    """The head is applied to 256 rows at a time: passes that end just before, at and after that boundary. Each request gets
+    as many likeliest tokens as it wants."""
+    path = checkpoint("llama")
+    prompts = [random_tokens(length, seed) for seed, length in enumerate((100, total - 160, 60))]
+    llm = LLM(path, max_total_tokens=512)
+    counts = (3, 5, 0)
+    params = [SamplingParams(max_new_tokens=1, prompt_logprobs=True, prompt_top_logprobs=count) for count in counts]
+    outs = llm.generate(prompts, params, use_tqdm=False)
+    assert llm.engine.stats()["extend_steps"] == 1
+    for prompt, out, count in zip(prompts, outs, counts, strict=True):
+        assert out.prompt_logprobs is not None
+        assert out.prompt_logprobs[0] is None
+        assert_close(torch.tensor(out.prompt_logprobs[1:]), logprob_of_each_token(oracle(path), prompt)[1:])
+        if not count:
+            assert out.prompt_top_logprobs is None
+            continue
+        assert out.prompt_top_logprobs is not None
+        assert_likeliest(out.prompt_top_logprobs, all_logits(oracle(path), prompt).log_softmax(-1), count)
+
+
+def test_likeliest_tokens_of_a_long_prompt_need_no_table_of_all_positions() -> None:
+    """The head is given a block of rows at a time, and no block is kept."""
+    blocks: list[weakref.ref[torch.Tensor]] = []
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        assert len(hidden) <= ROWS_AT_A_TIME
+        assert sum(block() is not None for block in blocks[1:]) <= 1, "the first are the logits of the last token"
+        logits = hidden.new_zeros(len(hidden), 50).index_put(
+            (torch.arange(len(hidden)), hidden[:, 0].long()), hidden[:, 1]
+        )
+        blocks.append(weakref.ref(logits))
+        return logits
+
+    total = 5 * ROWS_AT_A_TIME
+    hidden = torch.stack([torch.arange(total) % 50, torch.ones(total)], dim=1)
+    metadata: Any = SimpleNamespace(
+        only_likeliest=False,
+        return_normalized_logprob=True,
+        logit_rows=torch.tensor([total - 1]),
+        qo_indptr=torch.tensor([0, total]),
+        prompt_top_counts=[1],
+    )
+    output = compute_logits(hidden, torch.zeros(total, dtype=torch.int64), head, metadata)
+    assert len(blocks) == 6
+    assert output.prompt_likeliest is not None
+    assert [next(iter(entry)) for entry in output.prompt_likeliest[0] or ()] == [i % 50 for i in range(total - 1)]
+
+
+@pytest.mark.parametrize("first_slot", [0, 5])
+def test_a_batch_in_neighbouring_slots_gives_the_same_logits(
+    first_slot: int, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    """Neighbours are written as a slice, and `forward` dispatches on the mode: the way the engine calls the runner."""
+    path = checkpoint("llama")
+    sequences = [random_tokens(6, seed=60), random_tokens(4, seed=61)]
+    expected = [all_logits(oracle(path), tokens) for tokens in sequences]
+    logprobs = [logprob_of_each_token(oracle(path), tokens) for tokens in sequences]
+    rows = HandWrittenRows(load_model(path), 2)
+    slots = torch.arange(first_slot, first_slot + 8, dtype=torch.int32)
+    batch = Batch(
+        reqs=[],
+        forward_mode=ForwardMode.EXTEND,
+        input_ids=torch.tensor(sequences[0][:5] + sequences[1][:3]),
+        req_pool_indices=torch.tensor([2, 0]),
+        seq_lens=torch.tensor([5, 3]),
+        prefix_lens=torch.tensor([0, 0]),
+        out_cache_loc=slots,
+        out_cache_cont_start=first_slot,
+        out_cache_cont_end=first_slot + 8,
+    )
+    logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND)
+    assert_close(logits, torch.stack([expected[0][4], expected[1][2]]))
+    assert normalized is None
+    assert batch.prompt_logprobs is None
+    logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND, return_normalized_logprob=True)
+    assert normalized is not None
+    assert_close(normalized, torch.stack([logprobs[0][1:5].mean(), logprobs[1][1:3].mean()]))
+    assert batch.prompt_logprobs is not None
+    assert batch.prompt_logprobs.isnan().nonzero()[:, 0].tolist() == [0, 5], "the first of each request"
+    assert_close(batch.prompt_logprobs[6:], logprobs[1][1:3])
+
+    rows.rows.req_to_token[2, :5], rows.rows.req_to_token[0, :3] = slots[:5], slots[5:]
+    end = first_slot + 8
+    batch = Batch(
+        reqs=[],
+        forward_mode=ForwardMode.DECODE,
+        input_ids=torch.tensor([sequences[0][5], sequences[1][3]]),
+        req_pool_indices=torch.tensor([2, 0]),
+        seq_lens=torch.tensor([6, 4]),
+        prefix_lens=None,
+        out_cache_loc=torch.tensor([end, end + 1]),
+        out_cache_cont_start=end,
+        out_cache_cont_end=end + 2,
+    )
+    logits, normalized = rows.runner.forward(batch, ForwardMode.DECODE)
+    assert_close(logits, torch.stack([expected[0][5], expected[1][3]]))
+    assert normalized is None
+    assert rows.written_slots(2) == list(range(first_slot, end + 2))
+
+
+def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
+    rows = HandWrittenRows(load_model(checkpoint("llama")), 1)
+    with pytest.raises(ValueError, match=r"input_ids: shape \[3\], must be \[2\]"):
+        rows.runner.forward_extend(torch.tensor([5, 6, 7]), [0], [2], [0], [4, 9])
+    with pytest.raises(ValueError, match="out_cache_loc"):
+        rows.runner.forward_decode(torch.tensor([5]), [0], [1], None, [192])
+    assert rows.written_slots(0) == []

@@ -1,0 +1,204 @@
+"""Multi-step decode by hand, and `demo paged`: the engine's tokens, step by step from block tables."""
+
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.cli import main
+from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.paged.multi_step import multi_step_decode
+
+PROMPTS = [[5, 6, 7, 8, 9], [300, 2], [42] * 8]
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[..., Path]) -> LLM:
+    return LLM(checkpoint("llama"), max_total_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def generator(llm: LLM) -> GeneratorTorch:
+    return GeneratorTorch(llm.model)
+
+
+def new_pool(num_blocks: int, block_size: int) -> TokenToKVPool:
+    return TokenToKVPool(num_blocks * block_size, torch.float32, 2, 16, 3, page_size=block_size)
+
+
+@pytest.mark.parametrize(("block_size", "num_padding"), [(1, 0), (4, 1), (16, 5), (128, 1)])
+def test_its_tokens_are_the_engines(block_size: int, num_padding: int, llm: LLM, generator: GeneratorTorch) -> None:
+    pool = new_pool(-(-60 // block_size) + 3, block_size)
+    steps = list(multi_step_decode(generator, pool, PROMPTS, num_steps=9, num_padding=num_padding))
+    tokens = torch.cat([step.sampled_token_ids for step in steps], dim=1).tolist()
+    params = SamplingParams(max_new_tokens=10, temperature=0, ignore_eos=True)
+    assert tokens == [output.token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    assert pool.available_size() == pool.size
+
+
+def test_every_step_shows_what_advance_step_wrote(generator: GeneratorTorch) -> None:
+    prefill, *steps = multi_step_decode(generator, new_pool(10, 4), PROMPTS, num_steps=4, num_padding=2)
+    assert prefill.is_prefill
+    assert prefill.block_tables.tolist() == [[0, 1, 5], [2, 6, -1], [3, 4, 7], [-1] * 3, [-1] * 3]
+    assert prefill.slots.tolist() == [0, 1, 2, 3, 4, 8, 9, *range(12, 20)]
+    assert prefill.input_positions.tolist() == [*range(5), 0, 1, *range(8)]
+    assert prefill.seq_lens.tolist() == [5, 2, 8, 0, 0]
+    assert [step.slots.tolist() for step in steps] == [
+        [5, 10, 28, -1, -1],
+        [6, 11, 29, -1, -1],
+        [7, 24, 30, -1, -1],
+        [20, 25, 31, -1, -1],
+    ]
+    sampled = prefill.sampled_token_ids
+    for n, step in enumerate(steps):
+        assert step.input_tokens.tolist() == [*sampled[:, 0].tolist(), 0, 0]
+        assert step.input_positions.tolist() == [5 + n, 2 + n, 8 + n, 0, 0]
+        assert step.seq_lens.tolist() == [6 + n, 3 + n, 9 + n, 0, 0]
+        sampled = step.sampled_token_ids
+
+
+def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> None:
+    pool = new_pool(10, 4)
+    steps = multi_step_decode(generator, pool, PROMPTS, num_steps=4)
+    next(steps)
+    assert pool.available_size() == 8
+    steps.close()
+    assert pool.available_size() == 40
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "prompts: there are none"),
+        ([[1], []], {}, r"prompts\[1\]: is empty"),
+        ([[1]], {"num_steps": 0}, "num_steps=0: must be an integer of at least 1"),
+        ([[1]], {"num_padding": -1}, "num_padding=-1"),
+        ([[1]], {"num_padding": True}, "num_padding=True"),
+        ([[1] * 250], {"num_steps": 7}, "num_steps=7: a prompt of 250 tokens would grow to 257; must not exceed 256"),
+        ([[1], [2] * 30], {"num_steps": 8}, "pool: 10 free blocks of 4, must be at least 13"),
+        ([[320]], {}, r"input_ids\[0\]=320"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_keeps_no_blocks(
+    prompts: list[list[int]], options: dict[str, Any], message: str, generator: GeneratorTorch
+) -> None:
+    pool = new_pool(10, 4)
+    with pytest.raises(ValueError, match=message):
+        list(multi_step_decode(generator, pool, prompts, **{"num_steps": 2, **options}))
+    assert pool.available_size() == 40
+
+
+# --- python -m nanoinfer demo paged ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo() -> str:
+    """What `demo paged` prints."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(["demo", "paged"]) == 0
+    return out.getvalue()
+
+
+def test_demo_paged_shows_every_step_and_ends_with_the_engines_tokens(demo: str) -> None:
+    out = demo
+    assert "\033[" not in out, "colours only on a terminal"
+    assert max(map(len, out.splitlines())) <= 100
+    assert re.findall(r"\d: equal, 9 of 9", out) == ["0: equal, 9 of 9", "1: equal, 9 of 9", "2: equal, 9 of 9"]
+    table = out.split("slot_mapping  sampled\n")[1].split("\n\n")[0].splitlines()
+    assert len(table) == 8
+    for step, line in enumerate(table, start=1):
+        first, *numbers = map(int, line.split())
+        assert (first, len(numbers)) == (step, 4 * 4 + 3)
+        tokens, positions, lengths, slots = (numbers[i : i + 4] for i in (0, 4, 8, 12))
+        assert (tokens[3], positions[3], lengths[3], slots[3]) == (0, 0, 0, -1)
+        assert lengths[:3] == [position + 1 for position in positions[:3]]
+        assert [slot % 4 for slot in slots[:3]] == [position % 4 for position in positions[:3]]
+
+
+def test_demo_paged_verifies_lines_and_trees_of_drafts(demo: str) -> None:
+    out = demo.split("Drafts in a line")[1]
+    line, tree = out.split("Drafts in a tree")
+
+    table = line.split("accepted_num\n")[1].splitlines()
+    rows = [list(map(int, row.split())) for row in table[:8]]
+    assert [row[0] for row in rows] == list(range(1, 9))
+    positions, accepted = [row[13:16] for row in rows], [row[16:] for row in rows]
+    for before, drafts, after in zip(positions, accepted, positions[1:], strict=False):
+        assert after == [position + drafts + 1 for position, drafts in zip(before, drafts, strict=True)]
+    made = [9 + sum(column) for column in zip(*accepted, strict=True)]
+    assert sum(made) > 3 * 9, "no draft is accepted"
+    verdict = "8 passes after the prefill: {} tokens instead of 9 each, equal to the engine's."
+    assert table[8] == verdict.format(", ".join(map(str, made)))
+
+    counts = [list(map(int, re.findall(r"(\d+) of \d+", row))) for row in tree.splitlines()]
+    counts = [row for row in counts if len(row) == 3]
+    assert len(counts) == 8
+    made = [9 + sum(column) for column in zip(*counts, strict=True)]
+    assert tree.splitlines()[-1] == verdict.format(", ".join(map(str, made)))
+    shown = re.search(r"Pass (\d), request (\d): (\d) of (\d) drafts accepted", tree)
+    assert shown is not None
+    number, request, accepted_drafts, drafts = map(int, shown.groups())
+    assert counts[number - 1][request] == accepted_drafts == max(map(max, counts)) > 1
+    nodes = re.findall(r"^ +\d+ +(\d+) +(\d+)  (.*)$", tree, re.MULTILINE)
+    assert len(nodes) == 1 + drafts
+    kept = [node for node in nodes if "✓" in node[2]]
+    assert len(kept) == 1 + accepted_drafts
+    assert [int(position) for position, _, _ in kept] == list(range(int(kept[0][0]), int(kept[0][0]) + len(kept)))
+    assert all(("stays" in text or "moves to slot" in text) == ("✓" in text) for _, _, text in nodes)
+    assert any("moves to slot" in text for _, _, text in kept)
+    assert any("├─" in text for _, _, text in nodes), "a tree has branches"
+
+
+def test_demo_paged_takes_as_many_passes_with_drafts_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "paged", "--max-total-tokens", "32"]) == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^2 passes after the prefill: .* tokens instead of 3 each, equal", out, re.MULTILINE)) == 2
+
+
+def test_demo_paged_fails_when_the_tokens_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = GeneratorTorch.forward_tensor
+    monkeypatch.setattr(GeneratorTorch, "forward_tensor", lambda *args, **kwargs: -forward(*args, **kwargs))
+    assert main(["demo", "paged", "--steps", "2", "--block-size", "16"]) == 1
+    out = capsys.readouterr().out
+    assert "0: DIFFERENT, 0 of 3" in out
+    assert out.count("DIFFERENT from the engine's.") == 2, "of drafts in a line and in a tree"
+    assert "2 decode steps" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["demo", "pages"], "pages"),
+        (["demo", "--steps", "3"], "only demo paged has these options"),
+        (["demo", "--block-size", "3"], "only demo paged has these options"),
+        (["demo", "paged", "--steps", "0"], "num_steps=0"),
+        (["demo", "paged", "--steps", "5000"], "num_steps=5000"),
+        (["demo", "paged", "--block-size", "0"], "page_size=0"),
+        (["demo", "paged", "--block-size", "-4"], "page_size=-4"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    assert (code, captured.out, len(captured.err.splitlines())) == (2, "", 1)
+    assert message in captured.err
+
+
+def test_demo_paged_needs_a_tokenizer(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "paged", "--model", str(llm.model.path)]) == 2
+    assert "tokenizer" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""Tokenizer and IncrementalDetokenizer: decoding everything at once is the oracle for decoding token by token."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode, feed
+
+PATH = resolve_model_path("story")
+
+
+# --- characters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["", "a", "😀", "😀😀😀", "中中", "😀</s></s></s></s>"])
+@pytest.mark.parametrize("character", ["é", "中", "😀"])
+def test_a_prompt_that_ends_within_a_character_gives_the_whole_character(before: str, character: str) -> None:
+    parts = encode(character)
+    assert len(parts) > 1
+    for cut in range(1, len(parts)):
+        detokenizer = IncrementalDetokenizer(TOKENIZER, encode(before) + parts[:cut])
+        assert [detokenizer.add(token) for token in parts[cut:]] == [""] * (len(parts) - cut - 1) + [character]
+
+
+def test_end_tokens_between_characters_leave_no_trace() -> None:
+    end = encode("</s>") * 4
+    ids = encode("😀") + end + encode("😀") + end * 3 + encode("a😀") + end + encode("b")
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in ids) == "😀😀a😀b"
+
+
+def test_flush_gives_a_half_character_as_a_replacement_and_only_once() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in encode("a😀")[:-1]) == "a"
+    assert detokenizer.flush() == REPLACEMENT
+    assert detokenizer.flush() == ""
+
+
+def test_a_replacement_character_in_the_text_itself_is_kept() -> None:
+    text = f"{REPLACEMENT}a{REPLACEMENT}{REPLACEMENT}b{REPLACEMENT}"
+    detokenizer = IncrementalDetokenizer(TOKENIZER)
+    assert "".join(detokenizer.add(token) for token in encode(text)) + detokenizer.flush() == text
+
+
+def with_byte_fallback() -> Tokenizer:
+    """As those of Llama 2 and Mistral: a byte's token is 6 + byte, and ▁a is "a" at the start of a text, " a" elsewhere."""
+    words = ["<unk>", "▁", "a", "▁a", "b", "▁b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: i for i, word in enumerate(words)}
+    fast = FastTokenizer(models.BPE(vocab, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>"))
+
+
+def as_bytes(text: str) -> list[int]:
+    return [6 + byte for byte in text.encode()]
+
+
+def test_spaces_survive_a_tokenizer_that_strips_the_first_one() -> None:
+    tokenizer, emoji = with_byte_fallback(), as_bytes("😀")
+    prompt, output = [3, 5], [3, 2, 5, *emoji, 3, 3, 3, 3, 5, 3, 3, 5, 4, *emoji, 5]
+    assert tokenizer.decode(prompt) == "a b"  # the oracle strips what it should
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    out = "".join(detokenizer.add(token) for token in output)
+    assert "a b" + out == tokenizer.decode(prompt + output)
+    assert out.startswith(" aa b😀 a a")
+
+
+@pytest.mark.parametrize("prompt", [[], [3], as_bytes("語"), as_bytes("é語日本語日"), [3, *as_bytes("本日本日本日")]])
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_characters_in_bytes_side_by_side_come_out_once(prompt: list[int], shared: int) -> None:
+    """With byte fallback, a run of byte tokens is decoded as a whole: one byte more turns all of it into replacements."""
+    tokenizer, text = with_byte_fallback(), "日本😀😀語é" * 3
+    output = [*as_bytes(text), 3, *as_bytes("é"), 5]
+    prompt, output = [*prompt, *output[:shared]], output[shared:]  # the prompt may end inside a character
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    out = [detokenizer.add(token) for token in output]
+    assert "".join(out) + detokenizer.flush() == f"{text} aé b"
+    assert max(map(len, out)) == 2  # each as soon as it is certain
+
+
+def test_an_invalid_byte_leaves_what_was_released_before() -> None:
+    detokenizer = IncrementalDetokenizer(with_byte_fallback())
+    out = [detokenizer.add(token) for token in [*as_bytes("😀"), 6 + 0xFF, 2, *as_bytes("é")]]
+    assert out == ["", "", "", "😀", "", f"{REPLACEMENT}a", "", "é"]
+
+
+def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
+    class Watched(PieceTokenizer):
+        longest = 0
+
+        def decode(self, token_ids: Sequence[int]) -> str:
+            self.longest = max(self.longest, len(token_ids))
+            return super().decode(token_ids)
+
+    tokenizer = Watched([f"{i} " for i in range(300)])
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert "".join(detokenizer.add(token) for token in range(300)) == "".join(tokenizer.pieces)
+    assert tokenizer.longest <= 3 * IncrementalDetokenizer.CONTEXT_TOKENS
+
+
+# --- stop strings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_string_may_span_tokens() -> None:
+    out, detokenizer = feed(["one ", "E", "N", "D", "two"], ["END"])
+    assert out == ["one ", "", "", "", ""]
+    assert detokenizer.stopped
+
+
+def test_what_looked_like_a_stop_string_comes_out_when_it_is_none() -> None:
+    out, detokenizer = feed(["x", "E", "N", "d", "E"], ["END"])
+    assert out == ["x", "", "", "ENd", ""]
+    assert not detokenizer.stopped
+    assert detokenizer.flush() == "E"
+
+
+def test_a_stop_string_that_overlaps_itself_is_found_within_what_was_held() -> None:
+    out, detokenizer = feed(["a", "a", "a", "b"], ["aab"])
+    assert out == ["", "", "a", ""]  # "aab" begins at the second a
+    assert detokenizer.stopped
+
+
+def test_a_shorter_stop_inside_a_longer_one_that_is_held_ends_the_text() -> None:
+    out, detokenizer = feed(["a", "b", "c", "d"], ["abcd", "bc"])
+    assert out == ["", "", "a", ""]
+    assert detokenizer.stopped
+
+
+def test_of_several_stops_in_one_token_the_earliest_wins_whatever_their_order() -> None:
+    for stop in (["two", "one"], ["one", "two"]):
+        assert feed(["zero one two"], stop)[0] == ["zero "]
+
+
+def test_a_stop_string_at_the_very_end_or_start() -> None:
+    assert feed(["text", "."], ["."])[0] == ["text", ""]
+    assert feed([".text"], ["."])[0] == [""]
+
+
+def test_nothing_follows_a_stop_string_not_even_on_flush() -> None:
+    out, detokenizer = feed(["a END b", "c", "END"], ["END"])
+    assert out == ["a ", "", ""]
+    assert detokenizer.flush() == ""
+
+
+def test_half_a_character_after_a_stop_string_is_not_flushed() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["END"])
+    assert "".join(detokenizer.add(token) for token in encode("aEND😀")[:-1]) == "a"
+    assert detokenizer.flush() == ""
+
+
+def test_a_stop_string_of_several_bytes_is_found_across_its_bytes() -> None:
+    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["中😀"])
+    assert "".join(detokenizer.add(token) for token in encode("a中中😀b")) == "a中"
+    assert detokenizer.stopped
+
+
+def test_the_prompt_is_not_looked_at_for_stop_strings() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "END", "D"]), context=[1, 0], stop=["END"])
+    assert detokenizer.add(2) == "D"
+    assert not detokenizer.stopped
+
+
+def test_stop_strings_are_plain_text_while_they_are_not_looked_for() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["END", "EN", "D", "END"]), stop=["END"])
+    assert [detokenizer.add(token, look_for_stop=False) for token in (0, 1)] == ["END", "EN"]
+    assert [detokenizer.add(token) for token in (2, 3)] == ["D", ""]
+    assert detokenizer.stopped
+
+
+def test_text_held_back_is_released_when_stops_are_no_longer_looked_for() -> None:
+    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "D"]), stop=["END"])
+    assert detokenizer.add(0) == ""
+    assert detokenizer.add(1, look_for_stop=False) == "END"
+
+
+# --- prompts and chats -----------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_are_added_by_encode_and_left_out_by_decode() -> None:
+    ids = TOKENIZER.encode("Once upon")
+    assert ids == AutoTokenizer.from_pretrained(PATH)("Once upon")["input_ids"]
+    assert TOKENIZER.decode([*ids, *TOKENIZER.hf_tokenizer.all_special_ids]) == "Once upon"
+
+
+def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert Tokenizer.from_pretrained(tmp_path) is None
+    assert Tokenizer.from_pretrained(PATH) is not None
+
+
+def test_a_chat_is_encoded_as_by_transformers() -> None:
+    messages = [
+        {"role": "user", "content": "Hi! 😀"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "1 + 2?"},
+    ]
+    wanted = AutoTokenizer.from_pretrained(PATH).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert TOKENIZER.encode_chat(messages) == wanted
+    assert TOKENIZER.encode_chat(tuple(messages)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([], "at least one"),
+        ("hello", r"messages\[0\]"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
+        ([{"content": "a"}], r"messages\[0\].*role"),
+        ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
+        ([{"role": "user", "content": None}], r"^messages\[0\]: content is None: must be text$"),
+        ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
+        (
+            [{"role": "user", "content": None, "tool_calls": [{}]}],
+            r"template refuses.*\(messages\[0\]: content is None",
+        ),
+    ],
+)
+def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        TOKENIZER.encode_chat(messages)
+
+
+def test_a_model_without_a_chat_template_says_so() -> None:
+    hf_tokenizer = AutoTokenizer.from_pretrained(PATH)
+    hf_tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        Tokenizer(hf_tokenizer).encode_chat([{"role": "user", "content": "a"}])

@@ -1,0 +1,236 @@
+"""Retraction: who gives way when a decode step cannot have its slots, and that the outputs do not show it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
+from tests.helpers.fakes import FakeServer, assert_as_expected
+
+EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
+GAMBLE = 0.001  # schedule_conservativeness that sets (next to) nothing aside
+A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
+
+
+def server(max_total_tokens: int, **fields: Any) -> FakeServer:
+    return FakeServer(max_total_tokens, **{"schedule_conservativeness": GAMBLE, "schedule_policy": "fcfs", **fields})
+
+
+# --- who, when -------------------------------------------------------------------------------------------------------
+
+
+def test_more_requests_run_than_could_all_reach_their_longest_and_one_gives_way_when_they_do() -> None:
+    s = server(20)
+    first, second = s.add(A[:6], max_new_tokens=10), s.add(B[:6], max_new_tokens=10)  # 15 slots each in the end
+    s.step()
+    assert s.scheduler.running == [first, second]
+    for _ in range(4):
+        s.step()
+    assert (s.scheduler.retractions, first.num_output_tokens, second.num_output_tokens) == (0, 5, 5)
+    batch = s.step()  # 20 slots are full: an eleventh token of each does not fit
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (DECODE, [first])
+    assert (s.scheduler.retractions, list(s.scheduler.waiting)) == (1, [second])
+    assert second.num_output_tokens == 5
+    s.run()
+    assert_as_expected(s, first, second)
+    assert (first.num_retractions, second.num_retractions) == (0, 1)
+    s.check_all_free()
+
+
+def test_eviction_comes_before_retraction() -> None:
+    s = server(30)
+    s.serve(C[:9], max_new_tokens=1)
+    reqs = [s.add(A[:6], max_new_tokens=6), s.add(B[:6], max_new_tokens=6)]  # 22 slots in the end, 21 free
+    s.run()
+    assert s.scheduler.retractions == 0
+    assert s.cache.evicted_tokens == 9
+    assert_as_expected(s, *reqs)
+
+
+def test_the_one_with_the_fewest_output_tokens_gives_way_and_among_equals_the_last_to_arrive() -> None:
+    def req(ticket: int, outputs: int) -> Req:
+        made = Req(ticket, np.array([1]), SamplingParams())
+        made.ticket, made.num_tokens = ticket, 1 + outputs
+        return made
+
+    reqs = [req(0, 5), req(1, 3), req(2, 4), req(3, 3)]
+    order = []
+    while reqs:
+        order.append(first_to_retract(reqs))
+        reqs.remove(order[-1])
+    assert [one.ticket for one in order] == [3, 1, 2, 0]
+
+
+def test_a_half_prefilled_request_gives_way_first_and_keeps_its_pieces_in_the_tree() -> None:
+    s = server(40, chunked_prefill_size=2)
+    running = s.add(A[:4], max_new_tokens=24)
+    s.step()
+    filling = s.add(B[:30], max_new_tokens=2)
+    for _ in range(60):
+        if filling.num_retractions:
+            break
+        s.step()
+    assert (filling.num_retractions, running.num_retractions) == (1, 0)
+    assert s.scheduler.prefilling is None
+    assert s.tree.peek_prefix(list(B))[0] >= 16
+    s.run()
+    assert_as_expected(s, running, filling)
+    assert filling.cached_tokens == 0, "its own chunks were not there when it came"
+    s.check_all_free()
+
+
+def test_retracted_requests_come_before_all_others_and_the_last_retracted_first() -> None:
+    s = server(24, max_running_requests=4)
+    first, second, third = (s.add(tokens[:6], max_new_tokens=12) for tokens in (A, B, C))
+    while s.scheduler.retractions < 2:
+        s.step()
+    newcomer = s.add(range(400, 403), max_new_tokens=1)
+    assert list(s.scheduler.waiting) == [second, third, newcomer]
+    order = []
+    while (batch := s.step()) is not None:
+        order += [req for req in batch.reqs if batch.forward_mode is EXTEND]
+    assert order.index(newcomer) > max(order.index(second), order.index(third))
+    assert_as_expected(s, first, second, third, newcomer)
+    s.check_all_free()
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_a_retracted_request_can_be_aborted(page_size: int, disable_radix_cache: bool) -> None:
+    s = server(24, page_size=page_size, disable_radix_cache=disable_radix_cache)
+    first, second = s.add(A[:6], max_new_tokens=12), s.add(B[:6], max_new_tokens=12)
+    while not second.num_retractions:
+        s.step()
+    returned = second.output_ids
+    s.abort(second)
+    assert (second.output_ids, second.finish_reason) == (returned, "abort")
+    assert not s.scheduler.waiting
+    s.run()
+    assert_as_expected(s, first)
+    s.check_all_free()
+
+
+# --- why it always goes on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+def test_two_requests_never_retract_each_other_for_ever(
+    page_size: int, chunk: int | None, disable_radix_cache: bool
+) -> None:
+    """Each needs the whole pool in the end, and admission always gambles: every retraction is paid for with a token."""
+    chunk = chunk and max(chunk, page_size)
+    s = server(32, page_size=page_size, chunked_prefill_size=chunk, disable_radix_cache=disable_radix_cache)
+    reqs = [s.add(tokens[:12], max_new_tokens=21) for tokens in (A, B, C)]
+    produced = 0
+    while s.scheduler.waiting or s.scheduler.running:
+        before = s.scheduler.retractions
+        s.scheduler.new_token_ratio.value = 0.0
+        batch = s.step()
+        assert batch is not None
+        if s.scheduler.retractions > before:
+            assert batch.forward_mode is DECODE
+            assert len(batch.sampled_reqs) >= 1
+        produced += len(batch.sampled_reqs)
+    assert produced == 3 * 21
+    assert 0 < s.scheduler.retractions <= produced
+    assert_as_expected(s, *reqs)
+    s.check_all_free()
+
+
+def test_newcomers_do_not_keep_a_retracted_request_out() -> None:
+    s = server(32, schedule_policy="lpm", max_running_requests=8)
+    s.serve(C[:8], max_new_tokens=1)
+    first, second = s.add(A[:8], max_new_tokens=20), s.add(B[:8], max_new_tokens=20)
+    steps = 0
+    newcomers = []
+    while not (first.finished and second.finished):
+        newcomers.append(s.add([*C[:8], steps], max_new_tokens=3))  # cached, small: lpm loves them
+        s.step()
+        steps += 1
+        if second.num_retractions and not second.finished and second in s.scheduler.waiting:
+            assert not any(req.ticket > second.ticket for req in s.scheduler.planned if not req.num_output_tokens)
+    assert second.num_retractions
+    assert steps < 150
+    s.run()
+    assert_as_expected(s, first, second, *newcomers)
+
+
+# --- the ratio -------------------------------------------------------------------------------------------------------
+
+
+def test_the_ratio_falls_to_its_floor_in_so_many_decode_passes_and_starts_again_when_idle() -> None:
+    ratio = NewTokenRatio()
+    assert (ratio.initial, ratio.floor) == pytest.approx((0.7, 0.098))
+    ratio.decay()
+    assert ratio.value == pytest.approx(0.7 - (0.7 - 0.098) / DECAY_STEPS)
+    for _ in range(DECAY_STEPS + 5):
+        ratio.decay()
+    assert ratio.value == ratio.floor
+    ratio.reset()
+    assert ratio.value == 0.7
+
+
+def test_a_retraction_raises_the_ratio_to_what_those_left_have_come_to_need() -> None:
+    def req(outputs: int) -> Req:
+        made = Req(0, np.array([1]), SamplingParams(max_new_tokens=100))
+        made.num_tokens += outputs
+        return made
+
+    ratio = NewTokenRatio(0.1)
+    ratio.rise([req(10), req(30)])
+    assert ratio.value == pytest.approx((10 + 30 + 2 * 20) / 200)
+    ratio.rise([req(5)])
+    assert ratio.value == pytest.approx(0.4), "it never falls by a retraction"
+    ratio.rise([req(90)])
+    assert ratio.value == 1.0
+
+
+def test_conservativeness_scales_the_ratio_until_everything_is_set_aside() -> None:
+    assert NewTokenRatio(0.5).initial == 0.35
+    assert NewTokenRatio(2.0).initial == 1.0
+    assert NewTokenRatio(2.0).floor == pytest.approx(2 * 0.098)
+    assert NewTokenRatio(10.3).floor == 1.0
+
+
+def test_the_engine_moves_the_ratio() -> None:
+    s = server(64, schedule_conservativeness=1.0)
+    ratio = s.scheduler.new_token_ratio
+    s.add(A[:4], max_new_tokens=4)
+    s.step()
+    assert ratio.value == 0.7, "an EXTEND pass says nothing"
+    s.step()
+    assert ratio.value == pytest.approx(0.7 - 0.602 / 600)
+    s.run()
+    assert ratio.value == 0.7
+    s = server(20)
+    s.add(A[:6], max_new_tokens=10)
+    s.add(B[:6], max_new_tokens=10)
+    while not s.scheduler.retractions:
+        s.step()
+    assert s.scheduler.new_token_ratio.value == 1.0  # (5 + 20) / 10 and no more
+
+
+def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
+    s = server(200, max_context_len=200, schedule_conservativeness=1.0)
+    s.add(A[:6], max_new_tokens=150)
+    s.step()
+    late = s.add(B[:50], max_new_tokens=60)
+    s.step()
+    assert late in s.scheduler.waiting
+    s.scheduler.new_token_ratio.value = 0.1
+    batch = s.step()
+    assert batch is not None
+    assert batch.reqs == [late]
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "1"])
+def test_a_conservativeness_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="schedule_conservativeness="):
+        LLM("no/such/model", schedule_conservativeness=value)
