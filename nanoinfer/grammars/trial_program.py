@@ -63,4 +63,5 @@ def _follow(matcher: Any) -> None:
                 return
 
 
-main()
+if __name__ == "__main__":
+    main()
