@@ -1,12 +1,15 @@
 """Run a notebook by nbval, as a command: in a fresh kernel, its text outputs compared with those in the file."""
 
+import copy
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from notebooks.build import kernel_environment
-from notebooks.tools.files import ROOT
+from notebooks.tools.files import ROOT, read, write
+from notebooks.tools.student import exercise_ids
 from tests.helpers.waiting import HANG_S
 
 # Pictures are not compared, those inside the HTML of a folded answer included; what is said about them is.
@@ -35,3 +38,28 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
             timeout=NOTEBOOK_SECONDS,
             check=False,
         )
+
+
+def then_solved(notebook: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:
+    """The cells of a student's `notebook`, behind them those of its `solution` from the first exercise to the last check.
+
+    What the second part prints is not compared, but none of it may raise unless the solution itself says so: it is what
+    somebody runs who has run the whole notebook first and solves the exercises then.
+    """
+    cells = solution["cells"]
+    exercises = [i for i, cell in enumerate(cells) if exercise_ids(cell, "exercise")]
+    checks = [i for i, cell in enumerate(cells) if exercise_ids(cell, "check")]
+    both = copy.deepcopy(notebook)
+    for cell in copy.deepcopy(cells[exercises[0] : checks[-1] + 1]):
+        if cell["cell_type"] == "code":
+            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "nbval-ignore-output"]
+            cell["id"] = f"solved-{cell['id']}"
+            both["cells"].append(cell)
+    return both
+
+
+def nbval_then_solved(path: Path, solution: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `nbval`, for `path` with `solution` behind it, as `then_solved` puts them together in `folder`."""
+    both = folder / path.name
+    write(both, then_solved(read(path), read(solution)))
+    return nbval(both)

@@ -38,6 +38,7 @@ def test_every_explorable_is_there_and_no_other_page() -> None:
     assert sorted(listed) == sorted(CATALOGUE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - MEASURED))
 def test_a_page_is_what_would_be_recorded_now(
     name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]

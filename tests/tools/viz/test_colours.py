@@ -155,6 +155,7 @@ def test_every_role_has_a_look_and_a_meaning_and_no_two_share_one() -> None:
     assert len(set(words)) == len(words)
 
 
+@pytest.mark.slow
 def test_every_colour_of_every_picture_is_in_the_table(pictures: dict[str, viz.Picture]) -> None:
     unknown = {
         (kind, name, face)
