@@ -1,6 +1,7 @@
 """Run a notebook by nbval, as a command: in a fresh kernel, its text outputs compared with those in the file."""
 
 import copy
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from tests.helpers.waiting import HANG_S
 SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
 # No other plugins: some take seconds to load.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "helpers" / "without_slow_imports"
 CELL_SECONDS, NOTEBOOK_SECONDS = 2 * HANG_S, 15 * HANG_S  # they only end what hangs
 
 
@@ -29,10 +31,12 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
         patterns = Path(folder) / "sanitize.cfg"
         patterns.write_text(SANITIZE, encoding="utf-8")
         options.append(f"--nbval-sanitize-with={patterns}")
+        environment = kernel_environment(ROOT, folder)
+        environment["PYTHONPATH"] += f"{os.pathsep}{WITHOUT_SLOW_IMPORTS}"
         return subprocess.run(
             [sys.executable, "-m", "pytest", *plugins, *options, str(path)],
             cwd=ROOT,
-            env={**kernel_environment(ROOT, folder), **ENVIRONMENT},
+            env={**environment, **ENVIRONMENT},
             capture_output=True,
             text=True,
             timeout=NOTEBOOK_SECONDS,
