@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (
-    "nanoinfer/engine.py",
-    "nanoinfer/batch.py",
+    "nanoinfer/engine/engine.py",
+    "nanoinfer/scheduling/batch.py",
     "nanoinfer/scheduling",
     "nanoinfer/cache",
     "nanoinfer/sampling",

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 
 try:
     from nanoinfer.explore.catalogue import CATALOGUE

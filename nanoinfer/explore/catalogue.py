@@ -12,8 +12,8 @@ from nanoinfer.explore.roofline import roofline
 from nanoinfer.explore.sampling import sampling
 from nanoinfer.explore.token_life import token_life
 from nanoinfer.explore.tree_steps import tree_steps
-from nanoinfer.llm import LLM
-from nanoinfer.random_model import random_model
+from nanoinfer.frontends.llm import LLM
+from nanoinfer.model.random_model import random_model
 from nanoinfer.teaching.prompts import FOX
 
 PROMPT = FOX + " One day she found a"

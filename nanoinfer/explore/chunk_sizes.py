@@ -8,7 +8,7 @@ from nanoinfer.explore.panels.bars import Bar, Bars
 from nanoinfer.explore.panels.lanes import Lanes
 from nanoinfer.explore.runs import Arrival, Moment, Run, moments, serve
 from nanoinfer.explore.shown import lanes_of
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.teaching.prompts import HELLO, STORY
 from nanoinfer.viz.words import count
 

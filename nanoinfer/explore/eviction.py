@@ -7,7 +7,7 @@ from nanoinfer.explore.panels.numbers import Number, Numbers
 from nanoinfer.explore.panels.tree import Tree
 from nanoinfer.explore.runs import Arrival, Run, moments, serve
 from nanoinfer.explore.shown import tree_root
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.teaching.prompts import FOX
 from nanoinfer.viz.words import count, percent
 

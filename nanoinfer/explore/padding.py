@@ -9,8 +9,8 @@ from nanoinfer.explore.explorable import Explorable, Frame
 from nanoinfer.explore.panels.bars import Bar, Bars
 from nanoinfer.explore.panels.cells import Cell, CellRow, Cells
 from nanoinfer.explore.panels.numbers import Number, Numbers
-from nanoinfer.llm import LLM
-from nanoinfer.sessions import InferenceEngine, InferenceSession, KVAccount
+from nanoinfer.frontends.llm import LLM
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession, KVAccount
 from nanoinfer.teaching.prompts import FOX
 from nanoinfer.viz.words import num_bytes, percent
 

@@ -7,7 +7,7 @@ from nanoinfer.explore.panels.cells import Cells
 from nanoinfer.explore.panels.numbers import Number, Numbers
 from nanoinfer.explore.runs import Arrival, Run, serve
 from nanoinfer.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.teaching.prompts import BEAR, FOX, HELLO, RIVER
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import count, percent

@@ -6,7 +6,7 @@ from nanoinfer.explore.panels.lanes import Flag, Lanes
 from nanoinfer.explore.panels.numbers import Number, Numbers
 from nanoinfer.explore.runs import Arrival, Moment, Run, moments, serve
 from nanoinfer.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.teaching.prompts import BEAR, FOX, HELLO, RIVER
 from nanoinfer.trace.phases import WAITING
 from nanoinfer.viz.words import count

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import LLM, make_engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.stats import EngineStats
+from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.stats import EngineStats
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.events import TraceEvent
 from nanoinfer.trace.phases import spans

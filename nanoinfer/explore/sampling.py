@@ -9,9 +9,9 @@ from nanoinfer.explore.control import Control
 from nanoinfer.explore.explorable import Explorable, Frame
 from nanoinfer.explore.panels.bars import Bar, Bars
 from nanoinfer.explore.panels.numbers import Number, Numbers
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.sampling.sampler import keep_top_k, keep_top_p
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.sessions.inference import InferenceEngine
 
 TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
 TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them

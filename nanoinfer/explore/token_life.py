@@ -10,7 +10,7 @@ from nanoinfer.explore.panels.numbers import Number, Numbers
 from nanoinfer.explore.panels.tree import Tree
 from nanoinfer.explore.runs import Arrival, Run, serve
 from nanoinfer.explore.shown import legend, look_of, pool_rows, slot_looks, tree_root
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.teaching.prompts import FOX, RIVER
 from nanoinfer.trace.state import TraceState
 from nanoinfer.trace.trace import Trace

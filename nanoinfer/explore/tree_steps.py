@@ -15,7 +15,7 @@ from nanoinfer.explore.panels.cells import Cells
 from nanoinfer.explore.panels.tree import Tree
 from nanoinfer.explore.runs import model_of
 from nanoinfer.explore.shown import NAMES, pool_rows, slot_looks, tree_root
-from nanoinfer.llm import LLM, make_engine
+from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.teaching.prompts import BEAR, FOX, RIVER
 from nanoinfer.trace import record
 from nanoinfer.trace.state import TraceState

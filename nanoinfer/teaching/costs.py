@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nanoinfer.batch import Batch
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import make_engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+from nanoinfer.scheduling.batch import Batch
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from nanoinfer.teaching.prompts import FOX_PROMPTS
 
 NEW_TOKENS = 20  # per prompt

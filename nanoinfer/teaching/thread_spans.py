@@ -8,7 +8,7 @@ from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 
 Span = tuple[str, str, float, float]  # thread, kind, start and end in seconds of `perf_counter`
 STEP, COROUTINES = "a step of the engine", "coroutines"

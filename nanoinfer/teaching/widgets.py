@@ -9,7 +9,7 @@ import ipywidgets
 
 from nanoinfer import viz
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.teaching.live import Panel, button, number
 from nanoinfer.teaching.prompts import FOX, RIVER

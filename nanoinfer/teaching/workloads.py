@@ -19,13 +19,13 @@ from typing import Any
 from IPython.display import display
 
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import make_engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.step_guard import StepGuard
 from nanoinfer.trace import Trace, record
 from nanoinfer.viz.timeline import timeline
 

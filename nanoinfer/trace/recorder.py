@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
-from nanoinfer.batch import Batch
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.token_text import token_text
-from nanoinfer.signals import uninterrupted
+from nanoinfer.scheduling.batch import Batch
+from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import ENGINE_FIELDS
 from nanoinfer.trace.trace import Trace

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.async_stream import AsyncStream, Delivery
 from nanoinfer.cluster.serve import remote_call
 from nanoinfer.cluster.serve.answering import answer_call
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError, ReplicaLostError, StepFailedError
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request

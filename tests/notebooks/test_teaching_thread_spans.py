@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.async_engine import AsyncEngine
+from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.teaching.thread_spans import COROUTINES, STEP, joined, thread_spans
 
 

@@ -12,7 +12,7 @@ from PIL import ImageColor
 
 from nanoinfer import registry
 from nanoinfer.bench.decode import DecodeResult, format_decode
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
 

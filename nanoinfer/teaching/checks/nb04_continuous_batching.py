@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.random_model import random_model
-from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+from nanoinfer.model.random_model import random_model
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from nanoinfer.teaching.exercises import Given, exercise
 from nanoinfer.teaching.expectations import expect, expect_equal
 

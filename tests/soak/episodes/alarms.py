@@ -21,7 +21,7 @@ import numpy as np
 
 import nanoinfer
 from nanoinfer import LLM, QueueFullError, RequestOutput, SamplingParams, signals
-from nanoinfer.calls import Call
+from nanoinfer.frontends.calls import Call
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, random_job
 from tests.soak.episodes.threads import Crowd, random_jobs

@@ -14,8 +14,8 @@ from nanoinfer.bench.adapters_report import cost, format_adapters
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.random_adapters import adapter_parameters, make_adapters, projection_shapes
 from nanoinfer.bench.settings import Settings
-from nanoinfer.cli import main
-from nanoinfer.llm import LLM
+from nanoinfer.cli.main import main
+from nanoinfer.frontends.llm import LLM
 from tests.helpers.fake_sessions import FAKE
 
 

@@ -15,7 +15,7 @@ from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS
 from nanoinfer.bench.drafts import measure_drafts
 from nanoinfer.bench.drafts_report import format_drafts
 from nanoinfer.bench.engines import parse_engine
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import FAKE, table_after
 
 SMALL = DraftSettings(

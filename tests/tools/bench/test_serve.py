@@ -21,7 +21,7 @@ from nanoinfer.bench.serve.settings import ServeSettings, continued, start_resul
 from nanoinfer.bench.serve.start_commands import MODEL
 from nanoinfer.bench.serve.traffic import Traffic
 from nanoinfer.bench.settings import write_results
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.bench_serve import FAKE, GOOD, NEW_TOKENS, Ticking, fake, pieces_of
 

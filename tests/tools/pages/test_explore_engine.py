@@ -19,7 +19,7 @@ from nanoinfer.explore.panels.lanes import Flag, Lane, Lanes, Span
 from nanoinfer.explore.panels.numbers import Numbers
 from nanoinfer.explore.panels.tree import Tree
 from nanoinfer.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
-from nanoinfer.llm import make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.teaching.prompts import FOX
 

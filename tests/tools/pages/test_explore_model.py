@@ -13,7 +13,7 @@ from nanoinfer.explore.sampling import distributions, sampling
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.sessions.inference import InferenceEngine
 from tests.tools.pages.conftest import PROMPT
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
