@@ -25,7 +25,6 @@ from notebooks.tools.package_cells import Cell, CellError, Module, marked_path, 
 
 # What the notebooks show between them: files, and folders with all their files.
 CORE = [
-    "nanoinfer/scheduling/batch.py",
     "nanoinfer/cache",
     "nanoinfer/model/attention/base.py",
     "nanoinfer/model/attention/torch_native.py",
@@ -50,6 +49,7 @@ NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/model/model_runner.py:ModelRunner.broken": "only a runner whose model is split over processes can break",
     "nanoinfer/model/model_runner.py:ModelRunner.close": "the same: only such a runner has something to end",
     "nanoinfer/cache/slot_checks.py": "finds the words of an error message",
+    "nanoinfer/scheduling/multi_step.py": "an option: several decode passes between two visits to the scheduler",
     "nanoinfer/cache/tree_blocks.py": "for other machines: cuts the tree into blocks of equal size",
 }
 
