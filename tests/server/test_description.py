@@ -33,11 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield up
 
 
+@pytest.fixture(scope="module")
+def described(server: Running) -> Any:
+    return schemathesis.openapi.from_dict(server.app.openapi())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("route", "mode"), CASES)
-def test_nothing_that_is_made_up_is_a_500(server: Running, route: str, mode: GenerationMode) -> None:
-    described = schemathesis.openapi.from_dict(server.app.openapi())
+def test_nothing_that_is_made_up_is_a_500(server: Running, described: Any, route: str, mode: GenerationMode) -> None:
     operation = described[route.split(" ")[1]][route.split(" ")[0]]
     found: set[int] = set()
 
