@@ -45,7 +45,7 @@ def test_nothing_that_is_made_up_is_a_500(server: Running, described: Any, route
     operation = described[route.split(" ")[1]][route.split(" ")[0]]
     found: set[int] = set()
 
-    @hypothesis.settings(max_examples=15)
+    @hypothesis.settings(max_examples=10)
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         answer = case.call(base_url=server.url, timeout=HANG_S)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from nanoinfer.bench.adapters_report import cost, format_adapters
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.random_adapters import adapter_parameters, make_adapters, projection_shapes
 from nanoinfer.bench.settings import Settings
+from nanoinfer.bench.workloads import NUM_REQUESTS
 from nanoinfer.cli import main
 from nanoinfer.llm import LLM
 from tests.helpers.fake_sessions import FAKE
@@ -132,8 +134,13 @@ def test_one_engine_is_compared_with_no_peer(checkpoint: Callable[..., Path]) ->
 
 @pytest.mark.slow
 def test_the_command_prints_costs_and_writes_json_and_peft_gives_the_same_tokens(
-    checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    short = replace(WORKLOAD, draw=lambda rng: [(32, 16)] * NUM_REQUESTS)
+    monkeypatch.setattr("nanoinfer.bench.adapters.WORKLOAD", short)
     engines = ["nanoinfer", *(["peft"] if find_spec("peft") else [])]
     file = tmp_path / "adapters.json"
     argv = ["--model", str(checkpoint()), "--ranks", "2", "--adapters", "1", "3", "--rounds", "1", "--threads", "1"]
