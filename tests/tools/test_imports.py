@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from notebooks.tools.intact import LEFT_OUT
 from tests.helpers.imports import Imports, circles, loaded_by, read_imports
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,6 +97,12 @@ def config_on_models(imports: Imports) -> list[str]:
     return [f"nanoinfer.config needs {module}" for module in sorted(unwanted)]
 
 
+def checks_on_what_graders_leave_out(imports: Imports) -> list[str]:
+    teaching = [module for module in imports.modules if room_of(module) == "teaching"]
+    reached = {each for module in teaching for each in imports.reached_from(module)}
+    return [f"nanoinfer.teaching needs {module}" for module in sorted(reached) if room_of(module) in LEFT_OUT]
+
+
 def imports_of_tests(imports: Imports) -> list[str]:
     return [str(arrow) for arrow in imports.arrows if arrow.imported.split(".")[0] == "tests"]
 
@@ -138,6 +145,7 @@ def package() -> Imports:
         rooms_and_table_apart,
         arrows_upwards,
         config_on_models,
+        checks_on_what_graders_leave_out,
         imports_of_tests,
         facades_of_others,
     ],
@@ -280,6 +288,14 @@ POOL = "class Pool: ..."
                 "nanoinfer/model/attention/base.py": "",
             },
             ["nanoinfer.config needs nanoinfer.model.attention.base"],
+        ),
+        (
+            checks_on_what_graders_leave_out,
+            {
+                "nanoinfer/teaching/checks/nb12.py": "def f():\n    from nanoinfer.bench.engines import SPEC",
+                "nanoinfer/bench/engines.py": "SPEC = 1",
+            },
+            ["nanoinfer.teaching needs nanoinfer.bench.engines"],
         ),
         (
             imports_of_tests,
