@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nanoinfer.teaching import checks
-from nanoinfer.teaching.exercises import Exercise, exercises_of
+from notebooks.course import checks
+from notebooks.course.exercises import Exercise, exercises_of
 from notebooks.tools.submission import Graded, grade, printable
 
 

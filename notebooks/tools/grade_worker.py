@@ -38,9 +38,9 @@ def main() -> None:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    from nanoinfer.teaching import Hint, NotWritten, checks
-    from nanoinfer.teaching.checking import run_check
-    from nanoinfer.teaching.exercises import exercises_of
+    from notebooks.course import Hint, NotWritten, checks
+    from notebooks.course.checking import run_check
+    from notebooks.course.exercises import exercises_of
     from notebooks.tools.intact import Intact, load_all
 
     checks.__path__.extend(job["checks"])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.teaching.exercises import exercises_of
+from notebooks.course.exercises import exercises_of
 from notebooks.tools.files import ROOT, NoNotebook, read
 from notebooks.tools.steps import Step, plan
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nanoinfer.teaching import Hint, check
-from nanoinfer.teaching.checks import nb12_tile
-from nanoinfer.teaching.compiled import Cpp
+from notebooks.course import Hint, check
+from notebooks.course.checks import nb12_tile
+from notebooks.course.compiled import Cpp
 from tests.helpers.waiting import HANG_S
 from tests.solution_cells import gets_hint, passes, solutions, written
 

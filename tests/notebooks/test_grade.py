@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoinfer.teaching.exercises import find
+from notebooks.course.exercises import find
 from notebooks.grade import notes, points
 from notebooks.tools.student import student_notebook
 from notebooks.tools.submission import Graded

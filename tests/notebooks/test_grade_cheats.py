@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("checks_folder")]
 CHEATS = {
     "redefines check and expect": "def check(*args): print('right')\nexpect = expect_equal = check",
     "patches the checker's helpers": """
-import nanoinfer.teaching.expectations as e, nanoinfer.teaching.exercises as x, nanoinfer.teaching.checking as c
-import nanoinfer.teaching.checks.nb90 as nb
+import notebooks.course.expectations as e, notebooks.course.exercises as x, notebooks.course.checking as c
+import notebooks.course.checks.nb90 as nb
 e.expect = nb.expect = nb.expect_equal = lambda *args, **kwargs: None
 c.run_check = lambda *args: "right"
 e._difference.__code__ = (lambda *args: None).__code__
@@ -22,7 +22,7 @@ for exercise in x._exercises.values():
     exercise.checker.__code__ = (lambda given: "right").__code__
 x._exercises.clear()
 import sys
-sys.modules["nanoinfer.teaching"] = sys
+sys.modules["notebooks.course"] = sys
 """,
     "patches what is compared": """
 import builtins, numpy, torch
@@ -37,7 +37,7 @@ import builtins, notebooks.tools.intact
 notebooks.tools.intact.Intact.restore = notebooks.tools.intact._set = lambda *args: None
 builtins.setattr = builtins.delattr = lambda *args: None
 builtins.vars = lambda *args: {}
-import nanoinfer.teaching.checks.nb90 as nb
+import notebooks.course.checks.nb90 as nb
 nb.expect = nb.expect_equal = lambda *args, **kwargs: None
 """,
     "forges the marks": """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import built_path, check
+from notebooks.course.exercises import exercises_of
 from notebooks.tools.files import ROOT, read, source_of, sources, tags
 from notebooks.tools.student import checked_ids, number_of
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy

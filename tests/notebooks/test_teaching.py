@@ -1,4 +1,4 @@
-"""nanoinfer.teaching: classes that grow, exercises, checks and what they say."""
+"""notebooks.course: classes that grow, exercises, checks and what they say."""
 
 import itertools
 import pickle
@@ -15,8 +15,8 @@ import torch
 
 from nanoinfer.model import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.teaching import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
-from nanoinfer.teaching.exercises import all_exercises, exercises_of, find
+from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
+from notebooks.course.exercises import all_exercises, exercises_of, find
 from tests.sample_series import save_checks
 
 
@@ -352,12 +352,12 @@ class TestExercise:
         with pytest.raises(ValueError, match=r"90.1: is registered already"):
             exercise("90.1", "again")(lambda given: None)
         (tmp_path / "nb92.py").write_text(
-            "from nanoinfer.teaching import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
+            "from notebooks.course import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
         )
         with pytest.raises(ValueError, match=r"belongs to nb93.py, not to nb92.py"):
             exercises_of(92)
         (tmp_path / "nb90_more.py").write_text(
-            "from nanoinfer.teaching import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
+            "from notebooks.course import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
         )
         with pytest.raises(ValueError, match=r"belongs to nb94.py, not to nb90_more.py"):
             find("90.1")
@@ -365,7 +365,7 @@ class TestExercise:
     @pytest.mark.usefixtures("notebook_90")
     def test_a_notebooks_checks_may_be_in_several_files(self, tmp_path: Path) -> None:
         for file, id in (("nb95.py", "95.1"), ("nb95_more.py", "95.2"), ("nb95_even_more.py", "95.10")):
-            text = f"from nanoinfer.teaching import exercise\nexercise('{id}', 'x')(lambda given: None)\n"
+            text = f"from notebooks.course import exercise\nexercise('{id}', 'x')(lambda given: None)\n"
             (tmp_path / file).write_text(text)
         assert find("95.10").id == "95.10"
         assert [exercise.id for exercise in exercises_of(95)] == ["95.1", "95.2", "95.10"]

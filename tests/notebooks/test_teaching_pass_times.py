@@ -7,7 +7,7 @@ from nanoinfer.adapters.random_adapter import random_adapter
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
 from nanoinfer.model.random_model import random_model
-from nanoinfer.teaching.pass_times import DecodePass, PassTimes
+from notebooks.course.pass_times import DecodePass, PassTimes
 
 SMALL = {
     "hidden_size": 64,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from notebooks.tools.intact import LEFT_OUT
+from notebooks.tools.intact import is_left_out
 from tests.helpers.imports import Imports, circles, loaded_by, read_imports
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,7 +39,6 @@ ROOMS = (
     ("nanoinfer", "the public names"),
     ("server", "an engine behind HTTP"),
     ("cluster", "more than one engine"),
-    ("teaching explore", "what the notebooks teach with, and their pages with sliders"),
     ("terminal", "tables for a terminal"),
     ("bench", "measurements"),
     ("cli __main__", "the command line"),
@@ -49,7 +48,7 @@ LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
+    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace"),
     *("nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "nanoinfer.cluster"),
     *("fastapi", "uvicorn", "prometheus_client"),
 )
@@ -98,9 +97,9 @@ def config_on_models(imports: Imports) -> list[str]:
 
 
 def checks_on_what_graders_leave_out(imports: Imports) -> list[str]:
-    teaching = [module for module in imports.modules if room_of(module) == "teaching"]
-    reached = {each for module in teaching for each in imports.reached_from(module)}
-    return [f"nanoinfer.teaching needs {module}" for module in sorted(reached) if room_of(module) in LEFT_OUT]
+    checks = [module for module in imports.modules if f"{module}.".startswith("notebooks.course.checks.")]
+    reached = {each for module in checks for each in imports.reached_from(module)}
+    return [f"notebooks.course.checks needs {module}" for module in sorted(reached) if is_left_out(module)]
 
 
 def imports_of_tests(imports: Imports) -> list[str]:
@@ -145,7 +144,6 @@ def package() -> Imports:
         rooms_and_table_apart,
         arrows_upwards,
         config_on_models,
-        checks_on_what_graders_leave_out,
         imports_of_tests,
         facades_of_others,
     ],
@@ -161,7 +159,7 @@ def package_and_notebooks() -> Imports:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [circles_of_files, imports_of_tests])
+@pytest.mark.parametrize("rule", [circles_of_files, checks_on_what_graders_leave_out, imports_of_tests])
 def test_the_tools_of_the_notebooks_keep_the_rule(
     package_and_notebooks: Imports, rule: Callable[[Imports], list[str]]
 ) -> None:
@@ -292,10 +290,10 @@ POOL = "class Pool: ..."
         (
             checks_on_what_graders_leave_out,
             {
-                "nanoinfer/teaching/checks/nb12.py": "def f():\n    from nanoinfer.bench.engines import SPEC",
+                "notebooks/course/checks/nb12.py": "def f():\n    from nanoinfer.bench.engines import SPEC",
                 "nanoinfer/bench/engines.py": "SPEC = 1",
             },
-            ["nanoinfer.teaching needs nanoinfer.bench.engines"],
+            ["notebooks.course.checks needs nanoinfer.bench.engines"],
         ),
         (
             imports_of_tests,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nanoinfer.explore import (
+from notebooks.course.explore import (
     Bar,
     Bars,
     Cell,

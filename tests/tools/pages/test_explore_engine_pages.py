@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.explore.chunk_sizes import chunk_sizes
-from nanoinfer.explore.eviction import eviction
-from nanoinfer.explore.explorable import Explorable
-from nanoinfer.explore.page_sizes import page_sizes
-from nanoinfer.explore.pool_sizes import pool_sizes
-from nanoinfer.explore.token_life import token_life
-from nanoinfer.explore.tree_steps import tree_steps
+from notebooks.course.explore.chunk_sizes import chunk_sizes
+from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.explorable import Explorable
+from notebooks.course.explore.page_sizes import page_sizes
+from notebooks.course.explore.pool_sizes import pool_sizes
+from notebooks.course.explore.token_life import token_life
+from notebooks.course.explore.tree_steps import tree_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.explore import Bars, Cells, Explorable, Lines, Numbers
-from nanoinfer.explore.sampling import sampling
+from notebooks.course.explore import Bars, Cells, Explorable, Lines, Numbers
+from notebooks.course.explore.sampling import sampling
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver

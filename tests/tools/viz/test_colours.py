@@ -21,10 +21,10 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.sampling.regular_expression import Machine
-from nanoinfer.teaching.replicas import ReplicaPass
 from nanoinfer.trace import Trace
 from nanoinfer.trace.final import final_state
 from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROLES, Style, styles
+from notebooks.course.replicas import ReplicaPass
 from tests.helpers.pictures import insert, make_metadata, make_pool, make_tree, named, take
 
 LEGEND = "legend "
