@@ -93,10 +93,10 @@ class RadixCache:
 
     def count_hit(self, node: TreeNode) -> None:
         """Count one hit on `node` and on everything above it: `lfu` evicts the leaf with the fewest hits."""
-        for ancestor in (path := list(self._up_to_root(node))):
+        for ancestor in self._up_to_root(node):
             ancestor.hit_count += 1
         self._eviction_queue.note_change(node)
-        self.observers.used(path)
+        self.observers.hit(node)
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
         """Optimisation: a `match_prefix` for scheduling policies that splits, copies and marks nothing.
@@ -186,12 +186,12 @@ class RadixCache:
 
     def inc_lock_ref(self, node: TreeNode) -> None:
         """Lock `node` and everything above it, because a request is about to rely on that path."""
-        for ancestor in (path := list(self._up_to_root(node))):
+        for ancestor in self._up_to_root(node):
             if ancestor.lock_ref == 0:
                 self._evictable_size -= len(ancestor)
                 self._protected_size += len(ancestor)
             ancestor.lock_ref += 1
-        self.observers.locked(path)
+        self.observers.locked(node)
 
     def dec_lock_ref(self, node: TreeNode) -> None:
         """Undo one `inc_lock_ref(node)`. ValueError, with nothing changed, when there is none to undo."""
@@ -204,7 +204,7 @@ class RadixCache:
                 self._evictable_size += len(ancestor)
                 self._protected_size -= len(ancestor)
                 self._eviction_queue.offer(ancestor)
-        self.observers.unlocked(path)
+        self.observers.unlocked(node)
 
     def evictable_size(self) -> int:
         """How many tokens eviction could free now."""
@@ -309,7 +309,7 @@ class RadixCache:
             path.append(node)
         if path:
             self._eviction_queue.note_change(path[-1])  # the others have children, so they are not in the queue
-        self.observers.used(path)
+            self.observers.used(path[-1])
         return path
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:

@@ -8,11 +8,21 @@ from nanoinfer.cache.tree_node import TreeNode
 logger = logging.getLogger(__name__)
 
 
+def path_to(node: TreeNode) -> list[TreeNode]:
+    """`node` and everything above it up to the root, which is left out."""
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
+
+
 class TreeObserver:
     """Inherit from it, write the methods that you need, and join: `tree.observers.add(mine)`. The others do nothing.
 
     Whenever one is called, links and sizes of the tree are in order, so it may look at the tree. It must not change it, nor
-    keep the lists that it gets. Tokens and slots of a node are `node.key` and `node.value`, its namespace `node.edge[0]`.
+    keep the lists that it gets. Tokens and slots of a node are `node.key` and `node.value`, its namespace `node.edge[0]`;
+    `path_to(node)` is the node and what is above it.
 
     Only `check_key` may raise. If another method raises an Exception, that is logged with its traceback, and the observer
     is not told anything any more: the operation, its caller and the other observers must not fail over who listens.
@@ -21,14 +31,18 @@ class TreeObserver:
     def check_key(self, extra_key: Hashable) -> None:
         """Something is about to be inserted under `extra_key`. Nothing has changed yet; if this raises, nothing will."""
 
-    def used(self, nodes: Sequence[TreeNode]) -> None:
-        """The last use or the hits of `nodes`, a path in either direction, have changed. It may be empty.
+    def used(self, node: TreeNode) -> None:
+        """A match or an insert has walked down to `node`: the whole path to it has a new `last_access_time`."""
 
-        A match calls this for its walk (root first) and for its hit (root last), an insert for its walk, before it adds.
-        """
+    def hit(self, node: TreeNode) -> None:
+        """The whole path to `node` has one hit more. In a match, this comes after `used`."""
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
-        """The node `lower` has given its first tokens, slots and locks to `upper`, a new node above it."""
+        """The node `lower` has given its first tokens to `upper`, a new node above it with the same locks and hits.
+
+        It comes in the middle of a walk: `used` follows. If that is an insert's walk, the pool counts the slots that come
+        next as the tree's already.
+        """
 
     def inserted(self, leaf: TreeNode) -> None:
         """`leaf` is a new leaf below `leaf.parent`. The tree owns its slots."""
@@ -36,11 +50,11 @@ class TreeObserver:
     def grew(self, leaf: TreeNode, count: int) -> None:
         """`leaf` has `count` tokens more than before. The tree owns their slots."""
 
-    def locked(self, nodes: Sequence[TreeNode]) -> None:
-        """`nodes`, from one node up to the root's child, have one lock more."""
+    def locked(self, node: TreeNode) -> None:
+        """The whole path to `node` has one lock more. The path is empty if `node` is the root."""
 
-    def unlocked(self, nodes: Sequence[TreeNode]) -> None:
-        """`nodes`, from one node up to the root's child, have one lock less."""
+    def unlocked(self, node: TreeNode) -> None:
+        """The whole path to `node` has one lock less. The path is empty if `node` is the root."""
 
     def evicting(self, leaf: TreeNode) -> None:
         """`evict` is about to free the slots of `leaf`: the last moment at which their K/V is sure to be there.
@@ -83,9 +97,13 @@ class Observers(TreeObserver):
         for observer in self._all:
             observer.check_key(extra_key)
 
-    def used(self, nodes: Sequence[TreeNode]) -> None:
+    def used(self, node: TreeNode) -> None:
         if self._all:
-            self._tell("used", nodes)
+            self._tell("used", node)
+
+    def hit(self, node: TreeNode) -> None:
+        if self._all:
+            self._tell("hit", node)
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
         if self._all:
@@ -99,13 +117,13 @@ class Observers(TreeObserver):
         if self._all:
             self._tell("grew", leaf, count)
 
-    def locked(self, nodes: Sequence[TreeNode]) -> None:
+    def locked(self, node: TreeNode) -> None:
         if self._all:
-            self._tell("locked", nodes)
+            self._tell("locked", node)
 
-    def unlocked(self, nodes: Sequence[TreeNode]) -> None:
+    def unlocked(self, node: TreeNode) -> None:
         if self._all:
-            self._tell("unlocked", nodes)
+            self._tell("unlocked", node)
 
     def evicting(self, leaf: TreeNode) -> None:
         if self._all:

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.cache.tree_observer import TreeObserver
+from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.trace.events import NodeUse, to_runs
 
 
@@ -47,10 +47,13 @@ class TreeNotes(TreeObserver):
 
     # --- what the tree tells -------------------------------------------------------------------------------------
 
-    def used(self, nodes: Sequence[TreeNode]) -> None:
-        self._touched.update(dict.fromkeys(nodes))
+    def used(self, node: TreeNode) -> None:
+        self._touched.update(dict.fromkeys(reversed(path_to(node))))
 
-    locked = unlocked = used
+    def hit(self, node: TreeNode) -> None:
+        self._touched.update(dict.fromkeys(path_to(node)))
+
+    locked = unlocked = hit
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
         self._uses[upper] = None

@@ -1,6 +1,6 @@
 """TreeMirror: a copy of a radix tree that is made only from what the tree tells its observers."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from nanoinfer.cache.radix_cache import RadixCache
@@ -40,19 +40,23 @@ class TreeMirror(TreeObserver):
             assert copy.space == node.edge[0]
         assert self._copies.keys() == {self._tree.root, *(node for _, node in self._tree.nodes())}
 
-    def used(self, nodes: Sequence[TreeNode]) -> None:
-        for node in nodes:
-            self._copies[node].use = _use(node)
+    def used(self, node: TreeNode) -> None:
+        self._change(node, lambda locks, _, hits: (locks, self._tree._clock, hits))
 
-    def locked(self, nodes: Sequence[TreeNode]) -> None:
-        for node in nodes:
-            locks, time, hits = self._copies[node].use
-            self._copies[node].use = (locks + 1, time, hits)
+    def hit(self, node: TreeNode) -> None:
+        self._change(node, lambda locks, time, hits: (locks, time, hits + 1))
 
-    def unlocked(self, nodes: Sequence[TreeNode]) -> None:
-        for node in nodes:
-            locks, time, hits = self._copies[node].use
-            self._copies[node].use = (locks - 1, time, hits)
+    def locked(self, node: TreeNode) -> None:
+        self._change(node, lambda locks, time, hits: (locks + 1, time, hits))
+
+    def unlocked(self, node: TreeNode) -> None:
+        self._change(node, lambda locks, time, hits: (locks - 1, time, hits))
+
+    def _change(self, node: TreeNode, change: Callable[[int, int, int], tuple[int, int, int]]) -> None:
+        copy, top = self._copies[node], self._copies[self._tree.root]
+        while copy is not top:
+            copy.use = change(*copy.use)
+            copy = self._above[copy]
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
         below, length = self._copies[lower], len(upper)

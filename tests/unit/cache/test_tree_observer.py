@@ -10,7 +10,7 @@ import torch
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.cache.tree_observer import Observers, TreeObserver
+from nanoinfer.cache.tree_observer import Observers, TreeObserver, path_to
 from nanoinfer.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
@@ -43,8 +43,12 @@ class Diary(TreeObserver):
     def check_key(self, extra_key: Hashable) -> None:
         self.note("check_key", extra_key)
 
-    def used(self, nodes: Sequence[TreeNode]) -> None:
-        self.note("used", *((node.key.tolist(), node.hit_count) for node in nodes))
+    def used(self, node: TreeNode) -> None:
+        assert all(each.last_access_time == self.cache._clock for each in path_to(node))
+        self.note("used", *(each.key.tolist() for each in path_to(node)))
+
+    def hit(self, node: TreeNode) -> None:
+        self.note("hit", *((each.key.tolist(), each.hit_count) for each in path_to(node)))
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
         assert lower.parent is upper
@@ -58,11 +62,11 @@ class Diary(TreeObserver):
     def grew(self, leaf: TreeNode, count: int) -> None:
         self.note("grew", leaf.key[:-count].tolist(), leaf.key[-count:].tolist())
 
-    def locked(self, nodes: Sequence[TreeNode]) -> None:
-        self.note("locked", *((node.key.tolist(), node.lock_ref) for node in nodes))
+    def locked(self, node: TreeNode) -> None:
+        self.note("locked", *((each.key.tolist(), each.lock_ref) for each in path_to(node)))
 
-    def unlocked(self, nodes: Sequence[TreeNode]) -> None:
-        self.note("unlocked", *((node.key.tolist(), node.lock_ref) for node in nodes))
+    def unlocked(self, node: TreeNode) -> None:
+        self.note("unlocked", *((each.key.tolist(), each.lock_ref) for each in path_to(node)))
 
     def evicting(self, leaf: TreeNode) -> None:
         free = set(self.cache.token_to_kv_pool.free_slots().tolist())
@@ -101,16 +105,16 @@ def observed(**options: Any) -> tuple[RadixCache, Diary]:
 def test_an_insert_asks_walks_and_adds() -> None:
     cache, diary = observed()
     _, slots = put(cache, [1, 2, 3], "key")
-    assert diary.take() == [("check_key", "key"), ("used",), ("inserted", [], [1, 2, 3], slots)]
+    assert diary.take() == [("check_key", "key"), ("inserted", [], [1, 2, 3], slots)]
     _, slots = put(cache, [1, 2, 4, 5], "key")
     assert diary.take() == [
         ("check_key", "key"),
         ("split", [1, 2], [3]),
-        ("used", ([1, 2], 0)),
+        ("used", [1, 2]),
         ("inserted", [1, 2], [4, 5], slots[2:]),
     ]
     put(cache, [1, 2, 3], "key")
-    assert diary.take() == [("check_key", "key"), ("used", ([1, 2], 0), ([3], 0))]
+    assert diary.take() == [("check_key", "key"), ("used", [3], [1, 2])]
 
 
 def test_a_leaf_that_is_lengthened_grew() -> None:
@@ -119,7 +123,7 @@ def test_a_leaf_that_is_lengthened_grew() -> None:
     leaf = cache.match_prefix([1, 2]).last_node
     diary.take()
     put(cache, [1, 2, 3, 4], grow=leaf)
-    assert diary.take() == [("check_key", None), ("used", ([1, 2], 1)), ("grew", [1, 2], [3, 4])]
+    assert diary.take() == [("check_key", None), ("used", [1, 2]), ("grew", [1, 2], [3, 4])]
 
 
 def test_a_match_splits_walks_and_counts_a_hit() -> None:
@@ -128,13 +132,13 @@ def test_a_match_splits_walks_and_counts_a_hit() -> None:
     put(cache, [1, 2, 4])
     diary.take()
     cache.match_prefix([1, 2, 3])
-    assert diary.take() == [("used", ([1, 2], 0), ([3], 0)), ("used", ([3], 1), ([1, 2], 1))]
+    assert diary.take() == [("used", [3], [1, 2]), ("hit", ([3], 1), ([1, 2], 1))]
     node = cache.match_prefix([1, 9], count_hit=False).last_node
-    assert diary.take() == [("split", [1], [2]), ("used", ([1], 1))]
+    assert diary.take() == [("split", [1], [2]), ("used", [1])]
     cache.count_hit(node)
-    assert diary.take() == [("used", ([1], 2))]
+    assert diary.take() == [("hit", ([1], 2))]
     cache.match_prefix([9])
-    assert diary.take() == [("used",)]
+    assert diary.take() == []
 
 
 def test_looking_is_not_told() -> None:
@@ -204,11 +208,11 @@ def test_a_reset_names_what_the_tree_held() -> None:
     assert diary.take() == [("reset", [1, 2], [3], [4])]
 
 
-def test_a_tree_that_keeps_nothing_tells_nothing_but_walks() -> None:
+def test_a_tree_that_keeps_nothing_tells_nothing() -> None:
     cache, diary = observed(disable=True)
     put(cache, [1, 2, 3])
     cache.match_prefix([1, 2, 3])
-    assert diary.take() == [("used",)]
+    assert diary.take() == []
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------
