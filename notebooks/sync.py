@@ -51,6 +51,7 @@ NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/cache/slot_checks.py": "finds the words of an error message",
     "nanoinfer/scheduling/multi_step.py": "an option: several decode passes between two visits to the scheduler",
     "nanoinfer/cache/tree_blocks.py": "for other machines: cuts the tree into blocks of equal size",
+    "nanoinfer/cache/tree_observer.py": "for whoever listens: the tree is the same without it",
 }
 
 REFRESH = "python -m notebooks.build --text"
