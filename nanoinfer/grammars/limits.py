@@ -6,8 +6,8 @@ MAX_LENGTH = 200_000  # characters of a grammar of any kind
 MAX_REGEX = 5_000  # characters of a regular expression, also of one that a Lark grammar puts together from terminals
 MAX_CHOICES = 10_000  # of `choice`: as many take a tenth of a second to compile
 MAX_DEPTH = 100  # of brackets inside each other: the compiler would run out of stack
-# They look at each character once or twice, whatever the text, because no other thread runs meanwhile: nothing that was taken
-# is given back (`*+`), and a regular expression without an end is taken whole, not looked for again from every `/` in it.
+# They look at each character once or twice, whatever the text, since no other thread runs meanwhile: nothing that was taken
+# is given back (`*+`), and a regular expression without an end is taken whole, not looked for again from each `/` in it.
 _DEFINITION = re.compile(r"^[ \t]*+[?!]*+([A-Za-z_]\w*+)[^:\n\"/]*+:", re.MULTILINE)
 _REGEX = re.compile(r"/(?:[^/\\\n]|\\.)++/?")
 _TERMINAL = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
