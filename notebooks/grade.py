@@ -57,7 +57,7 @@ def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: boo
     for row, cells in zip(rows, body, strict=True):
         lines.append(_line(cells, widths))
         if verbose:
-            said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) == "wrong"]
+            said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) in ("wrong", "syntax error")]
             said += [f"cell {number} raises {error}" for number, error in row.raised.items()]
             lines += [f"    {line}" for text in said for line in text.splitlines()]
     if names:

@@ -2,34 +2,48 @@
 
 import linecache
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from notebooks.course.attribute_names import name_meant
+from notebooks.course.cells import unread
 from notebooks.course.exercises import Exercise, Given, find
-from notebooks.course.expectations import Hint, NotWritten
+from notebooks.course.expectations import CannotBeRead, Hint, NotWritten
 
 _STUB = re.compile(r"(?:exercise (\d+\.\d+))?")  # the message of a stub; nbgrader's stub has none
 
 
 def check(id: str, namespace: Mapping[str, Any]) -> None:
-    """Check exercise `id` ("4.1") in a notebook's namespace (`globals()`): prints one line if it is right.
+    """Check exercise `id` ("5.1") in a notebook's namespace (`globals()`): prints one line if it is right.
 
-    Raises Hint if it is not: the exercise is not written yet, its code raises (the hint shows the line), or its answer is
-    wrong. ValueError if there is no such exercise.
+    Raises Hint if it is not: the exercise is not written yet, Python cannot read its cell or its code raises (the hint
+    shows the line), or its answer is wrong. ValueError if there is no such exercise.
     """
     exercise = find(id)
-    proved = run_check(exercise, namespace)
+    cells = namespace.get("In")  # IPython's: the sources of the cells, in the order in which they were run
+    proved = run_check(exercise, namespace, cells if isinstance(cells, list) else ())
     print(f"✓ {exercise.id} {exercise.title}" + (f": {proved}" if proved else ""))
 
 
-def run_check(exercise: Exercise, namespace: Mapping[str, Any]) -> str | None:
+def run_check(exercise: Exercise, namespace: Mapping[str, Any], cells: Sequence[object] = ()) -> str | None:
     """Run one checker; returns its text about what is proved, if any. Raises only Hint, whatever the notebook's code does
-    (except KeyboardInterrupt)."""
+    (except KeyboardInterrupt). `cells`: the sources that were run, for the hint about one that Python cannot read: what was
+    checked then is what its name meant before, a stub or nothing."""
+    given = Given(namespace)
+    try:
+        return _checked(exercise, namespace, given)
+    except Hint:
+        if problem := unread(cells, given.asked):
+            said = f"{exercise.id} {exercise.title}: Python cannot read your code, so it did not run\n  {problem}"
+            raise CannotBeRead(said) from None
+        raise
+
+
+def _checked(exercise: Exercise, namespace: Mapping[str, Any], given: Given) -> str | None:
     head = f"{exercise.id} {exercise.title}"
     try:
-        return exercise.checker(Given(namespace))
+        return exercise.checker(given)
     except Hint as hint:
         raise type(hint)(f"{head}: {hint}") from None
     except NotImplementedError as error:

@@ -16,13 +16,16 @@ _CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb05.py, and nb05_*.py where one
 
 
 class Given:
-    """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook."""
+    """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook. `asked`: the
+    names that a checker has asked for."""
 
     def __init__(self, namespace: Mapping[str, Any]):
         self._namespace = dict(namespace)
+        self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         """The notebook's `name`. NotWritten when there is none."""
+        self.asked.add(name)
         if name not in self._namespace:
             raise NotWritten(
                 f"there is no `{name}` in this notebook yet: run the cell that defines it, then check again"
@@ -35,7 +38,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: `id` "4.1" is the first of notebook 05; `checker` raises Hint if the answer is wrong."""
+    """One exercise: `id` "5.1" is the first of notebook 05; `checker` raises Hint if the answer is wrong."""
 
     id: str
     title: str
@@ -53,7 +56,7 @@ def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Che
     ValueError if `id` is not "notebook.number", belongs to the notebook of another file or is taken, or `points < 1`.
     """
     if not re.fullmatch(r"\d+\.\d+", id):
-        raise ValueError(f"exercise id {id!r}: must be notebook and number, as in '4.1'")
+        raise ValueError(f"exercise id {id!r}: must be notebook and number, as in '5.1'")
     if not isinstance(points, int) or points < 1:
         raise ValueError(f"exercise {id}: points={points}: must be at least 1")
 
@@ -72,7 +75,7 @@ def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Che
 
 
 def notebook_of(id: str) -> int:
-    """4 of "4.1"."""
+    """5 of "5.1"."""
     return int(id.partition(".")[0])
 
 
@@ -89,7 +92,7 @@ def find(id: str) -> Exercise:
 
 
 def exercises_of(notebook: int) -> list[Exercise]:
-    """All exercises of notebook 05 (`notebook=4`) in order; none if it has no checks."""
+    """All exercises of notebook 05 (`notebook=5`) in order; none if it has no checks."""
     _load(notebook)
     found = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
     return sorted(found, key=lambda exercise: int(exercise.id.partition(".")[2]))

@@ -23,6 +23,10 @@ class NotWritten(Hint):
     """The exercise is still the notebook's stub, or the notebook does not define its name."""
 
 
+class CannotBeRead(Hint):
+    """Python cannot read the exercise's cell (SyntaxError), so none of its lines ran."""
+
+
 def expect(condition: object, hint: str) -> None:
     """Raise Hint(hint) unless `condition` is true."""
     if not condition:

@@ -27,8 +27,8 @@ MESSAGE = 1 << 20  # bytes of a message; what is longer is none
 
 @dataclass
 class Graded:
-    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed",
-    "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what
+    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "syntax error", "timeout",
+    "crashed", "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what
     went wrong elsewhere."""
 
     name: str

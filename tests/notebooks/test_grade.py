@@ -32,6 +32,16 @@ def test_right_wrong_and_unwritten_exercises_are_told_apart(checks_folder: Path,
 
 
 @pytest.mark.slow
+def test_a_cell_that_python_cannot_read_is_no_exercise_that_is_not_written(checks_folder: Path, tmp_path: Path) -> None:
+    sources = {"90.1": "def lowest(free, n)\n    return sorted(free)[:n]", "90.2": "def twice(n):\nreturn 2 * n"}
+    result = graded(checks_folder, tmp_path, series(sources))
+    assert outcomes(result) == ["syntax error", "syntax error", "passed"]
+    assert "line 1 of its cell: def lowest(free, n)\n  SyntaxError: expected ':'" in result.texts["90.1"]
+    assert "line 2 of its cell: return 2 * n\n  IndentationError: expected an indented block" in result.texts["90.2"]
+    assert notes(result) == "90.1, 90.2 syntax error"
+
+
+@pytest.mark.slow
 def test_the_generated_student_notebook_gets_nothing_quickly(checks_folder: Path, tmp_path: Path) -> None:
     content = student_notebook(series(), "90_sample")
     content["cells"].insert(2, code("raise ValueError('no exercise needs this cell')"))

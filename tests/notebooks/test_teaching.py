@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
@@ -241,6 +242,46 @@ class TestCheck:
                 check("90.1", cells(f"def lowest(free, n): raise NotImplementedError({text})"))
         with pytest.raises(NotWritten, match=r"needs exercise 90.2, which is not written yet."):
             check("90.1", cells('def lowest(free, n): raise NotImplementedError("exercise 90.2")'))
+
+    @pytest.mark.parametrize(
+        "before",
+        ["", "def lowest(free, n): raise NotImplementedError('exercise 90.1')", "def lowest(free, n): return []"],
+    )
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            (
+                "def lowest(free, n)\n    return free",
+                "line 1 of its cell: def lowest(free, n)\n  SyntaxError: expected ':'",
+            ),
+            (
+                "# mine\ndef lowest(free, n):\nreturn 1",
+                "line 3 of its cell: return 1\n  IndentationError: expected an indented",
+            ),
+            (
+                "lowest = lambda free, n: sorted(free",
+                "line 1 of its cell: lowest = .*\n  SyntaxError: '\\(' was never closed",
+            ),
+        ],
+    )
+    def test_a_cell_that_python_cannot_read_is_told_by_its_line(self, before: str, written: str, said: str) -> None:
+        """IPython's `In` has the sources of all cells, also of those that did not run."""
+        called = ["with attempt('90.1'):\n    lowest([1], 1)", "check('90.1', globals())"]
+        pattern = said if ".*" in said else re.escape(said)
+        with pytest.raises(Hint, match=rf"^90.1 The lowest first: Python cannot read your code.*\n  {pattern}"):
+            check("90.1", cells(before) | {"In": ["", before, written, *called]})
+
+    def test_a_cell_that_was_mended_or_is_of_another_exercise_is_not_told_of(self) -> None:
+        broken, stub = "def lowest(free, n)", "def lowest(free, n): raise NotImplementedError('exercise 90.1')"
+        for history in (
+            ["", broken, stub],
+            ["", stub, "def twice(n)"],
+            ["", stub, "def lowest_two(free)"],
+            3,
+            ["", None],
+        ):
+            with pytest.raises(NotWritten):
+                check("90.1", cells(stub) | {"In": history})
 
     def test_the_readers_exception_is_shown_with_its_lines(self) -> None:
         source = "def lowest(free, n):\n    return inner(free)\n\ndef inner(free):\n    return free.pop('x')\n"

@@ -116,6 +116,7 @@ def chunk_sizes(llm: LLM | str = "story") -> Explorable:
             )
         ],
         frames,
+        height=1060,
     )
 
 

@@ -97,6 +97,7 @@ def eviction(llm: LLM | str = "story") -> Explorable:
             Control("slots", "slots in the pool", list(SIZES), start=1),
         ],
         frames,
+        height=1540,
     )
 
 

@@ -36,9 +36,9 @@ class Explorable:
 
     `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the picture for viewers that leave
     scripts out, or the combination whose frame it shows; without it, that is the frame at the start. `height`: of the frame
-    in a notebook, in CSS pixels. `runs`: how many runs were recorded, where that is not one per combination.
-    `source`: where the frames come from, if that is more than recorded runs. ValueError naming the combination that is
-    missing, or one that no control has.
+    in a notebook, in CSS pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600.
+    `runs`: how many runs were recorded, where that is not one per combination. `source`: where the frames come from, if
+    that is more than recorded runs. ValueError naming the combination that is missing, or one that no control has.
     """
 
     def __init__(

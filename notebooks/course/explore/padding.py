@@ -47,7 +47,7 @@ def padding(llm: LLM, longest: Sequence[int] = LONGEST, sessions: int = 8, text:
         "Make the longest session longer, and look at the grey: those cells hold nothing.",
         controls,
         frames,
-        height=860,
+        height=1110,
     )
 
 

@@ -63,6 +63,7 @@ def page_sizes(llm: LLM | str = "story") -> Explorable:
             Control("step", "after step", list(steps), start=3),
         ],
         frames,
+        height=1130,
         runs=len(SIZES),
     )
 

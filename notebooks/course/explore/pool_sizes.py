@@ -59,6 +59,7 @@ def pool_sizes(llm: LLM | str = "story") -> Explorable:
         "had to give way.",
         [Control("slots", "slots in the pool", list(SIZES), start=2)],
         frames,
+        height=1220,
     )
 
 

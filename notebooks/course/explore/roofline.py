@@ -95,7 +95,7 @@ def roofline(
         (i, j): _frame(model, machines, machines[i], tokens, tokens[j], timed)
         for i, j in itertools.product(range(len(machines)), range(len(tokens)))
     }
-    names = [f"{cpu.name}, measured", *(f"{each.name}, from its data sheet (bfloat16)" for each in ACCELERATORS)]
+    names = [each.name for each in machines]
     controls = [
         Control("tokens", "tokens in the pass (T)", list(tokens), start=len(tokens) - 2),  # where they are apart
         Control("machine", "machine", names),
@@ -103,11 +103,11 @@ def roofline(
     return Explorable(
         "Does a pass wait for memory or for arithmetic?",
         "Under the slope of its roof, a machine waits for bytes; under the flat part, it waits for arithmetic. "
-        "Put more tokens into one pass and watch the two pink points move.",
+        "Put more tokens into one pass and watch the two large points move.",
         controls,
         {(j, i): frame for (i, j), frame in frames.items()},
-        height=900,
-        source="Passes of a real model, timed on one CPU; for the other machines, what their data sheets allow.",
+        height=1340,
+        source="Passes of a real model, timed on one CPU; for the other machines, what their data sheets allow (bfloat16).",
     )
 
 
@@ -190,7 +190,8 @@ def _frame(
         for mode, each in works.items()
     }
     marks = [
-        Mark(round(works[mode].intensity(machine), 4), _rounded(speed / 1e9), mode) for mode, speed in speeds.items()
+        Mark(round(works[mode].intensity(machine), 4), _rounded(speed / 1e9), mode, of=len(machines) + i)
+        for i, (mode, speed) in enumerate(speeds.items())
     ]
     panels: list[Panel] = [_chart(model, machines, machine, tokens, timed, marks)]
     for mode, each in works.items():
@@ -216,7 +217,14 @@ def _chart(
         done = [(work(model, mode, t), timed[mode, t]) for t in tokens]
         points = [(round(w.intensity(machines[0]), 4), _rounded(w.flops / s / 1e9)) for w, s in done]
         series.append(
-            Series(f"{mode} passes, measured on {machines[0].name}", points, dots=True, colour=colour, label_at=None)
+            Series(
+                f"{mode} passes on {machines[0].name}",
+                points,
+                dots=True,
+                squares=mode == EXTEND,
+                colour=colour,
+                label_at=None,
+            )
         )
     floor = min(y for each in series for _, y in each.points)
     return Lines(

@@ -54,7 +54,7 @@ def sampling(
         "A solid bar is how often a token is drawn; a hatched one is what its probability was before the cut.",
         controls,
         frames,
-        height=780,
+        height=1130,
     )
 
 

@@ -47,6 +47,7 @@ def token_life(llm: LLM | str = "story") -> Explorable:
             Control("step", "after step", [state.step for _, state in seen]),
         ],
         frames,
+        height=1180,
         still=(0, 6),
         runs=1,
     )

@@ -165,6 +165,7 @@ def tree_steps(llm: LLM | str = "story") -> Explorable:
             )
         ],
         frames,
+        height=1010,
         still=(1,),
         runs=1,
     )

@@ -55,7 +55,8 @@ def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> 
             rows: parts(panel, ".line").map((line) => parts(line, ".cell").map((cell) => cell.dataset.look)),
             numbers: parts(panel, ".numbers tr").map((row) => [text(row.children[0]), text(row.children[1])]),
             dots: parts(panel, ".dots").length,
-            marks: parts(panel, ".mark").map((mark) => numbers(mark, "cx", "cy")),
+            marks: parts(panel, ".mark").map((mark) => mark.getBBox())
+              .map((box) => [box.x + box.width / 2, box.y + box.height / 2]),
             frame: parts(panel, ".frame").map((box) => numbers(box, "x", "y", "width", "height")),
           })),
         };""")
@@ -129,3 +130,46 @@ def test_a_hostile_prompt_is_shown_as_text(browser: "Chrome", story: LLM, tmp_pa
     assert prompt in browser.execute_script("return document.querySelector('header p').textContent")
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("name", ["roofline", "sampling"])
+def test_the_frame_of_the_focus_crosses_no_number_beneath_its_slider(
+    browser: "Chrome", pages: dict[str, str], name: str
+) -> None:
+    with device(browser, *PHONE):
+        browser.get(pages[name])
+        press(browser, Keys.TAB, Keys.TAB)
+        framed = browser.execute_script("""
+            const slider = document.activeElement, ticks = slider.parentElement.querySelector(".ticks");
+            const framed = (element) => getComputedStyle(element).outlineStyle !== "none";
+            const frame = [slider, slider.parentElement].find(framed);
+            return [slider.type, frame.getBoundingClientRect().bottom, ticks.getBoundingClientRect().bottom];
+        """)
+    assert framed[0] == "range"
+    assert framed[1] >= framed[2]
+
+
+def test_no_label_of_a_roof_is_crossed_by_another_roof(browser: "Chrome", pages: dict[str, str]) -> None:
+    for width in (PHONE[0], 640, 900):
+        with device(browser, width, 1000):
+            browser.get(pages["roofline"])
+            crossed = browser.execute_script("""
+                const ends = [...document.querySelectorAll(".curve")]
+                  .map((curve) => curve.getPointAtLength(curve.getTotalLength()).y);
+                const crossed = (box) => ends.some((y) => y > box.y + 2 && y < box.y + box.height - 3);
+                return [...document.querySelectorAll(".halo:not(.marked)")]
+                  .filter((label) => crossed(label.getBBox())).map((label) => label.textContent);
+            """)
+        assert crossed == [], width
+
+
+def test_no_name_of_a_mark_is_over_the_numbers_of_the_axis(browser: "Chrome", pages: dict[str, str]) -> None:
+    with device(browser, *PHONE):
+        browser.get(pages["roofline"])
+        lefts = browser.execute_script("""
+            explorable.show([0, 0]);
+            const left = document.querySelector(".chart .frame").getBBox().x;
+            return [...document.querySelectorAll(".marked")].map((label) => label.getBBox().x - left);
+        """)
+    assert len(lefts) == 2
+    assert min(lefts) >= 0

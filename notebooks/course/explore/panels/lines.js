@@ -23,36 +23,46 @@ draw.lines = (panel, box) => {
   const size = { x: left, y: top, width: width - left - right, height: height - top - bottom };
   drawing.append(svg("rect", { class: "frame", ...size }));
   drawing.append(text(panel.x, { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }), text(panel.y, { x: 2, y: 13 }));
-  const colour = (series) => (series.pale ? "var(--edge)" : `var(--series-${series.colour}, var(--line-${series.colour}))`);
-  const texts = [];
+  const colour = (series) => (series.pale ? "var(--muted)" : `var(--series-${series.colour}, var(--line-${series.colour}))`);
+  // A disk, or an open square in which a disk at the same place is seen.
+  const point = (series, cx, cy, r, attributes) => {
+    const side = 2 * r - 1;
+    return series?.squares
+      ? svg("rect", { ...attributes, x: cx - side / 2, y: cy - side / 2, width: side, height: side, style: { fill: "none", stroke: colour(series), "stroke-width": r / 2 } })
+      : svg("circle", { ...attributes, cx, cy, r, style: series ? { fill: colour(series) } : {} });
+  };
+  const texts = [], ends = panel.series.filter((series) => !series.dots).map((series) => y(series.points.at(-1)[1]));
   for (const series of panel.series) {
     const seen = series.points.filter(([across, up]) => inside(across, panel.x_range) && inside(up, panel.y_range));
     if (series.dots)
       for (const [across, up] of seen)
-        drawing.append(svg("circle", { class: "dots", cx: x(across), cy: y(up), r: 5, style: { fill: colour(series) } }));
+        drawing.append(point(series, x(across), y(up), 5, { class: "dots" }));
     else {
       const path = series.points.map(([across, up]) => `${x(across).toFixed(1)} ${y(up).toFixed(1)}`).join("L");
       drawing.append(svg("path", { class: series.pale ? "curve pale" : "curve", d: `M${path}`, style: { stroke: colour(series) } }));
     }
     if (series.label && series.label_at !== null && (width >= 560 || series.pale)) {
       const [across, up] = series.points.at(series.label_at);
-      texts.push([series.label, x(across), y(up) - 9, "halo"]);
+      const crossed = ends.some((end) => end < y(up) - 1 && end > y(up) - 24); // by the line above it
+      texts.push([series.label, x(across), y(up) + (crossed ? 15 : -9), "halo"]);
     }
   }
   // Of two marks that are close, one is named above to the left, the other below to the right.
   panel.marks.forEach((mark, i) => {
     const above = panel.marks.length > 1 && i % 2 === 0;
-    drawing.append(svg("circle", { class: "mark", cx: x(mark.x), cy: y(mark.y), r: 8 }));
+    const series = mark.of === null ? null : panel.series[mark.of];
+    drawing.append(point(series, x(mark.x), y(mark.y), 8, { class: series ? "mark of" : "mark" }));
     texts.push([mark.text, x(mark.x), y(mark.y) + (above ? -14 : 24), "halo marked", panel.marks.length > 1 ? above : null]);
   });
   for (const [content, across, down, kind, before] of texts) {
     const end = before ?? across > (left + width - right) / 2;
-    drawing.append(text(content, { x: across + (end ? -6 : 6), y: Math.max(down, top + 12), class: kind, "text-anchor": end ? "end" : "start" }));
+    const at = end ? Math.max(across - 6, left + 10 * content.length) : across + 6; // not over the numbers of the axis
+    drawing.append(text(content, { x: at, y: Math.max(down, top + 12), class: kind, "text-anchor": end ? "end" : "start" }));
   }
   box.replaceChildren(drawing);
   const sign = (series) => {
     const shape = series.dots
-      ? svg("circle", { cx: 9, cy: 7, r: 5, style: { fill: colour(series) } })
+      ? point(series, 9, 7, 5)
       : svg("path", { d: "M0 7H18", style: { stroke: colour(series) }, "stroke-width": 3 });
     return svg("svg", { width: 18, height: 14, "aria-hidden": "true" }, shape);
   };

@@ -1,4 +1,4 @@
-"""Lines: curves and measured points over two axes, both logarithmic if wanted; one point may be marked."""
+"""Lines: curves and measured points over two axes, both logarithmic if wanted; points may be marked."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,20 @@ from nanoinfer.viz.sheet import SMALL, Sheet
 from nanoinfer.viz.words import number
 from notebooks.course.explore.panels.base import Panel, expect_items, expect_number, expect_text
 
+TALL = 11  # of a label in the drawing
+
 
 @dataclass(frozen=True)
 class Series:
-    """`points` (x, y) joined by a line, or, with `dots`, each by itself. `label` is in the legend, and beside the point
-    number `label_at` (None: not in the drawing). `colour`: its place in the palette's LINES. `pale`: in the background,
-    where all have one colour, so its label is in the drawing only."""
+    """`points` (x, y) joined by a line, or, with `dots`, each by itself: a disk, or, with `squares` too, an open square, in
+    which a disk at the same place is seen. `label` is in the legend, and beside the point number `label_at` (None: not in
+    the drawing). `colour`: its place in the palette's LINES. `pale`: in the background, where all are dashed and have one
+    colour, so its label is in the drawing only."""
 
     label: str
     points: Sequence[tuple[float, float]]
     dots: bool = False
+    squares: bool = False
     colour: int = 0
     pale: bool = False
     label_at: int | None = -1
@@ -39,12 +43,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """The point to look at, with what is written beside it."""
+    """The point to look at, with what is written beside it. `of`: the number of the series whose look it has; None: one of
+    its own."""
 
     x: float
     y: float
     text: str = ""
-    colour: int = 0
+    of: int | None = None
 
     def __post_init__(self) -> None:
         expect_number("x", self.x)
@@ -73,6 +78,9 @@ class Lines(Panel):
             expect_text(name, getattr(self, name))
         expect_items("series", self.series, Series)
         expect_items("marks", self.marks, Mark, least=0)
+        for mark in self.marks:
+            if mark.of is not None and not 0 <= mark.of < len(self.series):
+                raise ValueError(f"marks: of={mark.of}: there are {len(self.series)} series")
         points = [p for each in self.series for p in each.points] + [(mark.x, mark.y) for mark in self.marks]
         for axis, (low, high), log in (("x", self.x_range, self.log_x), ("y", self.y_range, self.log_y)):
             expect_number(f"{axis}_range", low)
@@ -107,18 +115,20 @@ class Lines(Panel):
             colour = GRID if each.pale else LINES[each.colour]
             if each.dots:
                 for x, y in places:
-                    sheet.text(x, y, "●", colour=colour, ha="center")
+                    sheet.text(x, y, _sign(each), colour=colour, ha="center")
             else:
                 sheet.line([x for x, _ in places], [y for _, y in places], colour=colour, line=2)
             if each.label and each.label_at is not None:
                 x, y = places[each.label_at]
-                right = x > left + width / 2
-                sheet.text(
-                    x, y - 9, each.label, size=SMALL, colour=INK, ha="right" if right else "left", behind="white"
-                )
+                others = [place(*other.points[-1])[1] for other in self.series if other is not each and not other.dots]
+                down = 10 if any(0 < y - other < 2 * TALL for other in others) else -9
+                side = "right" if x > left + width / 2 else "left"
+                sheet.text(x, y + down, each.label, size=SMALL, colour=INK, ha=side, behind="white")
         for mark in self.marks:
             x, y = place(mark.x, mark.y)
-            sheet.text(x, y, "●", size=13, colour=ROLES["highlight"].face, ha="center")
+            looks = None if mark.of is None else self.series[mark.of]
+            colour = ROLES["highlight"].face if looks is None else LINES[looks.colour]
+            sheet.text(x, y, "●" if looks is None else _sign(looks), size=13, colour=colour, ha="center")
             sheet.text(x + 9, y + 11, mark.text, size=SMALL, weight="bold", behind="white")
         for value in _ticks(self.x_range, self.log_x):
             x, _ = place(value, self.y_range[0])
@@ -131,9 +141,14 @@ class Lines(Panel):
         sheet.y = top + height + 42
         for each in self.series:
             if each.label and each.label_at is None:
-                sheet.text(left, sheet.y, "●" if each.dots else "—", colour=LINES[each.colour], weight="bold")
+                sheet.text(left, sheet.y, _sign(each), colour=LINES[each.colour], weight="bold")
                 sheet.text(left + 16, sheet.y, each.label)
                 sheet.y += 16
+
+
+def _sign(series: Series) -> str:
+    """A point of it, or a piece of its line."""
+    return ("□" if series.squares else "●") if series.dots else "—"
 
 
 def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
