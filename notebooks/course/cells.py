@@ -10,11 +10,18 @@ def unread(cells: Sequence[object], names: Collection[str]) -> str | None:
     """Where and why Python cannot read the newest of these `cells` (sources, in the order in which they were run) that
     gives one of `names` a value or a member. None if it can, or there is no such cell."""
     any_name = "|".join(map(re.escape, names))
-    written = rf"(?:def|class)\s+(?:{any_name})\b|@extend\(\s*(?:{any_name})\b|(?:{any_name})\s*(?::[^=]*)?=(?!=)"
-    gives = re.compile(rf"^(?:async\s+)?(?:{written})", re.MULTILINE)
+    others = rf"@extend\(\s*(?:{any_name})\b|(?:{any_name})\s*(?::[^=]*)?=(?!=)"
+    gives = re.compile(rf"^(?:(?:async\s+)?(?:def|class)\s+(?:{any_name})\b|{others})", re.MULTILINE)
+    misspelt = re.compile(
+        rf"^(?:(?:\w+\s+){{1,2}}(?:{any_name})\b|{others})", re.MULTILINE
+    )  # `deff name(...):` is no definition
     for cell in reversed(cells) if names else ():
-        if isinstance(cell, str) and gives.search(cell):
-            return _problem(cell)
+        if not isinstance(cell, str):
+            continue
+        if misspelt.search(cell) and (problem := _problem(cell)):
+            return problem
+        if gives.search(cell):
+            return None
     return None
 
 

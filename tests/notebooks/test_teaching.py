@@ -255,6 +255,10 @@ class TestCheck:
                 "line 1 of its cell: def lowest(free, n)\n  SyntaxError: expected ':'",
             ),
             (
+                "deff lowest(free, n):\n    return free",
+                "line 1 of its cell: deff lowest(free, n):\n  SyntaxError: invalid syntax",
+            ),
+            (
                 "# mine\ndef lowest(free, n):\nreturn 1",
                 "line 3 of its cell: return 1\n  IndentationError: expected an indented",
             ),
@@ -266,7 +270,11 @@ class TestCheck:
     )
     def test_a_cell_that_python_cannot_read_is_told_by_its_line(self, before: str, written: str, said: str) -> None:
         """IPython's `In` has the sources of all cells, also of those that did not run."""
-        called = ["with attempt('90.1'):\n    lowest([1], 1)", "check('90.1', globals())"]
+        called = [
+            "assert lowest([1], 1) == [1]",
+            "with attempt('90.1'):\n    lowest([1], 1)",
+            "check('90.1', globals())",
+        ]
         pattern = said if ".*" in said else re.escape(said)
         with pytest.raises(Hint, match=rf"^90.1 The lowest first: Python cannot read your code.*\n  {pattern}"):
             check("90.1", cells(before) | {"In": ["", before, written, *called]})
