@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanoinfer.async_engine import AsyncEngine, AsyncStream
-    from nanoinfer.engine import Engine
+    from nanoinfer.engine.engine import Engine
+    from nanoinfer.engine.stats import EngineStats
     from nanoinfer.errors import (
         AdapterError,
         EngineClosedError,
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WeightMismatchError,
     )
-    from nanoinfer.llm import LLM
+    from nanoinfer.frontends.async_engine import AsyncEngine, AsyncStream
+    from nanoinfer.frontends.llm import LLM
     from nanoinfer.requests.outputs import RequestOutput, StreamPiece
     from nanoinfer.requests.req import FinishReason
     from nanoinfer.requests.sampling_params import SamplingParams
-    from nanoinfer.stats import EngineStats
 
 __version__ = "0.1.0"
 
@@ -45,8 +45,8 @@ __all__ = [
 
 # Where the public names come from. Each file is loaded at its first use, so `python -m nanoinfer --help` needs no torch.
 _FILES = {
-    "async_engine": ("AsyncEngine", "AsyncStream"),
-    "engine": ("Engine",),
+    "frontends.async_engine": ("AsyncEngine", "AsyncStream"),
+    "engine.engine": ("Engine",),
     "errors": (
         "AdapterError",
         "EngineClosedError",
@@ -56,11 +56,11 @@ _FILES = {
         "UnsupportedModelError",
         "WeightMismatchError",
     ),
-    "llm": ("LLM",),
+    "frontends.llm": ("LLM",),
     "requests.outputs": ("RequestOutput", "StreamPiece"),
     "requests.req": ("FinishReason",),
     "requests.sampling_params": ("SamplingParams",),
-    "stats": ("EngineStats",),
+    "engine.stats": ("EngineStats",),
 }
 
 

@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run one command; returns the exit code. Ctrl-C ends it without a traceback, even while the program is loading."""
     try:
-        from nanoinfer.cli import main as run_command
+        from nanoinfer.cli.main import main as run_command
 
         return run_command()
     except KeyboardInterrupt:

@@ -175,7 +175,7 @@ def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
 
 
 def selected(names: list[str], root: Path = ROOT) -> list[Path]:
-    """The sources that `names` mean: "04", "05_memory_pools", "demos/few_shot" or a path. ValueError for others."""
+    """The sources that `names` mean: "05", "05_memory_pools", "demos/few_shot" or a path. ValueError for others."""
     everything = sources(root)
     if not names:
         return everything
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.build", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("names", nargs="*", help="04, 05_memory_pools, demos/few_shot; without any: all")
+    parser.add_argument("names", nargs="*", help="05, 05_memory_pools, demos/few_shot; without any: all")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--text", action="store_true", help="run nothing: refresh the text, keep the outputs (seconds)")
     what.add_argument("--check", action="store_true", help="change nothing; fail when a notebook is out of date")

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nanoinfer.teaching import checks
-from nanoinfer.teaching.exercises import Exercise, exercises_of
+from notebooks.course import checks
+from notebooks.course.exercises import Exercise, exercises_of
 from notebooks.tools.submission import Graded, grade, printable
 
 
@@ -57,7 +57,7 @@ def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: boo
     for row, cells in zip(rows, body, strict=True):
         lines.append(_line(cells, widths))
         if verbose:
-            said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) == "wrong"]
+            said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) in ("wrong", "syntax error")]
             said += [f"cell {number} raises {error}" for number, error in row.raised.items()]
             lines += [f"    {line}" for text in said for line in text.splitlines()]
     if names:

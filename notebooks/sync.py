@@ -25,7 +25,6 @@ from notebooks.tools.package_cells import Cell, CellError, Module, marked_path, 
 
 # What the notebooks show between them: files, and folders with all their files.
 CORE = [
-    "nanoinfer/batch.py",
     "nanoinfer/cache",
     "nanoinfer/model/attention/base.py",
     "nanoinfer/model/attention/torch_native.py",
@@ -34,14 +33,14 @@ CORE = [
     "nanoinfer/model/layers/radix_attention.py",
     "nanoinfer/model/model_runner.py",
     "nanoinfer/scheduling",
-    "nanoinfer/sessions.py",
+    "nanoinfer/sessions/inference.py",
 ]
 
 # Why no notebook shows a file ("nanoinfer/cache/kv_storage.py"), a class with its methods
 # ("nanoinfer/cache/radix_cache.py:RadixCache") or a definition ("nanoinfer/cache/radix_cache.py:RadixCache.reset").
 NOT_TAUGHT: dict[str, str] = {
-    "nanoinfer/batch.py:Batch.only_likeliest": "lets a captured pass leave out logits that no request looks at",
-    "nanoinfer/batch.py:only_likeliest": "the same for requests that are in no batch yet",
+    "nanoinfer/scheduling/batch.py:Batch.only_likeliest": "lets a captured pass leave out logits that no request looks at",
+    "nanoinfer/scheduling/batch.py:only_likeliest": "the same for requests that are in no batch yet",
     "nanoinfer/cache/block_events.py": "for other machines: what they are told of a tree",
     "nanoinfer/cache/block_feed.py": "for other machines: what they are told of a tree, numbered",
     "nanoinfer/cache/int8_kv_storage.py": "another KVStorage: 12 shows what 8 bits cost, with weights",
@@ -50,7 +49,9 @@ NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/model/model_runner.py:ModelRunner.broken": "only a runner whose model is split over processes can break",
     "nanoinfer/model/model_runner.py:ModelRunner.close": "the same: only such a runner has something to end",
     "nanoinfer/cache/slot_checks.py": "finds the words of an error message",
+    "nanoinfer/scheduling/multi_step.py": "an option: several decode passes between two visits to the scheduler",
     "nanoinfer/cache/tree_blocks.py": "for other machines: cuts the tree into blocks of equal size",
+    "nanoinfer/cache/tree_observer.py": "for whoever listens: the tree is the same without it",
 }
 
 REFRESH = "python -m notebooks.build --text"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.teaching.exercises import find
+from notebooks.course.exercises import find
 from notebooks.tools.files import ROOT, read, set_source, source_of, sources, tags, write
 from notebooks.tools.student import NotebookError, exercise_ids, student_notebook
 from notebooks.tools.tidy import clear_outputs, tidy
@@ -46,7 +46,7 @@ def nbgrader_notebook(solution: dict[str, Any], name: str) -> dict[str, Any]:
         for id in checked:
             cell["metadata"]["nbgrader"] = _metadata(f"check-{_dashed(id)}", points=find(id).points)
             cell["metadata"]["tags"] = [tag for tag in tags(cell) if tag != "raises-exception"]
-            set_source(cell, f"from nanoinfer.teaching import check\n\n{source_of(cell)}")
+            set_source(cell, f"from notebooks.course import check\n\n{source_of(cell)}")
     return notebook
 
 

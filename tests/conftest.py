@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ from nanoinfer.kernels.build import library_or_reason
 if TYPE_CHECKING:
     import transformers
     from selenium.webdriver import Chrome
+
+# jsonschema takes this package if it is there (Jupyter installs it), and then compiles its grammar for seconds.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
 

@@ -1,18 +1,23 @@
 """Run a notebook by nbval, as a command: in a fresh kernel, its text outputs compared with those in the file."""
 
+import copy
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from notebooks.build import kernel_environment
-from notebooks.tools.files import ROOT
+from notebooks.tools.files import ROOT, read, write
+from notebooks.tools.student import exercise_ids
 from tests.helpers.waiting import HANG_S
 
 # Pictures are not compared, those inside the HTML of a folded answer included; what is said about them is.
 SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
 # No other plugins: some take seconds to load.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "helpers" / "without_slow_imports"
 CELL_SECONDS, NOTEBOOK_SECONDS = 2 * HANG_S, 15 * HANG_S  # they only end what hangs
 
 
@@ -26,12 +31,39 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
         patterns = Path(folder) / "sanitize.cfg"
         patterns.write_text(SANITIZE, encoding="utf-8")
         options.append(f"--nbval-sanitize-with={patterns}")
+        environment = kernel_environment(ROOT, folder)
+        environment["PYTHONPATH"] += f"{os.pathsep}{WITHOUT_SLOW_IMPORTS}"
         return subprocess.run(
             [sys.executable, "-m", "pytest", *plugins, *options, str(path)],
             cwd=ROOT,
-            env={**kernel_environment(ROOT, folder), **ENVIRONMENT},
+            env={**environment, **ENVIRONMENT},
             capture_output=True,
             text=True,
             timeout=NOTEBOOK_SECONDS,
             check=False,
         )
+
+
+def then_solved(notebook: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:
+    """The cells of a student's `notebook`, behind them those of its `solution` from the first exercise to the last check.
+
+    What the second part prints is not compared, but none of it may raise unless the solution itself says so: it is what
+    somebody runs who has run the whole notebook first and solves the exercises then.
+    """
+    cells = solution["cells"]
+    exercises = [i for i, cell in enumerate(cells) if exercise_ids(cell, "exercise")]
+    checks = [i for i, cell in enumerate(cells) if exercise_ids(cell, "check")]
+    both = copy.deepcopy(notebook)
+    for cell in copy.deepcopy(cells[exercises[0] : checks[-1] + 1]):
+        if cell["cell_type"] == "code":
+            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "nbval-ignore-output"]
+            cell["id"] = f"solved-{cell['id']}"
+            both["cells"].append(cell)
+    return both
+
+
+def nbval_then_solved(path: Path, solution: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `nbval`, for `path` with `solution` behind it, as `then_solved` puts them together in `folder`."""
+    both = folder / path.name
+    write(both, then_solved(read(path), read(solution)))
+    return nbval(both)

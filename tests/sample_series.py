@@ -7,7 +7,7 @@ from notebooks.tools.files import write
 
 CHECKS = '''"""Checks of the made-up notebook 90."""
 
-from nanoinfer.teaching import Given, exercise, expect, expect_equal
+from notebooks.course import Given, exercise, expect, expect_equal
 
 
 @exercise("90.1", "The lowest first", points=2)
@@ -28,7 +28,7 @@ def _(given: Given) -> str | None:
     expect_equal(given["rows"](ReqToTokenPool(4, 8), 2), [0, 1], "Rows come lowest first.")
 '''
 
-SETUP = "from nanoinfer.cache.memory_pool import ReqToTokenPool\nfrom nanoinfer.teaching import attempt, check"
+SETUP = "from nanoinfer.cache.memory_pool import ReqToTokenPool\nfrom notebooks.course import attempt, check"
 PACKAGE = "# in nanoinfer/cache/memory_pool.py\nclass ReqToTokenPool:\n    def alloc(self): ..."
 STUB = "    ### BEGIN SOLUTION\n{}\n    ### END SOLUTION"
 SOLUTIONS = {

@@ -12,7 +12,7 @@ from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.loader import BUNDLED_ROOTS
 from nanoinfer.requests.translations import NamedAdapter
-from nanoinfer.signals import uninterrupted
+from nanoinfer.threads.signals import uninterrupted
 
 BASE = "base"  # what callers may say in place of None
 

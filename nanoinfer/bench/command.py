@@ -10,7 +10,7 @@ from nanoinfer.bench.cluster.command import add_cluster
 from nanoinfer.bench.drafts_command import add_drafts
 from nanoinfer.bench.run_command import add_run
 from nanoinfer.bench.serve.command import add_serve
-from nanoinfer.commands.terminal import room
+from nanoinfer.terminal import room
 
 
 def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argparse.ArgumentParser], None]) -> None:

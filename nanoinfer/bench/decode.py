@@ -8,13 +8,14 @@ from statistics import median
 import numpy as np
 from tqdm.auto import tqdm
 
-from nanoinfer.commands.terminal import filled, side_by_side
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
+from nanoinfer.terminal import filled, side_by_side
 
 SHORTEST_PROMPT = 8
 LEGEND = """\

@@ -18,8 +18,8 @@ from nanoinfer.bench.markdown import table
 from nanoinfer.bench.report import ratio_cell
 from nanoinfer.bench.settings import Settings, new_results
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import LLM, make_engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.sampling_params import SamplingParams
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
 NEW_TOKENS = (64, 80, 96, 112)  # one of these: in a server, requests do not end together

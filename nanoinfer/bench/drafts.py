@@ -23,7 +23,7 @@ from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, Ask, DraftWorkload,
 from nanoinfer.bench.frozen_heap import frozen_heap
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.settings import Settings, new_results
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.outputs import RequestOutput
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.commands.terminal import room
+from nanoinfer.terminal import room
 
 DRAFT_WORKLOAD_NAMES = ("copying", "json", "stories")  # for help without torch
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from nanoinfer.commands.terminal import side_by_side
+from nanoinfer.terminal import side_by_side
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from nanoinfer.commands.terminal import filled, side_by_side
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.terminal import filled, side_by_side
 
 LEGEND = """\
 prefill: prompt tokens per second, of one prompt. decode: output tokens per second. ratio: relative to the first row, median

@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from nanoinfer.bench.peers.nanoinfer import Peer
 from nanoinfer.bench.peers.worker import serve
 from nanoinfer.bench.workloads import Job
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.kernels.program import Program
 from nanoinfer.model.captured_passes import CapturedPass
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata

@@ -45,7 +45,7 @@ class Quality:
 def our_engines() -> list[str]:
     """nanoinfer in float32, which all others are compared with, then in bfloat16, with every kind of quantized weights
     (computing in either dtype) and of K/V."""
-    import nanoinfer.llm  # noqa: F401 - registers the built-in kinds
+    import nanoinfer.frontends.llm  # noqa: F401 - registers the built-in kinds
 
     names = ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
     for kind in (kind for kind in QUANTIZATIONS if kind is not None):

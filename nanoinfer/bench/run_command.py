@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.commands.terminal import room
+from nanoinfer.terminal import room
 
 if TYPE_CHECKING:
     from nanoinfer.bench.settings import Settings

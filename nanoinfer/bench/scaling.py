@@ -26,7 +26,7 @@ from nanoinfer.bench.markdown import table
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.attention import AttentionLayer
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput

@@ -35,7 +35,7 @@ class BlockFeed:
         clock: Callable[[], float] = time.time,
         source: str | None = None,
     ):
-        if tree.blocks is not None:
+        if any(isinstance(observer, TreeBlocks) for observer in tree.observers):
             raise ValueError("tree: reports its blocks to another listener already")
         self.event_block_size, self.keep_blocks = event_block_size, keep_blocks
         self.source = uuid4().hex if source is None else source
@@ -44,7 +44,8 @@ class BlockFeed:
         self._batches: deque[EventBatch] = deque()
         self._kept = 0  # how many blocks they have
         self._next = 0
-        tree.blocks = self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
+        self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
+        tree.observers.add(self._blocks)
 
     def cut(self) -> None:
         """The current step is over: its events become a batch, if there are any."""

@@ -17,6 +17,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.tree_blocks import TreeBlocks
 from nanoinfer.cache.tree_checks import check_nodes, node_line
 from nanoinfer.cache.tree_node import Edge, TreeNode
+from nanoinfer.cache.tree_observer import Observers
 
 TokenIds = Sequence[int] | np.ndarray | torch.Tensor
 
@@ -49,6 +50,8 @@ class RadixCache:
     - `extra_key` (any hashable) in `match_prefix` and `insert` keeps namespaces apart: each key has its own subtrees.
     - `events`: called with a list of what has changed after each operation that changes what the tree holds, in blocks of
       `event_block_size` tokens (see `block_events.py`; `tree_blocks.py` says what happens if it raises). None: nobody asks.
+
+    Whoever wants to know what happens to the tree joins its `observers` (see `tree_observer.py`).
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class RadixCache:
         self.insertions = 0  # optimisation: until it grows, what did not match before cannot match now
         self.root = TreeNode((None, b""), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), None, 0)
         self._clear(EvictionQueue(policy))
-        self.blocks = None if events is None else TreeBlocks(self.nodes, events, event_block_size)
+        self.observers = Observers() if events is None else Observers(TreeBlocks(self.nodes, events, event_block_size))
 
     # --- what users of the tree call -----------------------------------------------------------------------------
 
@@ -93,6 +96,7 @@ class RadixCache:
         for ancestor in self._up_to_root(node):
             ancestor.hit_count += 1
         self._eviction_queue.note_change(node)
+        self.observers.hit(node)
 
     def peek_prefix(self, token_ids: TokenIds, extra_key: Hashable = None) -> tuple[int, TreeNode]:
         """Optimisation: a `match_prefix` for scheduling policies that splits, copies and marks nothing.
@@ -126,8 +130,7 @@ class RadixCache:
             raise ValueError(f"indices: {len(slots)} slots for {len(token_ids)} tokens; the numbers must be equal")
         if self.disable:
             return 0
-        if self.blocks is not None:
-            self.blocks.check_key(extra_key)
+        self.observers.check_key(extra_key)
         tokens = self._whole_pages(token_ids)
         known, _ = self.peek_prefix(tokens, extra_key)
         self.token_to_kv_pool.hand_to_tree(slots, known, len(tokens))
@@ -135,11 +138,9 @@ class RadixCache:
         if known < len(tokens):
             parent = path[-1] if path else self.root
             new_slots = slots[known : len(tokens)].astype(np.int32)
-            node = self._append(parent, tokens[known:].copy(), new_slots, extra_key, grow)
             self._evictable_size += len(tokens) - known
             self.insertions += 1
-            if self.blocks is not None:
-                self.blocks.inserted(node, tokens, known)
+            self._append(parent, tokens[known:].copy(), new_slots, extra_key, grow)
         return known
 
     def evict(self, num_tokens: int) -> int:
@@ -150,18 +151,19 @@ class RadixCache:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens}: must not be negative")
-        num_freed = 0
+        num_freed, gone = 0, list[TreeNode]()
         while num_freed < num_tokens and (leaf := self._eviction_queue.pop()) is not None:
             try:
+                self.observers.evicting(leaf)
                 self.token_to_kv_pool.free(leaf.value)
             except BaseException:
                 self._eviction_queue.offer(leaf)  # it stays in the tree, with its slots
-                self._report_removed()
+                self.observers.evicted(gone)
                 raise
             num_freed += len(leaf)
-            self._evictable_size -= len(leaf)
             self._remove_leaf(leaf)
-        self._report_removed()
+            gone.append(leaf)
+        self.observers.evicted(gone)
         return num_freed
 
     def evict_keys(self, unwanted: Callable[[Hashable], bool]) -> int:
@@ -177,10 +179,9 @@ class RadixCache:
         if going:
             self.token_to_kv_pool.free(np.concatenate([node.value for node in going]))
         for node in reversed(going):
-            self._evictable_size -= len(node)
             self._remove_leaf(node)
         self._eviction_queue.forget_removed()
-        self._report_removed()
+        self.observers.evicted(going[::-1])
         return sum(map(len, going))
 
     def inc_lock_ref(self, node: TreeNode) -> None:
@@ -190,6 +191,7 @@ class RadixCache:
                 self._evictable_size -= len(ancestor)
                 self._protected_size += len(ancestor)
             ancestor.lock_ref += 1
+        self.observers.locked(node)
 
     def dec_lock_ref(self, node: TreeNode) -> None:
         """Undo one `inc_lock_ref(node)`. ValueError, with nothing changed, when there is none to undo."""
@@ -202,6 +204,7 @@ class RadixCache:
                 self._evictable_size += len(ancestor)
                 self._protected_size -= len(ancestor)
                 self._eviction_queue.offer(ancestor)
+        self.observers.unlocked(node)
 
     def evictable_size(self) -> int:
         """How many tokens eviction could free now."""
@@ -220,11 +223,11 @@ class RadixCache:
         if self._protected_size:
             raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
         self.token_to_kv_pool.free(self.slots())
-        for node in [node for _, node in self.nodes()]:
+        nodes = [node for _, node in self.nodes()]
+        for node in nodes:
             node.parent = None  # from now on, locking one of them is an error
         self._clear(EvictionQueue(self.policy))
-        if self.blocks is not None:
-            self.blocks.cleared()
+        self.observers.reset(nodes)
 
     # --- looking at it -------------------------------------------------------------------------------------------
 
@@ -306,6 +309,7 @@ class RadixCache:
             path.append(node)
         if path:
             self._eviction_queue.note_change(path[-1])  # the others have children, so they are not in the queue
+            self.observers.used(path[-1])
         return path
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
@@ -323,37 +327,32 @@ class RadixCache:
         node.edge = self._edge(node.key, upper.edge[0])
         upper.children[node.edge] = node
         self._eviction_queue.note_change(node)
-        if self.blocks is not None:
-            self.blocks.split(upper, node)
+        self.observers.split(upper, node)
         return upper
 
     def _append(
         self, parent: TreeNode, tokens: np.ndarray, slots: np.ndarray, extra_key: Hashable, grow: TreeNode | None
-    ) -> TreeNode:
+    ) -> None:
         if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
             parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
             self._eviction_queue.note_change(parent)
-            return parent
+            self.observers.grew(parent, len(tokens))
+            return
         leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
         parent.children[leaf.edge] = leaf
         self.num_nodes += 1
         self._eviction_queue.offer(leaf)
-        return leaf
+        self.observers.inserted(leaf)
 
     def _remove_leaf(self, leaf: TreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.edge]
         self.num_nodes -= 1
+        self._evictable_size -= len(leaf)
         leaf.parent = None
         if parent is not self.root:
             self._eviction_queue.offer(parent)
-        if self.blocks is not None:
-            self.blocks.removed(leaf)
-
-    def _report_removed(self) -> None:
-        if self.blocks is not None:
-            self.blocks.report()
 
     def _up_to_root(self, node: TreeNode) -> Iterator[TreeNode]:
         while node is not self.root:

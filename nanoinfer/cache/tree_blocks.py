@@ -1,7 +1,7 @@
 """TreeBlocks: cuts what a radix tree holds into blocks of equal size, and reports which come and go."""
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from nanoinfer.cache.block_events import (
     namespace_hash,
 )
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.cache.tree_observer import TreeObserver
 from nanoinfer.requests.req import AdapterKey
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,8 @@ class NodeBlocks(NamedTuple):
         return self.hashes[-1] if self.hashes else self.parent
 
 
-class TreeBlocks:
-    """The blocks of a RadixCache, which tells it of every change; `nodes` as in the tree.
+class TreeBlocks(TreeObserver):
+    """The blocks of a RadixCache, which it observes; `nodes` as in the tree.
 
     A node is any run of pages, so a block may begin in one node and end in another. It belongs to the node in which it
     ends. Splitting a node changes no blocks, and one that grows stores those that are complete now. If a block ends within
@@ -54,52 +55,42 @@ class TreeBlocks:
         self._events: Callable[[list[BlockEvent]], object] | None = events
         self._of: dict[TreeNode, NodeBlocks] = {}
         self._copies: dict[int, int] = {}  # block hash → how many nodes hold it
-        self._removed: list[int] = []  # not reported yet
-        held: list[BlockEvent] = []
-        for _, node in nodes():
-            above = self._of.get(node.parent) if node.parent is not None else None
-            start = 0 if above is None or node.parent is None else above.start + len(node.parent)
-            held += self._add(node, start, self._from_block_start(node, start, node.key))
-        self._tell(held)
+        self._tell([event for _, node in nodes() for event in self._add(node)])
 
     def __len__(self) -> int:
         """How many different blocks the tree holds."""
         return len(self._copies)
 
-    # --- what the tree calls ---------------------------------------------------------------------------------------
+    # --- what the tree tells ---------------------------------------------------------------------------------------
 
     def check_key(self, extra_key: Hashable) -> None:
-        """ValueError for an `extra_key` that has no hash. The tree calls this before it changes anything."""
+        """ValueError for an `extra_key` that has no hash."""
         _namespace(extra_key)
 
-    def inserted(self, node: TreeNode, tokens: np.ndarray, known: int) -> None:
-        """A sequence now ends in `node`, which is new or has grown: `tokens` from the root on, all new from `known` on."""
-        first = known - known % self.block_size
-        self._tell(self._add(node, known, tokens[first:]))
+    def inserted(self, leaf: TreeNode) -> None:
+        self._tell(self._add(leaf))
+
+    def grew(self, leaf: TreeNode, count: int) -> None:
+        self._tell(self._add(leaf, len(leaf) - count))
 
     def split(self, upper: TreeNode, lower: TreeNode) -> None:
-        """The node `lower` has given its first tokens to `upper`, a new node above it."""
         start, parent, hashes = self._of[lower]
         middle = start + len(upper)
         count = middle // self.block_size - start // self.block_size
         self._of[upper] = above = NodeBlocks(start, parent, hashes[:count])
         self._of[lower] = NodeBlocks(middle, above.last, hashes[count:])
 
-    def removed(self, leaf: TreeNode) -> None:
-        """A leaf has left the tree. `report` says so."""
-        for block in self._of.pop(leaf).hashes:
-            self._copies[block] -= 1
-            if not self._copies[block]:
-                del self._copies[block]
-                self._removed.append(block)
-
-    def report(self) -> None:
-        """The operation that has removed leaves is over."""
-        removed, self._removed = self._removed, []
+    def evicted(self, nodes: Sequence[TreeNode]) -> None:
+        removed = []
+        for node in nodes:
+            for block in self._of.pop(node).hashes:
+                self._copies[block] -= 1
+                if not self._copies[block]:
+                    del self._copies[block]
+                    removed.append(block)
         self._tell([BlockRemoved(removed)] if removed else [])
 
-    def cleared(self) -> None:
-        """All nodes have left the tree."""
+    def reset(self, nodes: Sequence[TreeNode]) -> None:
         held = bool(self._copies)
         self._of.clear()
         self._copies.clear()
@@ -115,17 +106,21 @@ class TreeBlocks:
             new = next((i for i, block in enumerate(blocks.hashes) if block not in seen), len(blocks.hashes))
             seen.update(blocks.hashes)
             if new < len(blocks.hashes):
-                yield self._event(node, blocks, self._from_block_start(node, blocks.start, node.key), new)
+                yield self._event(node, blocks, self._from_block_start(node, blocks.start), new)
 
     # --- how it works ----------------------------------------------------------------------------------------------
 
-    def _add(self, node: TreeNode, start: int, tokens: np.ndarray) -> list[BlockEvent]:
-        """Note the blocks that end after `start` in `node`. `tokens`: from the start of the first of them on."""
-        before = self._of.get(node)  # if it has grown
+    def _add(self, node: TreeNode, known: int = 0) -> list[BlockEvent]:
+        """Note the blocks that end in `node`, which is new, or else had its first `known` tokens before."""
+        before = self._of.get(node)
         if before is None:
             above = None if node.parent is None else self._of.get(node.parent)
-            before = NodeBlocks(start, _namespace(node.edge[0]) if above is None else above.last, [])
-        added = NodeBlocks(start, before.last, chained_hashes(tokens, self.block_size, before.last))
+            if above is None or node.parent is None:  # below the root
+                before = NodeBlocks(0, _namespace(node.edge[0]), [])
+            else:
+                before = NodeBlocks(above.start + len(node.parent), above.last, [])
+        tokens = self._from_block_start(node, before.start, known)
+        added = NodeBlocks(before.start + known, before.last, chained_hashes(tokens, self.block_size, before.last))
         self._of[node] = before._replace(hashes=before.hashes + added.hashes)
         new = len(added.hashes)
         for i, block in reversed([*enumerate(added.hashes)]):
@@ -143,9 +138,12 @@ class TreeBlocks:
         adapter = (key.id, key.name) if isinstance(key, AdapterKey) else (None, None)
         return BlockStored(blocks.hashes[first:], parent, ids, size, *adapter)
 
-    def _from_block_start(self, node: TreeNode, start: int, tokens: np.ndarray) -> np.ndarray:
-        """`tokens`, which begin after `start`, and those before them in `node`'s ancestors that are in the same block."""
-        parts, missing, above = [tokens], start % self.block_size, node.parent
+    def _from_block_start(self, node: TreeNode, start: int, known: int = 0) -> np.ndarray:
+        """The tokens of `node`, which begins after `start` others, from number `known` on, and before them those in the
+        same block, some of which may be in its ancestors."""
+        missing, above = (start + known) % self.block_size, node.parent
+        parts = [node.key[max(known - missing, 0) :]]
+        missing -= min(known, missing)
         while missing:
             assert above is not None
             parts.append(above.key[-missing:])

@@ -7,8 +7,8 @@ from statistics import median
 import numpy as np
 
 from nanoinfer.cluster.costs import MeasuredPass, PassCosts, attended_pairs, fit
-from nanoinfer.engine import Engine
-from nanoinfer.llm import LLM
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.sampling_params import SamplingParams
 

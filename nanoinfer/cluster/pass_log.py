@@ -6,7 +6,7 @@ from math import sqrt
 
 from nanoinfer.cluster.calibrate import describe_pass
 from nanoinfer.cluster.costs import MeasuredPass, PassCosts, fit
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.outputs import RequestOutput
 
 REFITS = 5

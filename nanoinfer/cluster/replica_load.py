@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from nanoinfer.cluster.policy import ReplicaLoad
 
 if TYPE_CHECKING:
-    from nanoinfer.engine import Engine
+    from nanoinfer.engine.engine import Engine
 
 
 def load_of(engine: "Engine", counts: Callable[[int], bool] = lambda request_id: True) -> ReplicaLoad:

@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from nanoinfer.batch import Batch, only_likeliest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
 from nanoinfer.model.input_metadata import ForwardMode
@@ -18,7 +17,8 @@ from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.random_numbers import uniform
 from nanoinfer.sampling.sampler import Sampler, chooses_by_itself
-from nanoinfer.signals import interruptible
+from nanoinfer.scheduling.batch import Batch, only_likeliest
+from nanoinfer.threads.signals import interruptible
 
 MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE row for each
 

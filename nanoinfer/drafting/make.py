@@ -13,9 +13,9 @@ from nanoinfer.drafting.ngram import NgramDrafter
 from nanoinfer.drafting.scheduler import DraftingScheduler
 from nanoinfer.drafting.tree import TreeDrafter
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.multi_step import make_scheduler
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.scheduling.multi_step import make_scheduler
 from nanoinfer.scheduling.scheduler import Scheduler
 
 

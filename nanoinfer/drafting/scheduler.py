@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from nanoinfer.adapters.pool import AdapterPool
-from nanoinfer.batch import Batch, only_likeliest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_lengths import DraftLengths, Turn
@@ -25,6 +24,7 @@ from nanoinfer.drafting.drafter import Drafter
 from nanoinfer.model.captured_passes import coarse_size
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.batch import Batch, only_likeliest
 from nanoinfer.scheduling.scheduler import Scheduler
 
 PAUSE_S = 0.05  # whoever lets more time go by between two steps has done something else

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.grammars.matcher import Matcher, fill_masks
-from nanoinfer.signals import uninterrupted
+from nanoinfer.threads.signals import uninterrupted
 
 
 def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher, Sequence[int]]]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.cache_locks import new_cache_lock
 from nanoinfer.grammars.grammar import Grammar
 from nanoinfer.grammars.json_keywords import keyword_hint
 from nanoinfer.grammars.json_schemas import prepared_schema
@@ -22,6 +21,7 @@ from nanoinfer.grammars.safe_sizes import is_safe
 from nanoinfer.grammars.tool_calls import calls_grammar
 from nanoinfer.grammars.trial import Trial
 from nanoinfer.grammars.vocabulary import Vocabulary
+from nanoinfer.threads.cache_locks import new_cache_lock
 
 MAX_CACHED = 64  # compiled grammars
 MAX_SECONDS = 30.0  # that a request waits for its grammar

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from nanoinfer.cache_locks import new_cache_lock
-from nanoinfer.exit_gate import exit_gate
-from nanoinfer.signals import interruptible, uninterrupted
+from nanoinfer.threads.cache_locks import new_cache_lock
+from nanoinfer.threads.exit_gate import exit_gate
+from nanoinfer.threads.signals import interruptible, uninterrupted
 
 STACK_BYTES = 64 * 2**20  # of such a thread; only what is used of it takes memory
 LOOK_S = 0.02  # whoever waits looks so often at the clock, and lets signal handlers run

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.cache_locks import kept
 from nanoinfer.requests.tokenizer import REPLACEMENT
+from nanoinfer.threads.cache_locks import kept
 
 CHECKED_TOKENS = 2000  # of so many tokens, the bytes are compared with the text that the tokenizer decodes them to
 ANCHORS = (

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoinfer.kernels.functions import Call, function, record_calls
 from nanoinfer.kernels.program_memory import share_memory
-from nanoinfer.signals import uninterrupted
+from nanoinfer.threads.signals import uninterrupted
 
 _ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 

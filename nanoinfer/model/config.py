@@ -9,7 +9,7 @@ import torch
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
-from nanoinfer.model.other_formats import unsupported_kind
+from nanoinfer.model.other_formats import QUANTIZE_CONFIG, unsupported_kind
 from nanoinfer.model.plain_config import is_end_token, read_plain_config
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 from nanoinfer.requests.tokenizer_files import read_object
@@ -64,6 +64,10 @@ class ModelConfig:
             raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
         try:
             config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
+            if (path / QUANTIZE_CONFIG).is_file():
+                raise UnsupportedModelError(
+                    f"{QUANTIZE_CONFIG}: quantized checkpoints are not supported; use the original"
+                )
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path}: {unsupported_kind(path / 'config.json')}{error}") from error
         end_tokens = _generation_end_tokens(path)

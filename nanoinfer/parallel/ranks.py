@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from nanoinfer.errors import RankError
-from nanoinfer.exit_gate import exit_gate
 from nanoinfer.parallel.communicator import Communicator
 from nanoinfer.parallel.group import join
 from nanoinfer.parallel.meeting import Meeting
@@ -20,6 +19,7 @@ from nanoinfer.parallel.members import (
 )
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.torchrun import torchrun_rank
+from nanoinfer.threads.exit_gate import exit_gate
 
 
 class Ranks:

@@ -16,7 +16,7 @@ from nanoinfer.parallel.adapters import ToldAdapters
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.model_share import ModelShare
 from nanoinfer.parallel.passes import pass_message
-from nanoinfer.signals import uninterrupted
+from nanoinfer.threads.signals import uninterrupted
 
 
 class SplitRunner(ModelRunner):

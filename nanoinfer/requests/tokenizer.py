@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.cache_locks import kept
-from nanoinfer.exit_gate import exit_gate
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
+from nanoinfer.threads.cache_locks import kept
+from nanoinfer.threads.exit_gate import exit_gate
 
 TokenIds = Sequence[int] | np.ndarray
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.pool import AdapterPool
-from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.admission import Admission, PrefixLock, Verdict
+from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.blocked import Blocked
 from nanoinfer.scheduling.prefill_budget import PrefillBudget
 from nanoinfer.scheduling.retraction import NewTokenRatio, first_to_retract

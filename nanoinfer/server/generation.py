@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nanoinfer.async_stream import AsyncStream
+from nanoinfer.frontends.async_stream import AsyncStream
 from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason

@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.stats import EngineStats
 from nanoinfer.server.buckets import TOKENS, Buckets
-from nanoinfer.stats import EngineStats
 
 if TYPE_CHECKING:
     from nanoinfer.server.generation import Generation

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.async_stream import AsyncStream
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import LLM, load_or_take
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.async_stream import AsyncStream
+from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 

@@ -3,9 +3,10 @@
 A step of a trace is one pass. A step of the engine is, too, unless `num_scheduler_steps` lets it make several decode passes
 (multi_step.py); each of these is a step of the trace.
 
-The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler,
-radix tree) are replaced by functions that take notes and call the originals. Detaching restores the originals. Nothing is
-copied as a whole: the cost of an event depends on what happened in its step, not on the sizes of pool and tree.
+The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler)
+are replaced by functions that take notes and call the originals. Detaching restores the originals. The radix tree tells
+its observers, of which one takes notes. Nothing is copied as a whole: the cost of an event depends on what happened in its
+step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
-from nanoinfer.batch import Batch
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.token_text import token_text
-from nanoinfer.signals import uninterrupted
+from nanoinfer.scheduling.batch import Batch
+from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import ENGINE_FIELDS
 from nanoinfer.trace.trace import Trace
@@ -114,6 +115,7 @@ class Recorder:
                 else:
                     setattr(owner, name, before)
             self._undo.clear()
+            self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
             self._pass.clear()
@@ -136,8 +138,7 @@ class Recorder:
         self._watch(scheduler, "end", self._on_end)
         self._watch(scheduler, "pause", self._on_pause)
         self._watch(scheduler, "resume", self._on_resume)
-        for name, watcher in self._tree.watchers.items():
-            self._watch(engine.radix_cache, name, watcher)
+        engine.radix_cache.observers.add(self._tree)
 
     def _watch(self, owner: Any, name: str, around: Call) -> None:
         """From now on, `owner.name(...)` calls `around(original, ...)`, only for this object."""

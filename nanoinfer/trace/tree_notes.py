@@ -1,40 +1,28 @@
 """TreeNotes: notes what happens to a radix tree while it happens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.trace.events import NodeUse, to_runs
 
-Call = Callable[..., Any]
 
-
-class TreeNotes:
+class TreeNotes(TreeObserver):
     """Numbers the nodes of `tree` (0: the root) in the order in which it sees them, and notes operations and uses.
 
-    `watchers`: method of RadixCache → the function that wraps it while the tree is watched. A node is referenced only as
-    long as it is in the tree.
+    It is told of them once it is among the tree's observers. A node is referenced only as long as it is in the tree.
     """
 
     def __init__(self, tree: RadixCache):
-        self.watchers: dict[str, Call] = {
-            "_walk": self._on_walk,
-            "_up_to_root": self._on_up_to_root,
-            "_split": self._on_split,
-            "_append": self._on_append,
-            "_remove_leaf": self._on_remove_leaf,
-            "reset": self._on_reset,
-        }
-        self._tree = tree
         self._numbers: dict[TreeNode, int] = {tree.root: 0}
         self._next = 1
         self._uses: dict[TreeNode, tuple[int, int, int] | None] = {}  # as last noted; None: never noted
         self._touched: dict[TreeNode, None] = {}  # nodes whose lock or use may have changed since `take`
         self._operations: list[list[Any]] = []
         for _, node in tree.nodes():
-            assert node.parent is not None
-            self._added(node, node.parent)
+            self.inserted(node)
 
     def number(self, node: TreeNode | None) -> int:
         """A node's number. For None and for a node that is gone, it is the root's."""
@@ -57,57 +45,42 @@ class TreeNotes:
         for held in (self._numbers, self._uses, self._touched):
             held.clear()
 
-    # --- functions that wrap the tree's methods -------------------------------------------------------------------
+    # --- what the tree tells -------------------------------------------------------------------------------------
 
-    def _on_walk(self, walk: Call, *args: Any) -> list[TreeNode]:
-        path = walk(*args)
-        self._touched.update(dict.fromkeys(path))
-        return path
+    def used(self, node: TreeNode) -> None:
+        self._touched.update(dict.fromkeys(reversed(path_to(node))))
 
-    def _on_up_to_root(self, up_to_root: Call, node: TreeNode) -> Iterator[TreeNode]:
-        for ancestor in up_to_root(node):
-            self._touched[ancestor] = None
-            yield ancestor
+    def hit(self, node: TreeNode) -> None:
+        self._touched.update(dict.fromkeys(path_to(node)))
 
-    def _on_split(self, split: Call, node: TreeNode, length: int) -> TreeNode:
-        upper = split(node, length)
+    locked = unlocked = hit
+
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         self._uses[upper] = None
         self._touched[upper] = None
-        self._operations.append(["split", self._numbers[node], self._new_number(upper), length])
-        return upper
+        self._operations.append(["split", self._numbers[lower], self._new_number(upper), len(upper)])
 
-    def _on_append(self, append: Call, parent: TreeNode, *args: Any) -> TreeNode:
-        length, children = len(parent), len(parent.children)
-        node: TreeNode = append(parent, *args)
-        if len(parent.children) > children:
-            self._added(node, parent)
-        else:
-            tokens, slots = parent.key[length:].tolist(), to_runs(parent.value[length:])
-            self._operations.append(["grow", self._numbers[parent], tokens, slots])
-        return node
+    def inserted(self, leaf: TreeNode) -> None:
+        assert leaf.parent is not None
+        time, extra_key = leaf.creation_time, leaf.edge[0]
+        self._uses[leaf] = (0, time, 0)
+        self._touched[leaf] = None
+        tokens, slots, key = leaf.key.tolist(), to_runs(leaf.value), None if extra_key is None else repr(extra_key)
+        self._operations.append(["add", self._new_number(leaf), self._numbers[leaf.parent], tokens, slots, key, time])
 
-    def _on_remove_leaf(self, remove_leaf: Call, leaf: TreeNode) -> None:
-        remove_leaf(leaf)
-        self._removed(leaf)
+    def grew(self, leaf: TreeNode, count: int) -> None:
+        tokens, slots = leaf.key[-count:].tolist(), to_runs(leaf.value[-count:])
+        self._operations.append(["grow", self._numbers[leaf], tokens, slots])
 
-    def _on_reset(self, reset: Call) -> None:
-        nodes = [node for _, node in self._tree.nodes()]
-        reset()
-        for node in reversed(nodes):
-            self._removed(node)
+    def evicted(self, nodes: Sequence[TreeNode]) -> None:
+        for node in nodes:
+            self._operations.append(["remove", self._numbers.pop(node)])
+            self._uses.pop(node, None)
 
-    # --- notes ---------------------------------------------------------------------------------------------------
+    def reset(self, nodes: Sequence[TreeNode]) -> None:
+        self.evicted(nodes[::-1])
 
-    def _added(self, node: TreeNode, parent: TreeNode) -> None:
-        time, extra_key = node.creation_time, node.edge[0]
-        self._uses[node] = (0, time, 0)
-        self._touched[node] = None
-        tokens, slots, key = node.key.tolist(), to_runs(node.value), None if extra_key is None else repr(extra_key)
-        self._operations.append(["add", self._new_number(node), self._numbers[parent], tokens, slots, key, time])
-
-    def _removed(self, node: TreeNode) -> None:
-        self._operations.append(["remove", self._numbers.pop(node)])
-        self._uses.pop(node, None)
+    # --- how it works --------------------------------------------------------------------------------------------
 
     def _new_number(self, node: TreeNode) -> int:
         self._numbers[node] = self._next

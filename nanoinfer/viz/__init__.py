@@ -9,7 +9,7 @@ request (blue is request 0, and nothing else is), white free, grey unused, pink 
 How to write one: a picture is a function that takes live objects and returns a Picture. It may stand in any file, inside
 this package or outside it, and nothing has to know of it:
 
-    from nanoinfer.engine import Engine
+    from nanoinfer.engine.engine import Engine
     from nanoinfer.viz import Picture, Sheet
     from nanoinfer.viz.facts import request_labels
     from nanoinfer.viz.palette import owner_style

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import LowRank, projections
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.viz.facts import last_input_metadata, last_labels

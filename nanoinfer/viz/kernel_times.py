@@ -22,9 +22,9 @@ def kernel_times(
 ) -> Picture:
     """One bar per pass, all on one axis of time: each kernel from when to when, and what is outside them.
 
-    `passes`: `{label: (calls, seconds)}`, a call being `(kernel, module, begin, end)`, in seconds after the pass began, as
-    `teaching.pass_times` measures them. Calls of one layer have a line beneath them. Raises ValueError for no passes, and
-    for calls that are out of order or outside their pass.
+    `passes`: `{label: (calls, seconds)}`, a call being `(kernel, module, begin, end)`, in seconds after the pass began.
+    Calls of one layer have a line beneath them. Raises ValueError for no passes, and for calls that are out of order or
+    outside their pass.
     """
     expect_type("passes", passes, Mapping)
     if not passes:

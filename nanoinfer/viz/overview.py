@@ -1,6 +1,6 @@
 """engine: slots, rows and tree of a live Engine in one picture."""
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.viz.facts import decoder_of, request_labels
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import draw_request_rows

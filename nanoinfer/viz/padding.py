@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nanoinfer.sessions import InferenceSession
+from nanoinfer.sessions.inference import InferenceSession
 from nanoinfer.viz.lettering import SMALL, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, owner_style
 from nanoinfer.viz.picture import Picture

@@ -7,7 +7,7 @@ import numpy as np
 from nanoinfer.cache.indices import Indices
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer

@@ -38,9 +38,10 @@ def main() -> None:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    from nanoinfer.teaching import Hint, NotWritten, checks
-    from nanoinfer.teaching.checking import run_check
-    from nanoinfer.teaching.exercises import exercises_of
+    from notebooks.course import Hint, NotWritten, checks
+    from notebooks.course.checking import run_check
+    from notebooks.course.exercises import exercises_of
+    from notebooks.course.expectations import CannotBeRead
     from notebooks.tools.intact import Intact, load_all
 
     checks.__path__.extend(job["checks"])
@@ -54,6 +55,7 @@ def main() -> None:
     namespace = shell.user_module.__dict__
     restore = Intact(exercise.checker for exercise in exercises.values()).restore
     armed = False
+    ran: list[str] = []
 
     def too_late(signum: int, frame: object) -> None:
         if armed:
@@ -62,7 +64,9 @@ def main() -> None:
     def mark(id: str) -> dict[str, str]:
         restore()
         try:
-            proved = run_check(exercises[id], namespace)
+            proved = run_check(exercises[id], namespace, ran)
+        except CannotBeRead as hint:
+            return {"outcome": "syntax error", "text": str(hint)[:TEXT]}
         except NotWritten as hint:
             return {"outcome": "not written", "text": str(hint)[:TEXT]}
         except Hint as hint:
@@ -83,6 +87,7 @@ def main() -> None:
             armed = True
             set_timer(signal.ITIMER_REAL, job["timeout"], 0.5)
             if "source" in step:
+                ran.append(shell.transform_cell(step["source"]) if "%" in step["source"] else step["source"])
                 result = shell.run_cell(step["source"], store_history=False)
                 error = result.error_before_exec or result.error_in_exec
                 if isinstance(error, OutOfTime):

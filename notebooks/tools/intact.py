@@ -10,19 +10,27 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import nanoinfer
+import notebooks.course
 
-# Besides nanoinfer: what checks compute and compare with.
+# Besides the package and the course: what checks compute and compare with.
 _OTHERS = ("bisect", "collections", "copy", "dataclasses", "heapq", "itertools", "math", "operator", "numpy", "torch")
-_LEFT_OUT = ("nanoinfer.__main__", "nanoinfer.bench")
+# What no check needs: commands, servers and pages with sliders, which take a second to import.
+LEFT_OUT = ("nanoinfer.__main__", "nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "notebooks.course.explore")
+
+
+def is_left_out(module: str) -> bool:
+    """Whether a module is, or is part of, what no check needs."""
+    return any(f"{module}.".startswith(f"{left_out}.") for left_out in LEFT_OUT)
 
 
 def load_all() -> None:
-    """Import every module of nanoinfer, so that no check imports one after the submission has run. Those that need what
-    is not installed are left out."""
-    for module in pkgutil.walk_packages(nanoinfer.__path__, "nanoinfer.", onerror=lambda name: None):
-        if not module.name.startswith(_LEFT_OUT):
-            with contextlib.suppress(ImportError, OSError):
-                importlib.import_module(module.name)
+    """Import every module of the package and the course that a check may need, so that none is imported after the
+    submission has run. Those that need what is not installed are left out."""
+    for package in (nanoinfer, notebooks.course):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
+            if not is_left_out(module.name):
+                with contextlib.suppress(ImportError, OSError):
+                    importlib.import_module(module.name)
 
 
 class Intact:
@@ -83,7 +91,7 @@ class Intact:
 
 
 def _is_ours(*names: str | None) -> bool:
-    return any(name is not None and (name == "nanoinfer" or name.startswith("nanoinfer.")) for name in names)
+    return any(f"{name}.".startswith(("nanoinfer.", "notebooks.course.")) for name in names)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from nanoinfer.teaching.exercises import exercises_of, notebook_of
+from notebooks.course.exercises import exercises_of, notebook_of
 from notebooks.tools.files import source_of
 from notebooks.tools.needed import needed
 from notebooks.tools.student import checked_ids, exercise_ids, number_of

@@ -4,7 +4,7 @@ import copy
 import re
 from typing import Any
 
-from nanoinfer.teaching.exercises import exercises_of, notebook_of
+from notebooks.course.exercises import exercises_of, notebook_of
 from notebooks.tools.files import set_source, source_of, tags
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -37,7 +37,7 @@ def student_notebook(solution: dict[str, Any], name: str) -> dict[str, Any]:
     """The student's notebook: solutions become `raise NotImplementedError("exercise 5.1")`, check cells may raise.
 
     `name`: as in "05_memory_pools". Raises NotebookError, with every problem there is, when tags, solution blocks, check
-    cells and the checks in `nanoinfer.teaching.checks` do not fit together. `solution` stays as it is.
+    cells and the checks in `notebooks.course.checks` do not fit together. `solution` stays as it is.
     """
     problems = _problems(solution, name)
     if problems:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.teaching.exercises import exercises_of
+from notebooks.course.exercises import exercises_of
 from notebooks.tools.files import ROOT, NoNotebook, read
 from notebooks.tools.steps import Step, plan
 
@@ -27,8 +27,8 @@ MESSAGE = 1 << 20  # bytes of a message; what is longer is none
 
 @dataclass
 class Graded:
-    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "timeout", "crashed",
-    "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what
+    """What came of one submission. `outcomes`: exercise → "passed", "wrong", "not written", "syntax error", "timeout",
+    "crashed", "out of memory" or "not reached"; `texts`: exercise → the hint; `raised`: cell → its exception; `notes`: what
     went wrong elsewhere."""
 
     name: str

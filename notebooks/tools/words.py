@@ -32,7 +32,7 @@ SERVER = _in("the_engine_behind_a_door")
 
 # A step is a call of Engine.step, or of the step of an engine that grows towards it. These notebooks have one.
 ENGINES = _in(
-    *("start_here", "an_engine_in_150_lines", "batched_decode", "radix_cache", "the_ways_of_a_slot"),
+    *("start_here", "an_engine_in_150_lines", "batched_decode", "radix_cache", "the_life_of_a_slot"),
     *("scheduler", "scheduling_policy", "the_engine_behind_a_door"),
     *("multi_turn_chat", "few_shot", "branching_agents"),
 )

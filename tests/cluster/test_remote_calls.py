@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.async_stream import AsyncStream, Delivery
 from nanoinfer.cluster.serve import remote_call
 from nanoinfer.cluster.serve.answering import answer_call
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError, ReplicaLostError, StepFailedError
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
@@ -114,14 +114,22 @@ def same(pieces: list[StreamPiece], output: RequestOutput, wanted: RequestOutput
         assert len(output.outputs[i].logprobs or ()) == len(completion.logprobs or ())
 
 
-def lose_after(*counts: int) -> Spoil:
-    """The attempt with number i is lost once it has brought counts[i] tokens; later ones are not."""
+def lose_after(*counts: int, cut: bool = False) -> Spoil:
+    """The attempt with number i is lost once it has brought counts[i] tokens; later ones are not.
+
+    An engine that is far ahead of its reader may have brought all of them by then. With `cut`, a piece of an attempt that
+    is lost has at most half of counts[i] tokens, without regard to its text, and no end.
+    """
     seen: dict[int, int] = {}
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         if number < len(counts) and isinstance(answer, News):
             if seen.get(number, 0) >= counts[number]:
                 return None
+            if cut:
+                most = -(-counts[number] // 2)
+                pieces = [replace(each, token_ids=each.token_ids[:most], finish_reason=None) for each in answer.pieces]
+                answer = News(pieces)
             seen[number] = seen.get(number, 0) + sum(len(piece.token_ids) for piece in answer.pieces)
         return answer
 
@@ -159,7 +167,7 @@ def test_a_replica_that_takes_over_is_told_that_the_reader_is_behind(llm: LLM) -
     async def hold_twice() -> list[bool]:
         held: list[bool] = []
         async with AsyncEngine(LLM(llm.model.name, max_total_tokens=2048, max_running_requests=8)) as engine:
-            replicas = FakeReplicas(engine, lose_after(5))
+            replicas = FakeReplicas(engine, lose_after(5, cut=True))
             delivery = Delivery(asyncio.get_running_loop(), 1, lambda delivery, hold: held.append(hold))
             request = Request(PROMPT, SamplingParams(max_new_tokens=20, temperature=0))
             call = RemoteCall(7, request, "door", replicas, delivery, (HANG_S, HANG_S, 4))
@@ -174,7 +182,7 @@ def test_a_replica_that_takes_over_is_told_that_the_reader_is_behind(llm: LLM) -
 
 def test_what_was_sent_is_not_computed_again(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=20, seed=3, n=2))
-    _, _, replicas = called(request, lose_after(8))
+    _, _, replicas = called(request, lose_after(8, cut=True))
     first, second = replicas.calls
     assert [len(each.output_ids) for each in first.requests] == [0, 0]
     assert sum(len(each.output_ids) for each in second.requests) >= 8
@@ -288,7 +296,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
-    lose = lose_after(3, 0)
+    lose = lose_after(3, 0, cut=True)
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         found = lose(call, number, answer)
@@ -321,14 +329,14 @@ def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params
 def test_a_replica_that_cannot_be_told_to_go_on_loses_the_call(llm: LLM) -> None:
     async def act() -> tuple[RequestOutput, int]:
         async with AsyncEngine(LLM("story", max_total_tokens=2048)) as engine:
-            told: list[int] = []
+            first_two = lose_after(2, cut=True)
 
-            def spoil(asked: Call, number: int, answer: Answer) -> Answer:
+            def spoil(asked: Call, number: int, answer: Answer) -> Answer | None:
                 if number == 0 and isinstance(answer, News) and answer.pieces:
-                    told.append(number)
                     call.give_up("another one")
-                    if len(told) == 3:
+                    if (answer := first_two(asked, number, answer)) is None:
                         call.give_up("replica 0")
+                        return News()
                 return answer
 
             replicas = FakeReplicas(engine, spoil)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.simulate.figure import draw
 from nanoinfer.cluster.simulate.results import Results, read_results

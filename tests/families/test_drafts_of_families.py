@@ -34,6 +34,7 @@ def check_with_and_without(path: Path, draft: Path, options: dict[str, Any]) -> 
     assert_all_free(drafting.engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_same_tokens_with_drafts(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = checkpoint(family)
@@ -44,6 +45,7 @@ def test_every_family_gives_the_same_tokens_with_drafts(family: str, checkpoint:
         check_with_and_without(path, draft, {"kernels": each, "page_size": 4, "num_draft_tokens": 3})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -14,10 +14,10 @@ from nanoinfer import LLM, SamplingParams, UnsupportedModelError
 from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_windows
 from nanoinfer.model.gemma3 import Gemma3ForCausalLM
 from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.random_model import random_model
 from nanoinfer.paged.generator import GeneratorTorch
-from nanoinfer.random_model import random_model
 from nanoinfer.registry import MODEL_FAMILIES
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import edited, greedy
 from tests.helpers.paged import Caller
 

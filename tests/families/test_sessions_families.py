@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from nanoinfer.sessions import InferenceEngine, OfflineScheduler
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.checkpoints import FAMILIES, greedy
 
 Checkpoint = Callable[..., Path]

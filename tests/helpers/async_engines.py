@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nanoinfer import LLM, AsyncEngine, Engine, SamplingParams
-from nanoinfer.calls import Calls
+from nanoinfer.frontends.calls import Calls
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from tests.helpers.engines import Clock, V, make_engine

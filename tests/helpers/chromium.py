@@ -66,10 +66,19 @@ def device(page: "Chrome", width: int, height: int, dark: bool = False, touch: b
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": touch})
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    drawn(page)
     try:
         yield
     finally:
         _as_it_is(page)
+
+
+def drawn(page: "Chrome") -> None:
+    """Wait until the page has drawn itself in the size that it has now; a page may do that one picture later."""
+    page.execute_async_script("""
+        const done = arguments[arguments.length - 1];
+        const after = (pictures) => (pictures ? requestAnimationFrame(() => after(pictures - 1)) : done());
+        after(3);""")
 
 
 def _as_it_is(page: "Chrome") -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

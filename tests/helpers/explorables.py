@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nanoinfer.explore import (
+from notebooks.course.explore import (
     Bar,
     Bars,
     Cell,

@@ -4,13 +4,13 @@ from typing import Any
 
 from selenium import webdriver
 
-from nanoinfer.explore.explorable import Frame
-from nanoinfer.explore.panels.bars import Bars
-from nanoinfer.explore.panels.base import Panel
-from nanoinfer.explore.panels.cells import Cells
-from nanoinfer.explore.panels.lanes import Lanes
-from nanoinfer.explore.panels.numbers import Numbers
-from nanoinfer.explore.panels.tree import Node, Tree
+from notebooks.course.explore.explorable import Frame
+from notebooks.course.explore.panels.bars import Bars
+from notebooks.course.explore.panels.base import Panel
+from notebooks.course.explore.panels.cells import Cells
+from notebooks.course.explore.panels.lanes import Lanes
+from notebooks.course.explore.panels.numbers import Numbers
+from notebooks.course.explore.panels.tree import Node, Tree
 
 READ = """
 const all = (at, selector) => [...at.querySelectorAll(selector)];

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from nanoinfer import SamplingParams
-from nanoinfer.batch import Batch
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
-from nanoinfer.multi_step import make_scheduler
 from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling.batch import Batch
+from nanoinfer.scheduling.multi_step import make_scheduler
 from nanoinfer.scheduling.policy import Policy
 
 A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing

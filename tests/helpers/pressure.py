@@ -15,9 +15,9 @@ import torch
 
 from nanoinfer.adapters import pool
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import AdapterError, QueueFullError
-from nanoinfer.llm import make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, STARTS, prepare_environment, start_serve
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from tests.helpers.waiting import HANG_S, until
 
 prepare_environment()

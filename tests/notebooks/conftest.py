@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoinfer.teaching import checks
+from notebooks.course import checks
 from tests.sample_series import save_checks
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.teaching import check
-from nanoinfer.teaching.expectations import NotWritten
+from notebooks.course import check
+from notebooks.course.expectations import NotWritten
 from notebooks.tools.student import cleared
 from tests.solution_cells import gets_hint, passes, solutions, written
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from nanoinfer.drafting.suffix_index import SuffixIndex
-from nanoinfer.teaching import check
-from nanoinfer.teaching.checks import nb14, nb14_passes
-from nanoinfer.teaching.expectations import NotWritten
+from notebooks.course import check
+from notebooks.course.checks import nb14, nb14_passes
+from notebooks.course.expectations import NotWritten
 from notebooks.tools.student import cleared
 from tests.solution_cells import gets_hint, passes, solutions, written
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.teaching import Hint, check
+from notebooks.course import Hint, check
 from tests.solution_cells import gets_hint, passes
 
 POSITIONS = """

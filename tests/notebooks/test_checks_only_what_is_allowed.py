@@ -2,8 +2,8 @@
 
 import pytest
 
-from nanoinfer.teaching import Hint, check
-from nanoinfer.teaching.expectations import NotWritten
+from notebooks.course import Hint, check
+from notebooks.course.expectations import NotWritten
 from notebooks.tools.student import cleared
 from tests.solution_cells import gets_hint, passes, solutions, written
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nanoinfer.teaching import Hint, NotWritten, check
+from notebooks.course import Hint, NotWritten, check
 
 
 def given(answer: Callable[[int, int], object]) -> dict[str, object]:

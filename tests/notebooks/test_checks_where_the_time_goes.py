@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoinfer.teaching import Hint, check
+from notebooks.course import Hint, check
 from tests.solution_cells import gets_hint, passes, solutions, written
 
 ANSWERS = solutions("12_where_the_time_goes")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoinfer.teaching.exercises import find
+from notebooks.course.exercises import find
 from notebooks.grade import notes, points
 from notebooks.tools.student import student_notebook
 from notebooks.tools.submission import Graded
@@ -17,14 +17,28 @@ pytestmark = pytest.mark.usefixtures("checks_folder")
 
 @pytest.mark.slow
 def test_right_wrong_and_unwritten_exercises_are_told_apart(checks_folder: Path, tmp_path: Path) -> None:
+    """The wrong one is right in a forked child, which comes to its end before its parent does: that earns nothing."""
     unwritten = 'def rows(pool, n):\n    raise NotImplementedError("exercise 90.3")'
-    wrong = "def twice(number):\n    return 3 * number"
+    wrong = (
+        "import os\nchild = os.fork()\nfactor = 2 if child == 0 else os.waitpid(child, 0) and 3\n"
+        "def twice(n):\n    return factor * n"
+    )
     result = graded(checks_folder, tmp_path, series({"90.2": wrong, "90.3": unwritten}))
     assert outcomes(result) == ["passed", "wrong", "not written"]
     assert "Twice 4 is 8." in result.texts["90.2"]
     assert result.texts["90.1"] == "3 free, 2 taken"
     assert result.notes == []
     assert notes(result) == "90.2 wrong; 90.3 not written"
+
+
+@pytest.mark.slow
+def test_a_cell_that_python_cannot_read_is_no_exercise_that_is_not_written(checks_folder: Path, tmp_path: Path) -> None:
+    sources = {"90.1": "def lowest(free, n)\n    return sorted(free)[:n]", "90.2": "def twice(n):\nreturn 2 * n"}
+    result = graded(checks_folder, tmp_path, series(sources))
+    assert outcomes(result) == ["syntax error", "syntax error", "passed"]
+    assert "line 1 of its cell: def lowest(free, n)\n  SyntaxError: expected ':'" in result.texts["90.1"]
+    assert "line 2 of its cell: return 2 * n\n  IndentationError: expected an indented block" in result.texts["90.2"]
+    assert notes(result) == "90.1, 90.2 syntax error"
 
 
 @pytest.mark.slow
@@ -37,20 +51,10 @@ def test_the_generated_student_notebook_gets_nothing_quickly(checks_folder: Path
 
 
 @pytest.mark.slow
-def test_a_forked_child_earns_nothing(checks_folder: Path, tmp_path: Path) -> None:
-    """It comes to its end before its parent does."""
-    twice = (
-        "import os\nchild = os.fork()\nfactor = 2 if child == 0 else os.waitpid(child, 0) and 3\n"
-        "def twice(n):\n    return factor * n"
-    )
-    assert outcomes(graded(checks_folder, tmp_path, series({"90.2": twice}))) == ["passed", "wrong", "passed"]
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits the memory of a process")
 def test_running_out_of_memory_costs_only_the_cell_that_does(checks_folder: Path, tmp_path: Path) -> None:
     content = series()
-    content["cells"].insert(2, code("kept = []\nwhile True:\n    kept.append(bytearray(10**7))"))
+    content["cells"].insert(2, code("kept = []\nwhile True:\n    kept.append(bytes(10**7))"))
     result = graded(checks_folder, tmp_path, content, memory=1.5)
     assert outcomes(result) == ["passed"] * 3
     assert result.notes == ["out of memory in cell 3"]

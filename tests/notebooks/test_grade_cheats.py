@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.grading import graded, outcomes
+from tests.notebooks.grading import IDS, graded, outcomes
 from tests.sample_series import code, series
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("checks_folder")]
@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("checks_folder")]
 CHEATS = {
     "redefines check and expect": "def check(*args): print('right')\nexpect = expect_equal = check",
     "patches the checker's helpers": """
-import nanoinfer.teaching.expectations as e, nanoinfer.teaching.exercises as x, nanoinfer.teaching.checking as c
-import nanoinfer.teaching.checks.nb90 as nb
+import notebooks.course.expectations as e, notebooks.course.exercises as x, notebooks.course.checking as c
+import notebooks.course.checks.nb90 as nb
 e.expect = nb.expect = nb.expect_equal = lambda *args, **kwargs: None
 c.run_check = lambda *args: "right"
 e._difference.__code__ = (lambda *args: None).__code__
@@ -22,7 +22,7 @@ for exercise in x._exercises.values():
     exercise.checker.__code__ = (lambda given: "right").__code__
 x._exercises.clear()
 import sys
-sys.modules["nanoinfer.teaching"] = sys
+sys.modules["notebooks.course"] = sys
 """,
     "patches what is compared": """
 import builtins, numpy, torch
@@ -37,7 +37,7 @@ import builtins, notebooks.tools.intact
 notebooks.tools.intact.Intact.restore = notebooks.tools.intact._set = lambda *args: None
 builtins.setattr = builtins.delattr = lambda *args: None
 builtins.vars = lambda *args: {}
-import nanoinfer.teaching.checks.nb90 as nb
+import notebooks.course.checks.nb90 as nb
 nb.expect = nb.expect_equal = lambda *args, **kwargs: None
 """,
     "forges the marks": """
@@ -54,8 +54,8 @@ for fd in range(3, 64):
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheating_and_outputs_earn_nothing(checks_folder: Path, tmp_path: Path, cheat: str) -> None:
+def test_cheating_and_outputs_earn_nothing(checks_folder: Path, tmp_path: Path) -> None:
+    """All checks follow each of the cheats, and one that passed only once would stay passed."""
     wrong = {
         "90.1": "def lowest(free, n):\n    return [2, 3]",
         "90.2": "def twice(number):\n    return 0",
@@ -64,9 +64,11 @@ def test_cheating_and_outputs_earn_nothing(checks_folder: Path, tmp_path: Path, 
     content = series(wrong)
     for cell, title in ((3, "90.1 The lowest first"), (5, "90.2 Twice as much"), (7, "90.3 Rows of a pool")):
         content["cells"][cell]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": [f"✓ {title}\n"]}]
-    content["cells"].insert(2, code(CHEATS[cheat]))
+    for cheat in CHEATS.values():
+        content["cells"] += [code(cheat), *(code(f'check("{id}", globals())', f"check-{id}") for id in IDS)]
     result = graded(checks_folder, tmp_path, content)
     assert outcomes(result) == ["wrong"] * 3, result
+    assert result.raised == {}, "each cheat has done what it can"
 
 
 def test_a_right_answer_counts_beside_any_cheat(checks_folder: Path, tmp_path: Path) -> None:

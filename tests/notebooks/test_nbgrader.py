@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.teaching.exercises import exercises_of
 from notebooks.build import kernel_environment
+from notebooks.course.exercises import exercises_of
 from notebooks.to_nbgrader import export, main, nbgrader_notebook
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import NotebookError, number_of
@@ -71,7 +71,7 @@ def test_solution_and_check_cells() -> None:
         {"grade": False, "grade_id": "exercise-90-1", "locked": False, "solution": True, **shared},
         {"grade": True, "grade_id": "check-90-1", "locked": True, "points": 2, "solution": False, **shared},
     ]
-    assert source_of(made["cells"][3]) == 'from nanoinfer.teaching import check\n\ncheck("90.1", globals())'
+    assert source_of(made["cells"][3]) == 'from notebooks.course import check\n\ncheck("90.1", globals())'
     assert "raises-exception" not in made["cells"][3]["metadata"]["tags"]
 
 
@@ -105,7 +105,7 @@ def test_nbgrader_gives_full_marks_for_solutions_and_none_for_stubs(tmp_path: Pa
     root, course = tmp_path / "project", tmp_path / "course"
     content = series()
     content["cells"][1]["source"] += (
-        f"\nimport nanoinfer.teaching.checks as checks\nchecks.__path__.append({str(checks_folder)!r})"
+        f"\nimport notebooks.course.checks as checks\nchecks.__path__.append({str(checks_folder)!r})"
     )
     save(root / "notebooks" / "solutions", "90_sample.ipynb", content)
     (source,) = export(course, root)

@@ -45,7 +45,7 @@ def test_a_build_from_source_to_committed_form(root: Path, checks_folder: Path) 
     pytest.importorskip("ipykernel")
     pytest.importorskip("nbval")
     content = series()
-    setup = f"import nanoinfer.teaching.checks as checks\nchecks.__path__.append({str(checks_folder)!r})"
+    setup = f"import notebooks.course.checks as checks\nchecks.__path__.append({str(checks_folder)!r})"
     content["cells"][1]["source"] += f"\n{setup}"
     content["cells"].insert(2, code(PACKAGE.replace("alloc", "available_size")))
     content["cells"].insert(3, code("import os\nprint('a'); print(os.path.basename(os.getcwd()))\n1 + 1"))

@@ -95,11 +95,11 @@ def test_other_cells_are_left_alone(root: Path) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        "\n# in nanoinfer/batch.py\nclass Batch: ...",
-        "x = 1\n# in nanoinfer/batch.py",
-        "# In nanoinfer/batch.py:\nclass Batch: ...",
-        "#in nanoinfer/batch.py\nclass Batch: ...",
-        "# in pack/box.py\ndef half(): ...\n# in nanoinfer/batch.py\nclass Batch: ...",
+        "\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
+        "x = 1\n# in nanoinfer/scheduling/batch.py",
+        "# In nanoinfer/scheduling/batch.py:\nclass Batch: ...",
+        "#in nanoinfer/scheduling/batch.py\nclass Batch: ...",
+        "# in pack/box.py\ndef half(): ...\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
     ],
 )
 def test_a_mark_that_is_not_the_first_line_is_refused(root: Path, cell: str) -> None:

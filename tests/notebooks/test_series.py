@@ -1,5 +1,6 @@
 """The series as a whole: links that lead somewhere, names shown before they are used, openings, questions, references."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from notebooks.tools.course import (
     opening_problems,
     question_problems,
 )
-from notebooks.tools.files import ROOT, read, source_of
+from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.names import package_names, shown, used, used_before_shown
 from notebooks.tools.series import (
     anchors,
@@ -76,6 +77,22 @@ def test_a_notebook_has_its_opening_questions_and_references_and_no_noise() -> N
     engine = first_engine()
     problems = [problem for path in SERIES for problem in all_problems(path, read(path), engine)]
     assert not problems, "\n".join(problems)
+
+
+def test_the_page_for_those_who_change_a_notebook_speaks_of_one_notebook_all_the_way() -> None:
+    section = (FOLDER / "README.md").read_text("utf-8").partition("## To change a notebook")[2].partition("\n## ")[0]
+    named = set(re.findall(r"(\d\d)_memory_pools", section))
+    assert set(re.findall(r"(?:notebooks\.build|-k) (\d\d)", section)) == named == {"05"}
+    assert set(re.findall(r"(?:checks/nb|`nb)(\d\d)", section)) == named
+    assert {f"{int(id):02}" for id in re.findall(r"(?:exercise-|check-|attempt\(\")(\d+)\.", section)} == named
+
+
+def test_the_page_says_which_notebooks_are_their_own_source() -> None:
+    text = " ".join((FOLDER / "README.md").read_text("utf-8").split())
+    said = re.search(r"without solutions \(([\d, ]+), `demos/`\) is its own source", text)
+    own = [path.stem[:2] for path in sources(ROOT) if path.parent == FOLDER]
+    assert said is not None
+    assert said[1].split(", ") == own
 
 
 def test_no_package_cell_uses_a_name_before_the_notebook_that_shows_it() -> None:

@@ -1,7 +1,8 @@
-"""nanoinfer.teaching: classes that grow, exercises, checks and what they say."""
+"""notebooks.course: classes that grow, exercises, checks and what they say."""
 
 import itertools
 import pickle
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
@@ -15,8 +16,8 @@ import torch
 
 from nanoinfer.model import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.teaching import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
-from nanoinfer.teaching.exercises import all_exercises, exercises_of, find
+from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
+from notebooks.course.exercises import all_exercises, exercises_of, find
 from tests.sample_series import save_checks
 
 
@@ -242,6 +243,54 @@ class TestCheck:
         with pytest.raises(NotWritten, match=r"needs exercise 90.2, which is not written yet."):
             check("90.1", cells('def lowest(free, n): raise NotImplementedError("exercise 90.2")'))
 
+    @pytest.mark.parametrize(
+        "before",
+        ["", "def lowest(free, n): raise NotImplementedError('exercise 90.1')", "def lowest(free, n): return []"],
+    )
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            (
+                "def lowest(free, n)\n    return free",
+                "line 1 of its cell: def lowest(free, n)\n  SyntaxError: expected ':'",
+            ),
+            (
+                "deff lowest(free, n):\n    return free",
+                "line 1 of its cell: deff lowest(free, n):\n  SyntaxError: invalid syntax",
+            ),
+            (
+                "# mine\ndef lowest(free, n):\nreturn 1",
+                "line 3 of its cell: return 1\n  IndentationError: expected an indented",
+            ),
+            (
+                "lowest = lambda free, n: sorted(free",
+                "line 1 of its cell: lowest = .*\n  SyntaxError: '\\(' was never closed",
+            ),
+        ],
+    )
+    def test_a_cell_that_python_cannot_read_is_told_by_its_line(self, before: str, written: str, said: str) -> None:
+        """IPython's `In` has the sources of all cells, also of those that did not run."""
+        called = [
+            "assert lowest([1], 1) == [1]",
+            "with attempt('90.1'):\n    lowest([1], 1)",
+            "check('90.1', globals())",
+        ]
+        pattern = said if ".*" in said else re.escape(said)
+        with pytest.raises(Hint, match=rf"^90.1 The lowest first: Python cannot read your code.*\n  {pattern}"):
+            check("90.1", cells(before) | {"In": ["", before, written, *called]})
+
+    def test_a_cell_that_was_mended_or_is_of_another_exercise_is_not_told_of(self) -> None:
+        broken, stub = "def lowest(free, n)", "def lowest(free, n): raise NotImplementedError('exercise 90.1')"
+        for history in (
+            ["", broken, stub],
+            ["", stub, "def twice(n)"],
+            ["", stub, "def lowest_two(free)"],
+            3,
+            ["", None],
+        ):
+            with pytest.raises(NotWritten):
+                check("90.1", cells(stub) | {"In": history})
+
     def test_the_readers_exception_is_shown_with_its_lines(self) -> None:
         source = "def lowest(free, n):\n    return inner(free)\n\ndef inner(free):\n    return free.pop('x')\n"
         with pytest.raises(Hint) as caught:
@@ -352,12 +401,12 @@ class TestExercise:
         with pytest.raises(ValueError, match=r"90.1: is registered already"):
             exercise("90.1", "again")(lambda given: None)
         (tmp_path / "nb92.py").write_text(
-            "from nanoinfer.teaching import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
+            "from notebooks.course import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
         )
         with pytest.raises(ValueError, match=r"belongs to nb93.py, not to nb92.py"):
             exercises_of(92)
         (tmp_path / "nb90_more.py").write_text(
-            "from nanoinfer.teaching import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
+            "from notebooks.course import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
         )
         with pytest.raises(ValueError, match=r"belongs to nb94.py, not to nb90_more.py"):
             find("90.1")
@@ -365,7 +414,7 @@ class TestExercise:
     @pytest.mark.usefixtures("notebook_90")
     def test_a_notebooks_checks_may_be_in_several_files(self, tmp_path: Path) -> None:
         for file, id in (("nb95.py", "95.1"), ("nb95_more.py", "95.2"), ("nb95_even_more.py", "95.10")):
-            text = f"from nanoinfer.teaching import exercise\nexercise('{id}', 'x')(lambda given: None)\n"
+            text = f"from notebooks.course import exercise\nexercise('{id}', 'x')(lambda given: None)\n"
             (tmp_path / file).write_text(text)
         assert find("95.10").id == "95.10"
         assert [exercise.id for exercise in exercises_of(95)] == ["95.1", "95.2", "95.10"]

@@ -15,15 +15,15 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from nanoinfer.teaching import answer
-from nanoinfer.teaching.answers import folded_html, plain_text
 from notebooks.build import build
+from notebooks.course import answer
+from notebooks.course.answers import folded_html, plain_text
 from notebooks.tools.files import ROOT, as_text, read, write
 from notebooks.tools.tidy import output_problems
 from tests.nbval_run import nbval
 from tests.sample_series import code, notebook, save
 
-SETUP = "from nanoinfer import viz\nfrom nanoinfer.teaching import answer"
+SETUP = "from nanoinfer import viz\nfrom notebooks.course import answer"
 TEXT = 'print("Think first.")\nwith answer():\n    print(1 + 1)\n    print("is", "two & a <bit>")'
 PICTURE = (
     "with answer(\"Show the lengths\"):\n    print('before')\n"
@@ -147,7 +147,7 @@ def test_outside_a_notebook_the_block_just_runs(capsys: pytest.CaptureFixture[st
     with answer():
         print("plain")
     assert capsys.readouterr().out == "plain\n"
-    script = "from nanoinfer.teaching import answer\nwith answer(): print('plain')"
+    script = "from notebooks.course import answer\nwith answer(): print('plain')"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout == "plain\n"
 

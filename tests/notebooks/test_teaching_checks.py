@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.teaching import Given, Hint
-from nanoinfer.teaching.exercises import Exercise, all_exercises
+from notebooks.course import Given, Hint
+from notebooks.course.exercises import Exercise, all_exercises
 
 
 class Yes:

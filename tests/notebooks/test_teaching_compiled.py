@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.teaching.compiled import Cpp, if_compiled
+from notebooks.course.compiled import Cpp, if_compiled
 from tests.helpers.waiting import HANG_S
 
 SOURCE = """

@@ -3,8 +3,8 @@
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.teaching.costs import NEW_TOKENS, WAYS, CostTable, cost_table
-from nanoinfer.teaching.prompts import FOX_PROMPTS
+from notebooks.course.costs import NEW_TOKENS, WAYS, CostTable, cost_table
+from notebooks.course.prompts import FOX_PROMPTS
 
 
 @pytest.fixture(scope="module")

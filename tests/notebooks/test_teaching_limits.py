@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from nanoinfer.teaching import Hint
-from nanoinfer.teaching.limits import limited
+from notebooks.course import Hint
+from notebooks.course.limits import limited
 
 
 def test_a_loop_without_an_end_becomes_the_hint() -> None:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from nanoinfer.adapters.random_adapter import random_adapter
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
-from nanoinfer.random_model import random_adapter, random_model
-from nanoinfer.teaching.pass_times import DecodePass, PassTimes
+from nanoinfer.model.random_model import random_model
+from notebooks.course.pass_times import DecodePass, PassTimes
 
 SMALL = {
     "hidden_size": 64,

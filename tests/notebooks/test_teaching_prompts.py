@@ -3,7 +3,7 @@
 from itertools import takewhile
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.teaching import BEAR, FOX, FOX_PROMPTS, HELLO, RIVER, STORY
+from notebooks.course import BEAR, FOX, FOX_PROMPTS, HELLO, RIVER, STORY
 
 
 def shared(llm: LLM, first: str, second: str) -> int:

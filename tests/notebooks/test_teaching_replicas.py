@@ -4,7 +4,7 @@ import pytest
 
 from nanoinfer.cluster import LeastLoaded, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.teaching.replicas import COSTS, Chat, ClusterRun, compare_runs, serve_chats
+from notebooks.course.replicas import COSTS, Chat, ClusterRun, compare_runs, serve_chats
 
 COST = PassCosts(1.0, 0.125, 0.0, 0.0)
 ONE, OTHER = list(range(10, 50)), list(range(60, 100))

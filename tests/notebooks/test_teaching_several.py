@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from nanoinfer.teaching import Hint, NotWritten, check, expect
-from nanoinfer.teaching.several import ALSO, find_mistakes, several
+from notebooks.course import Hint, NotWritten, check, expect
+from notebooks.course.several import ALSO, find_mistakes, several
 from tests.notebooks import (
     test_checks_attention,
     test_checks_batched_decode,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.teaching.thread_spans import COROUTINES, STEP, joined, thread_spans
+from nanoinfer.frontends.async_engine import AsyncEngine
+from notebooks.course.thread_spans import COROUTINES, STEP, joined, thread_spans
 
 
 def test_steps_and_callbacks_are_noted_with_their_threads_and_put_back() -> None:

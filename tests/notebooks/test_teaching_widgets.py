@@ -9,8 +9,8 @@ pytest.importorskip("ipywidgets", reason="ipywidgets is not installed")
 
 from nanoinfer import LLM
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.teaching.widgets import TrySlots, WatchTree, try_slots, watch_tree
 from notebooks.build import build
+from notebooks.course.widgets import TrySlots, WatchTree, try_slots, watch_tree
 from notebooks.tools.files import ROOT, read
 from notebooks.tools.tidy import output_problems
 from tests.nbval_run import nbval
@@ -162,7 +162,7 @@ def test_a_notebook_saves_a_still_picture_a_sentence_and_no_widget(tmp_path: Pat
         (tmp_path / folder).symlink_to(ROOT / folder)
     setup = (
         "import torch\nfrom nanoinfer import LLM\nfrom nanoinfer.cache.memory_pool import TokenToKVPool\n"
-        "from nanoinfer.teaching.widgets import try_slots, watch_tree\n"
+        "from notebooks.course.widgets import try_slots, watch_tree\n"
         'llm = LLM("story", max_total_tokens=64, max_running_requests=3, max_context_len=64)\n'
         "pool = TokenToKVPool(16, torch.float32, 1, 1, 1)"
     )

@@ -5,8 +5,8 @@ import pytest
 from nanoinfer import viz
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.teaching import BEAR, FOX, HELLO
-from nanoinfer.teaching.workloads import Request, compare, draw, new_engine, serve
+from notebooks.course import BEAR, FOX, HELLO
+from notebooks.course.workloads import Request, compare, draw, new_engine, serve
 
 
 def test_a_request_arrives_before_its_step_and_makes_its_tokens() -> None:
@@ -61,7 +61,7 @@ def test_compare_prints_one_line_per_run(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_draw_displays_the_timeline_of_a_traced_run(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[viz.Picture] = []
-    monkeypatch.setattr("nanoinfer.teaching.workloads.display", shown.append)
+    monkeypatch.setattr("notebooks.course.workloads.display", shown.append)
     draw(serve([Request(FOX, 3)]), "One request")
     assert shown[0].alt.startswith("3 steps, 1 EXTEND, 2 DECODE")
     with pytest.raises(ValueError, match="traced=False"):

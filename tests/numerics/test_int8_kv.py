@@ -149,7 +149,7 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(monkeypatch: pytest.Monke
     tensors = [tensor for buffers in vars(storage).values() if isinstance(buffers, list) for tensor in buffers]
     kept = sum(tensor.nbytes for tensor in tensors)
     assert kept == 32 * Int8KVStorage.bytes_per_token(torch.bfloat16, 2, 64, 3)
-    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: 2**18)
+    monkeypatch.setattr("nanoinfer.frontends.llm.memory_for_kv", lambda device, share: 2**18)
     sizes = [
         LLM("story", dtype="bfloat16", kv_cache_dtype=name, max_running_requests=64).config.max_total_tokens
         for name in ("plain", "int8")

@@ -110,7 +110,7 @@ def test_the_pool_is_as_large_as_the_storage_lets_memory_hold(monkeypatch: pytes
     plain, small = story.model.kv_bytes_per_token(), story.model.kv_bytes_per_token("int8_test")
     assert plain == story.model.config.kv_bytes_per_token(story.model.dtype)
     assert small < plain
-    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: 100 * small)
+    monkeypatch.setattr("nanoinfer.frontends.llm.memory_for_kv", lambda device, share: 100 * small)
     assert LLM("story", kv_cache_dtype="int8_test").config.max_total_tokens == 100
     assert LLM("story").config.max_total_tokens == 100 * small // plain
 

@@ -21,7 +21,9 @@ from tests.helpers.quantized import product_bits
 pytestmark = pytest.mark.slow
 
 ROOM = Path(__file__).parent
-NO_AMX = "-mno-amx-tile -mno-amx-bf16 -mno-amx-int8"
+# Compiled with -O1, which takes half as long: what differs from the kernels without these flags are lines of the sources.
+# Without AVX-512, where most of them differ, they are compiled as users have them.
+NO_AMX = "-O1 -mno-amx-tile -mno-amx-bf16 -mno-amx-int8"
 # what such a processor lacks: the compiler's flags, which of the tests of kernels run with them
 LESSER = {
     "AMX": (NO_AMX, ("test_products.py", "test_attention.py")),

@@ -246,6 +246,7 @@ def test_quantized_weights_take_less_memory(checkpoint: Checkpoint) -> None:
     assert quantization_of(dense) == Selection("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_under_pressure_gives_the_tokens_of_each_request_alone(kind: str, tmp_path: Path) -> None:
     """One short episode of tests/soak, which runs as many as one likes."""

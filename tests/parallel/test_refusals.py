@@ -11,7 +11,7 @@ from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import edited
 from tests.helpers.split_and_whole import PROMPTS, SIX_HEADS, WHOLE, Checkpoint, of
 from tests.helpers.split_models import split_llm

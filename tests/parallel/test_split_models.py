@@ -34,6 +34,7 @@ def test_a_split_model_gives_the_tokens_of_a_whole_one(variant: str, checkpoint:
         assert llm.engine.model_runner.tp_size == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     crossed(["llama-tied-odd-three", "qwen3-replicated", "gemma3", "phi3-odd-replicated"], ["torch", "auto"]),
@@ -47,6 +48,7 @@ def test_int8_weights_give_the_same_bits(variant: str, kernels: str, checkpoint:
         assert_same(served(llm), wanted, exactly=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     crossed(["llama-replicated-odd", "qwen2", "gemma3-softcap-untied-odd", "phi3"], ["torch", "auto"]),
@@ -60,6 +62,7 @@ def test_int4_weights_are_quantized_before_they_are_cut(variant: str, kernels: s
         assert_same(served(llm), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "quantization"),
     crossed(["llama-mqa-biases", "qwen3-replicated", "gemma3", "phi3-odd-replicated"], [None, "int8", "int4"]),

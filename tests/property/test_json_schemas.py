@@ -73,6 +73,7 @@ def test_no_invalid_document_of_the_test_suite_gets_through(draft: str) -> None:
     assert counts["invalid"] > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", EXPECTED)
 def test_what_a_random_model_writes_for_a_schema_of_the_test_suite_is_valid(draft: str) -> None:
     rng, ended = random.Random(0), 0
@@ -148,6 +149,7 @@ SCHEMAS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SCHEMAS, st.randoms(use_true_random=False))
 def test_what_a_random_model_writes_for_a_random_schema_is_valid(schema: dict[str, Any], rng: random.Random) -> None:

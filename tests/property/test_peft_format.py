@@ -56,6 +56,7 @@ def configs(draw: st.DrawFn, ends: list[str]) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patterns_select_what_they_select_in_peft(
     family: str,

@@ -155,6 +155,7 @@ def test_no_order_of_events_changes_a_token_or_loses_a_slot(model: tuple[LoadedM
         assert all(counts.values()), counts
 
 
+@pytest.mark.slow
 def test_the_soak_forces_what_it_is_meant_to_force(
     model: tuple[LoadedModel, Oracle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

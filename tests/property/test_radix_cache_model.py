@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from nanoinfer.cache.radix_cache import MatchResult, common_prefix_len
 from nanoinfer.cache.tree_node import TreeNode
+from tests.helpers.tree_mirror import TreeMirror
 from tests.helpers.trees import make_cache, put
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, tokens of whole pages
@@ -44,7 +45,7 @@ class CacheModel(RuleBasedStateMachine):
     """Drives a RadixCache beside a dict {every cached prefix: Known}.
 
     The dict has no nodes. Only where a leaf is asked for, in eviction, the cut of the sequences into nodes is read off
-    the tree; which leaf goes is decided from the dict.
+    the tree; which leaf goes is decided from the dict. A mirror knows the tree only from what observers are told.
     """
 
     page_size, policy, size = 1, "lru", 48
@@ -52,6 +53,8 @@ class CacheModel(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.cache = make_cache(self.size, self.page_size, policy=self.policy)
+        self.mirror = TreeMirror(self.cache)
+        self.cache.observers.add(self.mirror)
         self.pool = self.cache.token_to_kv_pool
         self.known: dict[Prefix, Known] = {}
         self.locks: list[tuple[Prefix, TreeNode]] = []
@@ -175,6 +178,11 @@ class CacheModel(RuleBasedStateMachine):
         else:
             self.cache.reset()
             self.known.clear()
+
+    @invariant()
+    def observers_know_the_tree(self) -> None:
+        self.mirror.check()
+        assert self.mirror in self.cache.observers  # it has not failed
 
     @invariant()
     def sizes_and_slots_agree(self) -> None:

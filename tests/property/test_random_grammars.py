@@ -3,9 +3,12 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from tests.helpers.fetches import Fetches
 from tests.soak.episodes import grammars
+
+pytestmark = pytest.mark.slow
 
 
 def test_random_grammars_hold_under_pressure_and_drafts_change_no_token() -> None:

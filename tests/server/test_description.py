@@ -33,15 +33,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield up
 
 
+@pytest.fixture(scope="module")
+def described(server: Running) -> Any:
+    return schemathesis.openapi.from_dict(server.app.openapi())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("route", "mode"), CASES)
-def test_nothing_that_is_made_up_is_a_500(server: Running, route: str, mode: GenerationMode) -> None:
-    described = schemathesis.openapi.from_dict(server.app.openapi())
+def test_nothing_that_is_made_up_is_a_500(server: Running, described: Any, route: str, mode: GenerationMode) -> None:
     operation = described[route.split(" ")[1]][route.split(" ")[0]]
     found: set[int] = set()
 
-    @hypothesis.settings(max_examples=15)
+    @hypothesis.settings(max_examples=10)
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         answer = case.call(base_url=server.url, timeout=HANG_S)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from nanoinfer import LLM, AsyncEngine, SamplingParams
-from nanoinfer import exit_gate as exit_gate_module
-from nanoinfer.exit_gate import ExitGate, exit_gate
 from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.threads import exit_gate as exit_gate_module
+from nanoinfer.threads.exit_gate import ExitGate, exit_gate
 from tests.helpers.engines import Clock
 from tests.helpers.tiny_llm import tiny_llm
 from tests.helpers.waiting import HANG_S, until, until_async

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nanoinfer import AsyncEngine, AsyncStream, EngineClosedError, StepFailedError
-from nanoinfer.async_stream import Delivery
-from nanoinfer.deliveries import Deliveries
+from nanoinfer.frontends.async_stream import Delivery
+from nanoinfer.frontends.deliveries import Deliveries
 from nanoinfer.requests.outputs import PieceReader, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from tests.helpers.async_engines import arrival, assert_all_free, following, gated
@@ -190,7 +190,7 @@ def test_a_stream_that_cannot_be_told_keeps_nobody_else_from_it(monkeypatch: pyt
             raise ZeroDivisionError("this one cannot be told")
         return True
 
-    monkeypatch.setattr("nanoinfer.deliveries.send", broken)
+    monkeypatch.setattr("nanoinfer.frontends.deliveries.send", broken)
     loop, deliveries, core = asyncio.new_event_loop(), Deliveries(), make_engine()
     for prompt in ([1], [2], [3]):
         deliveries.add(Delivery(loop), core.prepare(Request(prompt, greedy(1))))

@@ -82,7 +82,7 @@ def test_an_engine_serves_one_front_alone() -> None:
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     """The commands of the thread that a test starts."""
     commands = Commands()
-    monkeypatch.setattr("nanoinfer.engine_thread.SimpleQueue", lambda: commands)
+    monkeypatch.setattr("nanoinfer.frontends.engine_thread.SimpleQueue", lambda: commands)
     return commands
 
 

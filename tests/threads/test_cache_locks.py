@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.cache_locks import kept, new_cache_lock
 from nanoinfer.grammars import compiler as compiler_module
 from nanoinfer.grammars.making import MadeOnce, Making
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.threads.cache_locks import kept, new_cache_lock
 from tests.helpers.engines import LetterTokenizer, finish, greedy, make_engine
 from tests.helpers.waiting import HANG_S, Worker, until
 

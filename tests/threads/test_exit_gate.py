@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer import exit_gate as module
-from nanoinfer.exit_gate import SECONDS_IN_ONE_WAIT, ExitGate
+from nanoinfer.threads import exit_gate as module
+from nanoinfer.threads.exit_gate import SECONDS_IN_ONE_WAIT, ExitGate
 from tests.helpers.engines import Clock
 from tests.helpers.interrupts import Interrupted, raising
 from tests.helpers.waiting import HANG_S, Worker, until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import StepFailedError
-from nanoinfer.calls import Calls
+from nanoinfer.frontends.calls import Calls
 from tests.helpers.async_engines import gated, in_a_pass, llm_around
 from tests.helpers.engines import assert_all_free, greedy, make_engine, step
 from tests.helpers.interrupts import Interrupted, raising

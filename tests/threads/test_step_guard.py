@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import SamplingParams
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.interrupts import Interrupted, raising
 

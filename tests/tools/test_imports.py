@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from notebooks.tools.intact import is_left_out
 from tests.helpers.imports import Imports, circles, loaded_by, read_imports
 
 ROOT = Path(__file__).parent.parent.parent
@@ -18,32 +19,28 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry signals cache_locks exit_gate turns", "what needs nothing else of the package"),
+    ("errors device registry threads", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
     ("model", "from token ids to logits"),
     ("adapters", "what fine-tunes add to a model's projections"),
-    ("ops random_model", "operators with Ascend's interfaces; models with random weights, for timing"),
+    ("ops", "operators with Ascend's interfaces"),
     ("parallel", "a model that is split over several processes"),
     ("grammars", "which tokens a request's grammar allows"),
-    ("sampling batch", "from logits to tokens; the requests of one pass"),
-    ("scheduling", "which requests are in the next pass"),
-    ("multi_step drafting", "several tokens per request between two visits to the scheduler, or from one pass"),
-    (
-        "engine step_guard stats",
-        "the step: schedule, forward, sample, process; signals, deadlines and failures around it",
-    ),
-    ("paged session_checks sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
+    ("sampling", "from logits to tokens"),
+    ("scheduling", "which requests are in the next pass, and their batch"),
+    ("drafting", "several tokens per request from one pass"),
+    ("engine", "the step: schedule, forward, sample, process; signals, deadlines and failures around it"),
+    ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),
-    ("calls llm", "a model and its engine in one object, for any thread"),
-    ("async_stream deliveries engine_thread async_engine", "an engine for asyncio"),
+    ("frontends", "a model and its engine in one object: for any thread, and for coroutines"),
     ("nanoinfer", "the public names"),
     ("server", "an engine behind HTTP"),
     ("cluster", "more than one engine"),
-    ("teaching explore", "what the notebooks teach with, and their pages with sliders"),
-    ("commands bench", "what the commands do"),
+    ("terminal", "tables for a terminal"),
+    ("bench", "measurements"),
     ("cli __main__", "the command line"),
 )
 # What using the public names must not load: it loads when it is used. (torch itself loads tqdm.)
@@ -51,8 +48,8 @@ LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace", "nanoinfer.teaching", "nanoinfer.explore"),
-    *("nanoinfer.bench", "nanoinfer.commands", "nanoinfer.server", "nanoinfer.cluster"),
+    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace"),
+    *("nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "nanoinfer.cluster"),
     *("fastapi", "uvicorn", "prometheus_client"),
 )
 
@@ -97,6 +94,12 @@ def config_on_models(imports: Imports) -> list[str]:
     reached = imports.reached_from("nanoinfer.config")
     unwanted = [module for module in reached if {"attention", "kernels"} & set(module.split("."))]
     return [f"nanoinfer.config needs {module}" for module in sorted(unwanted)]
+
+
+def checks_on_what_graders_leave_out(imports: Imports) -> list[str]:
+    checks = [module for module in imports.modules if f"{module}.".startswith("notebooks.course.checks.")]
+    reached = {each for module in checks for each in imports.reached_from(module)}
+    return [f"notebooks.course.checks needs {module}" for module in sorted(reached) if is_left_out(module)]
 
 
 def imports_of_tests(imports: Imports) -> list[str]:
@@ -156,7 +159,7 @@ def package_and_notebooks() -> Imports:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [circles_of_files, imports_of_tests])
+@pytest.mark.parametrize("rule", [circles_of_files, checks_on_what_graders_leave_out, imports_of_tests])
 def test_the_tools_of_the_notebooks_keep_the_rule(
     package_and_notebooks: Imports, rule: Callable[[Imports], list[str]]
 ) -> None:
@@ -166,8 +169,8 @@ def test_the_tools_of_the_notebooks_keep_the_rule(
 
 @pytest.mark.slow
 def test_the_public_names_load_nothing_heavy() -> None:
-    loaded = loaded_by("nanoinfer.llm, nanoinfer.async_engine", ROOT, after="torch")
-    assert {"nanoinfer.engine", "nanoinfer.model.loader"} <= loaded
+    loaded = loaded_by("nanoinfer.frontends.llm, nanoinfer.frontends.async_engine", ROOT, after="torch")
+    assert {"nanoinfer.engine.engine", "nanoinfer.model.loader"} <= loaded
     early = loaded_too_early(loaded)
     assert not early, f"import nanoinfer loads {', '.join(early)}"
 
@@ -269,11 +272,11 @@ POOL = "class Pool: ..."
         (
             arrows_upwards,
             {
-                "nanoinfer/__init__.py": "from nanoinfer.llm import LLM",
-                "nanoinfer/llm.py": "class LLM: ...",
-                "nanoinfer/batch.py": "def f():\n    from nanoinfer import LLM",
+                "nanoinfer/__init__.py": "from nanoinfer.frontends.llm import LLM",
+                "nanoinfer/frontends/llm.py": "class LLM: ...",
+                "nanoinfer/scheduling/batch.py": "def f():\n    from nanoinfer import LLM",
             },
-            ["nanoinfer.batch:2 imports nanoinfer.llm, which is above it"],
+            ["nanoinfer.scheduling.batch:2 imports nanoinfer.frontends.llm, which is above it"],
         ),
         (
             config_on_models,
@@ -283,6 +286,14 @@ POOL = "class Pool: ..."
                 "nanoinfer/model/attention/base.py": "",
             },
             ["nanoinfer.config needs nanoinfer.model.attention.base"],
+        ),
+        (
+            checks_on_what_graders_leave_out,
+            {
+                "notebooks/course/checks/nb12.py": "def f():\n    from nanoinfer.bench.engines import SPEC",
+                "nanoinfer/bench/engines.py": "SPEC = 1",
+            },
+            ["notebooks.course.checks needs nanoinfer.bench.engines"],
         ),
         (
             imports_of_tests,
@@ -315,7 +326,7 @@ def test_a_rule_finds_what_breaks_it(
 
 
 def test_a_room_without_a_place_in_the_table_is_found(tmp_path: Path) -> None:
-    imports = made_up(tmp_path, {"nanoinfer/garage/car.py": "", "nanoinfer/cli.py": ""})
+    imports = made_up(tmp_path, {"nanoinfer/garage/car.py": "", "nanoinfer/cli/main.py": ""})
     found = rooms_and_table_apart(imports)
     assert "garage: is not in the table ROOMS" in found
     assert "cache: in the table ROOMS, but there is no such room" in found
@@ -324,18 +335,18 @@ def test_a_room_without_a_place_in_the_table_is_found(tmp_path: Path) -> None:
 
 def test_imports_downwards_and_side_by_side_break_no_rule(tmp_path: Path) -> None:
     files = {
-        "nanoinfer/__init__.py": "from nanoinfer.engine import Engine\nimport nanoinfer.device",
+        "nanoinfer/__init__.py": "from nanoinfer.engine.engine import Engine\nimport nanoinfer.device",
         "nanoinfer/device.py": "import os, torch",
-        "nanoinfer/stats.py": "class Meter: ...",
-        "nanoinfer/engine.py": "from nanoinfer.stats import Meter\nfrom .cache import Pool\nclass Engine: ...",
+        "nanoinfer/engine/stats.py": "class Meter: ...",
+        "nanoinfer/engine/engine.py": "from .stats import Meter\nfrom ..cache import Pool\nclass Engine: ...",
         "nanoinfer/cache/__init__.py": "from .pool import Pool",
         "nanoinfer/cache/pool.py": POOL,
         "nanoinfer/cache/tree.py": "from .pool import Pool\nfrom . import pool",
     }
     imports = made_up(tmp_path, files)
-    assert [str(arrow) for arrow in imports.arrows if arrow.importer == "nanoinfer.engine"] == [
-        "nanoinfer.engine:1 imports nanoinfer.stats",
-        "nanoinfer.engine:2 imports nanoinfer.cache.pool",
+    assert [str(arrow) for arrow in imports.arrows if arrow.importer == "nanoinfer.engine.engine"] == [
+        "nanoinfer.engine.engine:1 imports nanoinfer.engine.stats",
+        "nanoinfer.engine.engine:2 imports nanoinfer.cache.pool",
     ]
     for rule in (circles_of_files, circles_of_rooms, arrows_upwards, imports_of_tests, facades_of_others):
         assert not rule(imports)
@@ -343,8 +354,8 @@ def test_imports_downwards_and_side_by_side_break_no_rule(tmp_path: Path) -> Non
 
 def test_what_a_package_loads_too_early_is_found(tmp_path: Path) -> None:
     files = {
-        "nanoinfer/__init__.py": "import nanoinfer.llm",
-        "nanoinfer/llm.py": "import tqdm.auto\nfrom nanoinfer.kernels import cpp\ndef f():\n    import transformers",
+        "nanoinfer/__init__.py": "import nanoinfer.frontends.llm",
+        "nanoinfer/frontends/llm.py": "import tqdm.auto\nfrom ..kernels import cpp\ndef f():\n    import transformers",
         "nanoinfer/kernels/cpp.py": "",
         "tqdm/auto.py": "",
         "transformers/auto.py": "",

@@ -1,7 +1,11 @@
 """The compiled kernels as a file: without its compiler, damaged, and from two processes at once. What goes wrong with a
-shared library kills its process, so every case runs in one of its own.
+shared library kills its process, so it is loaded in processes of its own.
+
+The compiler here is a script that copies the library which this process uses. What a real one makes is tested in
+tests/numerics/test_choosing_kernels.py.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -13,16 +17,23 @@ import torch
 
 from nanoinfer.kernels import build
 from nanoinfer.kernels.cpp import CppKernels
+from tests.helpers.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 
+# Says, a line each, what is selected in each of the environments that it is told, one after another.
 LOAD = """
+import json, os, sys
 import torch
-from nanoinfer.kernels import select_kernels, selection_of
-kernels = select_kernels("auto", torch.float32, torch.device("cpu"))
-x = torch.ones(1, 8)
-assert kernels.linear(x, kernels.pack(torch.ones(8, 8)), None, 8).tolist() == [[8.0] * 8]
-print(selection_of(kernels))
+from nanoinfer.kernels import build, select_kernels, selection_of
+for environment in json.load(sys.stdin):
+    os.environ.clear()
+    os.environ.update(environment)
+    build.library_or_reason.cache_clear()
+    kernels = select_kernels("auto", torch.float32, torch.device("cpu"))
+    x = torch.ones(1, 8)
+    assert kernels.linear(x, kernels.pack(torch.ones(8, 8)), None, 8).tolist() == [[8.0] * 8]
+    print(selection_of(kernels), flush=True)
 """
 
 
@@ -31,67 +42,64 @@ def environment(cache: Path, **changes: str) -> dict[str, str]:
     return {**kept, "NANOINFER_CACHE": str(cache), "OMP_NUM_THREADS": "1", **changes}
 
 
-def loaded(cache: Path, **changes: str) -> str:
-    """What a process selects that finds its kernels in `cache`."""
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD], env=environment(cache, **changes), capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, f"exit code {result.returncode}: {result.stderr[-2000:]}"
-    return result.stdout.strip()
+def started(*environments: dict[str, str]) -> subprocess.Popen[str]:
+    """A process that selects kernels in each of these environments."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", LOAD], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(environments))
+    process.stdin.close()
+    process.stdin = None  # so that `communicate` does not close it again
+    return process
+
+
+def selected(process: subprocess.Popen[str]) -> list[str]:
+    """What it has selected in each of them."""
+    said, errors = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, f"exit code {process.returncode} after {said!r}: {errors[-2000:]}"
+    return said.splitlines()
+
+
+def script(file: Path, text: str) -> str:
+    """Write a shell script; returns its path as an environment variable has it."""
+    file.write_text(f"#!/bin/sh\n{text}")
+    file.chmod(0o755)
+    return str(file)
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but the library, compiled by whatever compiler is found without settings."""
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A compiler that copies this process's library to its last argument; before that, it runs what `$FIRST` holds."""
     if (reason := CppKernels.why_not(torch.float32, torch.device("cpu"))) is not None:
         pytest.skip(reason)
+    library = build._found_or_compiled()
+    copy = f'eval "$FIRST"\nfor out; do :; done\ncp \'{library}\' "$out"\n'
+    return script(tmp_path_factory.mktemp("compiler") / "compiler", copy)
+
+
+@pytest.fixture(scope="module")
+def original(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the library."""
     folder = tmp_path_factory.mktemp("original")
-    assert loaded(folder) == "cpp"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NANOINFER_CXXFLAGS", raising=False)
+        patch.setenv("CXX", compiler)
+        patch.setenv("NANOINFER_CACHE", str(folder))
+        build._found_or_compiled()
     return folder
 
 
-@pytest.fixture
-def cache(original: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
-    folder = tmp_path / "cache"
+def copied(original: Path, folder: Path, damage: Callable[[bytes], bytes]) -> Path:
+    """A folder with the library, damaged."""
     folder.mkdir()
     for file in original.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+        (folder / file.name).write_bytes(damage(file.read_bytes()))
     return folder
-
-
-@pytest.fixture
-def no_compiler(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "empty").mkdir()
-    return {"PATH": str(tmp_path / "empty")}
 
 
 def library_in(cache: Path) -> Path:
     (file,) = cache.iterdir()
     return file
-
-
-def test_a_library_is_used_after_its_compiler_is_gone(cache: Path, no_compiler: dict[str, str]) -> None:
-    assert loaded(cache, **no_compiler) == "cpp"
-    assert loaded(cache, **no_compiler, CXX="/no/such/g++") == "cpp"
-
-
-def test_other_flags_need_another_library(cache: Path, no_compiler: dict[str, str]) -> None:
-    said = loaded(cache, **no_compiler, NANOINFER_CXXFLAGS="-O1")
-    assert "not cpp: no C++ compiler: neither $CXX nor g++ nor c++ is found" in said
-
-
-def test_a_compiler_that_is_not_found_is_named(tmp_path: Path) -> None:
-    said = loaded(tmp_path, CXX="/no/such/g++")
-    assert "no C++ compiler: $CXX names /no/such/g++, which is not found, and" in said
-    assert "install g++ or set CXX" in said
-
-
-def test_a_cache_that_cannot_be_made_is_named_with_the_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = loaded(tmp_path / "file" / "cache")
-    assert f"not cpp: the folder for compiled kernels, {tmp_path}/file/cache, cannot be created" in said
-    assert "set NANOINFER_CACHE" in said
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
@@ -104,41 +112,72 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def said(original: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What one process selects in each case, and says of it; FOLDER stands for the folder of all caches."""
+    folder = tmp_path_factory.mktemp("cases")
+    (folder / "empty").mkdir()
+    (folder / "file").write_text("")
+    no_library = script(folder / "no library", 'for out; do :; done\necho "not a library" > "$out"\n')
+    no_compiler = {"PATH": str(folder / "empty")}
+    cases = {
+        "no compiler": environment(original, **no_compiler),
+        "a compiler that is gone": environment(original, **no_compiler, CXX="/no/such/g++"),
+        "other flags": environment(original, **no_compiler, NANOINFER_CXXFLAGS="-O1"),
+        "neither": environment(folder / "new", CXX="/no/such/g++"),
+        "no folder": environment(folder / "file" / "cache", CXX=f"'{no_library}'"),
+        "no library": environment(folder / "made", CXX=f"'{no_library}'"),
+    }
+    for name, damage in DAMAGE.items():
+        cases[name] = environment(copied(original, folder / name, damage), **no_compiler)
+    lines = selected(started(*cases.values()))
+    return {case: line.replace(str(folder), "FOLDER") for case, line in zip(cases, lines, strict=True)}
+
+
+def test_a_library_is_used_after_its_compiler_is_gone(said: dict[str, str]) -> None:
+    assert said["no compiler"] == said["a compiler that is gone"] == "cpp"
+
+
+def test_other_flags_need_another_library(said: dict[str, str]) -> None:
+    assert "not cpp: no C++ compiler: neither $CXX nor g++ nor c++ is found" in said["other flags"]
+
+
+def test_a_compiler_that_is_not_found_is_named(said: dict[str, str]) -> None:
+    assert "no C++ compiler: $CXX names /no/such/g++, which is not found, and" in said["neither"]
+    assert "install g++ or set CXX" in said["neither"]
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_setting(said: dict[str, str]) -> None:
+    assert "not cpp: the folder for compiled kernels, FOLDER/file/cache, cannot be created" in said["no folder"]
+    assert "set NANOINFER_CACHE" in said["no folder"]
+
+
+def test_what_a_compiler_leaves_that_is_no_library_is_refused_in_words(said: dict[str, str]) -> None:
+    assert "not cpp: " in said["no library"]
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_without_a_compiler_a_damaged_library_is_refused_in_words(
-    damage: str, cache: Path, no_compiler: dict[str, str]
-) -> None:
-    file = library_in(cache)
-    file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    said = loaded(cache, **no_compiler)
-    assert "not cpp: no C++ compiler" in said
-    assert f"{cache} has no intact library from an earlier build; install g++ or set CXX" in said
+def test_without_a_compiler_a_damaged_library_is_refused_in_words(damage: str, said: dict[str, str]) -> None:
+    assert "not cpp: no C++ compiler" in said[damage]
+    assert f"FOLDER/{damage} has no intact library from an earlier build; install g++ or set CXX" in said[damage]
 
 
-def test_with_a_compiler_a_damaged_library_is_compiled_again(cache: Path) -> None:
-    file = library_in(cache)
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
-    other = file.with_name(f"{file.stem[:-3]}abc.so")  # damaged, too: its name is the checksum of something else
-    other.write_bytes(content)
-    assert loaded(cache) == "cpp"
-    assert library_in(cache).stat().st_size > len(content) // 2, "and the damaged ones are gone"
+def test_with_a_compiler_a_damaged_library_is_compiled_again(original: Path, compiler: str, tmp_path: Path) -> None:
+    cache = copied(original, tmp_path / "cache", DAMAGE["half"])
+    whole, half = library_in(original).read_bytes(), library_in(cache)
+    other = half.with_name(f"{half.stem[:-3]}abc.so")  # damaged, too: its name is the checksum of something else
+    other.write_bytes(whole)
+    assert selected(started(environment(cache, CXX=compiler))) == ["cpp"]
+    assert library_in(cache).read_bytes() == whole, "and the damaged ones are gone"
 
 
-@pytest.mark.usefixtures("original")
-def test_two_processes_may_compile_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOAD]
-    running = [
-        subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    assert [process.communicate()[0].strip() for process in running] == ["cpp", "cpp"]
-    left = list(tmp_path.iterdir())
+def test_two_processes_may_compile_at_once(compiler: str, tmp_path: Path) -> None:
+    """Neither compiler goes on before the other one runs."""
+    cache, running = tmp_path / "cache", tmp_path / "running"
+    running.mkdir()
+    meet = f"touch '{running}'/$$; until [ \"$(ls '{running}' | wc -l)\" -ge 2 ]; do sleep 0.01; done"
+    processes = [started(environment(cache, CXX=compiler, FIRST=meet)) for _ in range(2)]
+    assert [selected(process) for process in processes] == [["cpp"], ["cpp"]]
+    left = list(cache.iterdir())
     assert left
     assert all(build._is_whole(file) for file in left), "nothing temporary, nothing damaged"
-
-
-def test_what_a_compiler_leaves_that_is_no_library_is_refused_in_words(tmp_path: Path) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\nfor out; do :; done\necho "not a library" > "$out"\n')
-    compiler.chmod(0o755)
-    assert "not cpp: " in loaded(tmp_path / "cache", CXX=str(compiler))

@@ -6,7 +6,7 @@ from typing import Any
 
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
-from nanoinfer.llm import LLM
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
 # An accelerator's shape: passes cost something, prompts cost much, and few rows cost little.

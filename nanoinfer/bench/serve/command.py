@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.commands.terminal import room
+from nanoinfer.terminal import room
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:

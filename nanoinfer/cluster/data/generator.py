@@ -38,7 +38,7 @@ class Generator:
     """Ray Data makes one per replica and calls it with tables of rows."""
 
     def __init__(self, work: Work):
-        from nanoinfer.llm import LLM  # torch, which Ray's workers that only sort rows do not need
+        from nanoinfer.frontends.llm import LLM  # torch, which Ray's workers that only sort rows do not need
 
         quiet_logs()
         self._work = work

@@ -5,9 +5,9 @@ import pickle
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.async_stream import AsyncStream
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.async_stream import AsyncStream
 from nanoinfer.requests.outputs import StreamPiece
 
 ALIVE_S = 1.0  # a call hears from its replica at least this often

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nanoinfer.async_stream import Delivery
 from nanoinfer.cluster.serve.completion import Completion
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, News, Refused
 from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
+from nanoinfer.frontends.async_stream import Delivery
 from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request

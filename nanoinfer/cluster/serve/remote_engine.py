@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from nanoinfer.async_stream import AsyncStream, Delivery
 from nanoinfer.cluster.serve.links import ServeReplicas, start_task
 from nanoinfer.cluster.serve.messages import Addressed, Description
 from nanoinfer.cluster.serve.news import NewsReader
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import AdapterError, EngineClosedError
+from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer

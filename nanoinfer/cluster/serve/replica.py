@@ -9,8 +9,6 @@ from typing import Any
 
 from ray import serve
 
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.async_stream import AsyncStream
 from nanoinfer.cache.block_events import EventBatch
 from nanoinfer.cluster.policy import ReplicaLoad
 from nanoinfer.cluster.ray_runtime import quiet_logs
@@ -19,7 +17,9 @@ from nanoinfer.cluster.serve.answering import answer_call
 from nanoinfer.cluster.serve.leases import Leases
 from nanoinfer.cluster.serve.messages import Addressed, Answer, Call, Description, Since, Told
 from nanoinfer.cluster.serve.settings import ReplicaSettings
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.async_stream import AsyncStream
 
 KEPT_BATCHES = 1024
 NOTHING = ReplicaLoad(0, 0, 0)

@@ -8,8 +8,8 @@ from typing import Any
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.serve.policies import POLICIES
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.llm import LLM
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.llm import LLM
 
 SERVES_PREFIX_CACHE_ROUTER = (
     "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"

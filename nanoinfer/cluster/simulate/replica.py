@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from nanoinfer.batch import Batch
 from nanoinfer.cluster.costs import PassCosts, attended_pairs
 from nanoinfer.cluster.simulate.clock import Clock
 from nanoinfer.cluster.simulate.pools import make_cache
@@ -13,6 +12,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.scheduler import Scheduler
 
 

@@ -4,16 +4,16 @@ import time
 
 import torch
 
-from nanoinfer.batch import Batch
 from nanoinfer.cluster.costs import PassCosts, attended_pairs
 from nanoinfer.cluster.simulate.pools import make_pools
 from nanoinfer.cluster.simulate.segments import VOCAB_SIZE
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
 from nanoinfer.model.model_runner import ForwardBatch, ModelRunner
+from nanoinfer.scheduling.batch import Batch
 
 
 class SleepingRunner(ModelRunner):

@@ -39,8 +39,8 @@ class WorkerSpec:
 def make_engine_of(spec: WorkerSpec) -> Any:
     """The engine that a spec describes. ValueError as from what it is made of."""
     from nanoinfer.config import EngineConfig
-    from nanoinfer.llm import LLM, make_engine
-    from nanoinfer.random_model import random_model
+    from nanoinfer.frontends.llm import LLM, make_engine
+    from nanoinfer.model.random_model import random_model
 
     if spec.costs is not None:
         from nanoinfer.cluster.simulate.sleeping import sleeping_engine
@@ -96,8 +96,8 @@ class Worker:
 
     def _start(self) -> Any:
         """The engine in a thread of its own; its blocks are told after each step."""
-        from nanoinfer.async_engine import AsyncEngine
         from nanoinfer.cluster.pass_log import PassLog
+        from nanoinfer.frontends.async_engine import AsyncEngine
 
         self._passes = PassLog(self._engine)
         served = AsyncEngine(self._engine)

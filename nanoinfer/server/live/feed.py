@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from nanoinfer.async_engine import AsyncEngine
 from nanoinfer.errors import EngineClosedError
+from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.server.live.excerpts import Texts
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.patch import State, difference

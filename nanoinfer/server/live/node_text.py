@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from nanoinfer.async_engine import AsyncEngine
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.server.live.excerpts import Texts
 from nanoinfer.server.live.view import View
 

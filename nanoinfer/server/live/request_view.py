@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import AdapterKey, Req
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.slot_view import runs_of

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
 
 STRENGTH = ("DECODE", "VERIFY", "EXTEND")  # of several passes in one frame, a request is shown in the last of these

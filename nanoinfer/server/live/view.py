@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.server.live.excerpts import Excerpts
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.patch import State

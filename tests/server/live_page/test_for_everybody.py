@@ -141,12 +141,19 @@ def test_nothing_moves_for_those_who_do_not_want_that(browser: webdriver.Chrome)
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def check_with_axe(page: webdriver.Chrome, dark_screen: tuple[int, int], when: str) -> None:
+    """On both screens, of which one is dark."""
+    for screen in (LAPTOP, PHONE):
+        with device(page, *screen, dark=screen == dark_screen, touch=screen == PHONE):
+            shows(page, f"innerWidth === {screen[0]}")
+            assert axe_findings(page) == [], (when, screen)
+
+
 @needs_axe
-@pytest.mark.parametrize(("screen", "dark"), [(LAPTOP, False), (LAPTOP, True), (PHONE, False), (PHONE, True)], ids=str)
-def test_axe_finds_nothing(browser: webdriver.Chrome, screen: tuple[int, int], dark: bool) -> None:
-    with letters(free=False, show_prompts=True) as server, device(browser, *screen, dark=dark, touch=screen == PHONE):
+def test_axe_finds_nothing(browser: webdriver.Chrome) -> None:
+    with letters(free=False, show_prompts=True) as server:
         page = opened(browser, server.up.url)
-        assert axe_findings(page) == [], "at the beginning"
+        check_with_axe(page, LAPTOP, "at the beginning")
         set_field(page, "max_tokens", 9)
         find(page, "#question").send_keys("abc", Keys.ENTER)
         server.arrived(1)
@@ -155,17 +162,17 @@ def test_axe_finds_nothing(browser: webdriver.Chrome, screen: tuple[int, int], d
         server.arrived(6)
         server.step(3)
         shows(page, "document.querySelectorAll('#texts .card').length > 4")
-        assert axe_findings(page) == [], "while requests run and wait"
+        check_with_axe(page, PHONE, "while requests run and wait")
         server.go_on()
         server.answered()
         shows(page, "Chat.running === null && document.querySelectorAll('#tree [data-node]').length > 4")
         page.execute_script("document.querySelector('#key').open = true; live.show(3)")
         shows(page, "live.Live.position === 3")
-        assert axe_findings(page) == [], "some time ago"
+        check_with_axe(page, LAPTOP, "some time ago")
         page.execute_script("document.querySelector('#key').open = false; live.goLive()")
         set_field(page, "max_tokens", 999)
         ask(page, "abc")
-        assert axe_findings(page) == [], "after an error"
+        check_with_axe(page, PHONE, "after an error")
         find(page, "#tree [data-node]").click()
         shows(page, "document.querySelector('#node-words').textContent")
-        assert axe_findings(page) == [], "while a node is read"
+        check_with_axe(page, LAPTOP, "while a node is read")

@@ -20,8 +20,9 @@ import jinja2.debug  # noqa: F401 - jinja2 does it when a template fails, and an
 import numpy as np
 
 import nanoinfer
-from nanoinfer import LLM, QueueFullError, RequestOutput, SamplingParams, signals
-from nanoinfer.calls import Call
+from nanoinfer import LLM, QueueFullError, RequestOutput, SamplingParams
+from nanoinfer.frontends.calls import Call
+from nanoinfer.threads import signals
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, random_job
 from tests.soak.episodes.threads import Crowd, random_jobs

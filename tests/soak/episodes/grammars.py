@@ -18,7 +18,7 @@ from nanoinfer import Engine, RequestOutput, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.load import load_draft_model
 from nanoinfer.errors import NoTokenAllowedError
-from nanoinfer.llm import make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.outputs import CompletionOutput
 from tests.helpers.engines import Clock, assert_all_free

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from nanoinfer.bench.adapters_report import cost, format_adapters
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.random_adapters import adapter_parameters, make_adapters, projection_shapes
 from nanoinfer.bench.settings import Settings
-from nanoinfer.cli import main
-from nanoinfer.llm import LLM
+from nanoinfer.bench.workloads import NUM_REQUESTS
+from nanoinfer.cli.main import main
+from nanoinfer.frontends.llm import LLM
 from tests.helpers.fake_sessions import FAKE
 
 
@@ -125,16 +128,30 @@ def test_an_engine_that_cannot_load_adapters_says_why_and_its_base_batch_is_meas
     assert all("failed" in row for row in rows)
 
 
+def test_one_engine_is_compared_with_no_peer(checkpoint: Callable[..., Path]) -> None:
+    assert "nanoinfer / best peer" not in format_adapters(measure(checkpoint(), ours={}))
+
+
 @pytest.mark.slow
-def test_the_command_prints_costs_and_writes_json(
-    checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_costs_and_writes_json_and_peft_gives_the_same_tokens(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    short = replace(WORKLOAD, draw=lambda rng: [(32, 16)] * NUM_REQUESTS)
+    monkeypatch.setattr("nanoinfer.bench.adapters.WORKLOAD", short)
+    engines = ["nanoinfer", *(["peft"] if find_spec("peft") else [])]
     file = tmp_path / "adapters.json"
     argv = ["--model", str(checkpoint()), "--ranks", "2", "--adapters", "1", "3", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", "adapters", *argv, "--json", str(file)]) == 0
+    argv += ["--dtype", "float32", "--json", str(file), *(["--compare", *engines[1:]] if engines[1:] else [])]
+    assert main(["bench", "adapters", *argv]) == 0
     results = json.loads(file.read_text())
-    assert [run["workload"] for run in results["runs"]].count("rank 2, 3 adapters") == 1
-    assert not [run for run in results["runs"] if "error" in run]
+    for batch in ("base", "rank 2, 1 adapter", "rank 2, 3 adapters"):
+        runs = [run for run in results["runs"] if run["workload"] == batch]
+        assert sorted(run["engine"] for run in runs) == engines
+        assert [run.get("error") for run in runs] == [None] * len(engines)
+        assert [run["same_requests"] for run in runs] == [[16, 16]] * len(engines)
     out = capsys.readouterr().out
     for text in (
         "Time, as a multiple of the base batch's",
@@ -143,7 +160,6 @@ def test_the_command_prints_costs_and_writes_json(
         "Output tokens per second",
     ):
         assert text in out
-    assert "nanoinfer / best peer" not in out
     assert main(["bench", "table", str(file)]) == 2, "this is another kind of file"
 
 
@@ -165,12 +181,3 @@ def test_bad_options_are_named_before_anything_is_loaded(capsys: pytest.CaptureF
 
 def test_engines_to_compare_may_be_files(tmp_path: Path) -> None:
     assert [spec.name for spec in adapter_engines([str(FAKE), "vllm"])] == ["nanoinfer", "fake_peer", "vllm"]
-
-
-@pytest.mark.slow
-def test_peft_gives_the_same_tokens(checkpoint: Callable[..., Path]) -> None:
-    pytest.importorskip("peft")
-    settings = Settings([WORKLOAD], adapter_engines(["peft"]), rounds=1)
-    results = measure_adapters(checkpoint(), "float32", settings, (2,), (3,))
-    assert [run.get("error") for run in results["runs"]] == [None] * 4
-    assert [run["same_requests"] for run in results["runs"]] == [[16, 16]] * 4

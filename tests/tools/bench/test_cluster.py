@@ -14,8 +14,8 @@ from nanoinfer.bench.cluster.session import run, table
 from nanoinfer.bench.cluster.setups import SLEEPING_VOCABULARY, setups
 from nanoinfer.bench.cluster.traffic import Exchange
 from nanoinfer.bench.cluster.workloads import WORKLOADS, Size, burst, chat
-from nanoinfer.cli import main
-from nanoinfer.llm import LLM
+from nanoinfer.cli.main import main
+from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
 ONE = Figures("threads", "prefix", "chat", 10, 0.5, 0.8, 0.1, 0.3, 200.0, 0, 0)

@@ -12,7 +12,7 @@ from nanoinfer.bench.report import format_results, main_table, main_tables
 from nanoinfer.bench.session import measure_model
 from nanoinfer.bench.settings import new_results
 from nanoinfer.bench.workloads import WORKLOADS, describe, make_job
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import fake_session, fake_settings
 from tests.helpers.waiting import until
 

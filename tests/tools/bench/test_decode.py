@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.bench.decode import bench_decode, format_decode
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.kernels.cpp import CppKernels
 
 

@@ -10,7 +10,7 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.bench.draft_curve import CurveSettings, _engines, curve, decode, format_curve, measure_curve, pays_from
 from nanoinfer.bench.draft_oracle import OracleDrafter
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.registry import DRAFTERS
 from tests.helpers.fake_sessions import table_after
 

@@ -71,6 +71,7 @@ def test_stories_are_greedy_and_sampled_with_seeds_of_their_own(story: LLM) -> N
 # --- pairs and differences -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_engine_serves_each_request_once_and_a_second_visit_finds_the_first_in_the_cache(story: LLM) -> None:
     asks = make_asks(DRAFT_WORKLOADS["stories"], story, 3, "0", new_tokens=4)
     other = LLM("story", drafter="tree", adaptive_drafts=False)

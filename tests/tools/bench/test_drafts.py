@@ -15,7 +15,7 @@ from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS
 from nanoinfer.bench.drafts import measure_drafts
 from nanoinfer.bench.drafts_report import format_drafts
 from nanoinfer.bench.engines import parse_engine
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import FAKE, table_after
 
 SMALL = DraftSettings(
@@ -131,6 +131,7 @@ def test_a_difference_is_in_the_report() -> None:
     assert "tokens equal" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_command_fails_if_a_drafter_changes_tokens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -153,6 +154,7 @@ def test_the_command_fails_if_a_drafter_changes_tokens(
     assert "request " in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_the_command_prints_tables_and_writes_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "drafts.json"
@@ -197,6 +199,7 @@ def test_each_engine_is_told_about_n_grams_in_its_own_words() -> None:
     assert parse_engine("llamacpp").file.name == "llamacpp.py", "elsewhere it is the one that batches"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 def test_other_engines_are_compared_with_themselves_and_with_our_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "WARM_UP", 1)  # a round that is not in the results
@@ -216,6 +219,7 @@ def test_other_engines_are_compared_with_themselves_and_with_our_tokens(monkeypa
     assert rows["fake_peer, 2"][0].count("..") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 def test_an_engine_that_cannot_draft_says_why_and_its_speed_without_is_shown(tmp_path: Path) -> None:
     picky = tmp_path / "picky.py"

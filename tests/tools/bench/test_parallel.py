@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanoinfer.bench.parallel import WAYS, bench_parallel, format_parallel
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from nanoinfer.bench import peak
 from nanoinfer.bench.peak import multiply_peaks, peak_of
 from nanoinfer.bench.products import Product, Results, format_products, linear_shapes, measure_products
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.registry import QUANTIZATIONS
 

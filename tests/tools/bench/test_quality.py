@@ -19,7 +19,7 @@ from nanoinfer.bench.quality import (
     sampled_texts,
     written_texts,
 )
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.fake_sessions import FAKE

@@ -9,7 +9,7 @@ import pytest
 
 from nanoinfer.bench.session import measure_model
 from nanoinfer.bench.settings import find_model, new_results, put_model, resumed_results, write_results
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import fake_settings
 
 ENGINES: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}}

@@ -21,7 +21,7 @@ from nanoinfer.bench.serve.settings import ServeSettings, continued, start_resul
 from nanoinfer.bench.serve.start_commands import MODEL
 from nanoinfer.bench.serve.traffic import Traffic
 from nanoinfer.bench.settings import write_results
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.bench_serve import FAKE, GOOD, NEW_TOKENS, Ticking, fake, pieces_of
 
@@ -124,6 +124,7 @@ def test_a_model_whose_context_is_too_short_is_refused(checkpoint: Checkpoint) -
 # --- a session -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_servers_have_every_load_and_the_rates_are_shares_of_what_the_first_one_served(
     checkpoint: Checkpoint,
 ) -> None:
@@ -142,6 +143,7 @@ def test_all_servers_have_every_load_and_the_rates_are_shares_of_what_the_first_
     assert f"Open loop, {results['capacity'] / 2:.1f} requests per second (50%" in text
 
 
+@pytest.mark.slow
 def test_other_servers_are_started_by_their_own_programs(checkpoint: Checkpoint, tmp_path: Path) -> None:
     program = tmp_path / "program"  # stands for vLLM's Python, llama-cpp-python's, and llama-server
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {sys.executable} {FAKE} "$@"\n')
@@ -179,6 +181,7 @@ def test_the_figure_has_a_line_per_server(checkpoint: Checkpoint, tmp_path: Path
     assert (tmp_path / "serve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_is_reported_and_the_others_are_measured(
     checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_if_no_server_starts_the_run_ends(checkpoint: Checkpoint) -> None:
         measure_serve(settings, start_results(settings, checkpoint))
 
 
+@pytest.mark.slow
 def test_without_a_closed_loop_of_the_first_server_there_are_no_rates(checkpoint: Checkpoint) -> None:
     results = measured(small(fake("angry", trouble="500"), NULL_SERVER), checkpoint)
     errors = {run["error"] for run in results["runs"] if run["load"] == "open 0.5"}
@@ -218,6 +222,7 @@ def test_some_errors_are_counted_and_the_first_is_told(checkpoint: Checkpoint) -
     assert "- errors: first, closed 2: the answer has 3 tokens instead of 4" in format_serve(results)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_where_it_was(checkpoint: Checkpoint, tmp_path: Path) -> None:
     settings, file = small(fake("first"), NULL_SERVER), str(tmp_path / "serve.json")
     fresh = start_results(settings, checkpoint)

@@ -16,7 +16,7 @@ from nanoinfer.bench.report import format_results, main_table
 from nanoinfer.bench.session import measure_model, reported
 from nanoinfer.bench.settings import Settings, new_results
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import FAKE, fake_session
 
 

@@ -11,7 +11,7 @@ import pytest
 from nanoinfer.bench import startup
 from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.startup import CACHES, Start, forget, format_startup, measure_startup
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import FAKE
 from tests.helpers.waiting import Worker, until
 

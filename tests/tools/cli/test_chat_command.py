@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.cli import main
-from nanoinfer.commands.chat import COMMANDS, Chat
+from nanoinfer.cli.chat import COMMANDS, Chat
+from nanoinfer.cli.main import main
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 

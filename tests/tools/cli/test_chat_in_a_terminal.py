@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanoinfer.cli import main
-from nanoinfer.commands import chat
-from nanoinfer.commands.ctrl_c import CtrlC
+from nanoinfer.cli import chat
+from nanoinfer.cli.ctrl_c import CtrlC
+from nanoinfer.cli.main import main
 from nanoinfer.requests.outputs import StreamPiece
 from tests.helpers.terminal import CTRL_C, CTRL_D, UP, Terminal
 
@@ -152,7 +152,7 @@ import sys, time
 from dataclasses import replace
 {before}
 from nanoinfer import LLM
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 
 def stuck_at(length):
     def processor(ids, logits):

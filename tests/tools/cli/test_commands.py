@@ -10,7 +10,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 from notebooks.tools.files import ROOT
@@ -135,7 +135,7 @@ def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
     assert "/reset" in err
 
 
-@pytest.mark.parametrize("module", ["nanoinfer.cli", pytest.param("transformers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["nanoinfer.cli.main", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(module: str) -> None:
     code = f"""import runpy, signal, sys
 class CtrlC:

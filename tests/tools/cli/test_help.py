@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import nanoinfer
-from nanoinfer.cli import build_parser
+from nanoinfer.cli.main import build_parser
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
 
@@ -14,7 +14,7 @@ from tests.helpers.command_line import run
 @pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["chat", "--help"], ["bench", "run", "--help"]])
 def test_help_and_version_load_no_torch(argv: list[str]) -> None:
     code = f"""import sys
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 try:
     main({argv})
 finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.cli import main
-from nanoinfer.commands.chat import Chat
+from nanoinfer.cli.chat import Chat
+from nanoinfer.cli.main import main
 from tests.helpers.interrupts import raising
 
 ROOT = Path(__file__).parent.parent.parent.parent

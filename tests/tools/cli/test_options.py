@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.cli import build_parser
-from nanoinfer.commands.options import ENGINE_OPTIONS, GRAMMAR_OPTIONS, SAMPLING_OPTIONS, llm_options
+from nanoinfer.cli.main import build_parser
+from nanoinfer.cli.options import ENGINE_OPTIONS, GRAMMAR_OPTIONS, SAMPLING_OPTIONS, llm_options
 from nanoinfer.config import EngineConfig
 from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.cli import main
-from nanoinfer.commands.sessions_demo import MAX_NEW_TOKENS, PROMPTS
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.cli.main import main
+from nanoinfer.cli.sessions_demo import MAX_NEW_TOKENS, PROMPTS
+from nanoinfer.sessions.inference import InferenceEngine
 
 
 def test_demo_sessions_prints_the_run_of_the_seed(story: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoinfer.commands.terminal import filled, room, shortened, side_by_side, width
+from nanoinfer.terminal import filled, room, shortened, side_by_side, width
 
 NAMES, SIZES, TEXTS = ["name", "a", "b"], ["size", "   1", "  20"], ["text", "a few words", "none"]
 

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams
-from nanoinfer.llm import make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import load_model
 from tests.helpers.checkpoints import REMOVED, edited, greedy

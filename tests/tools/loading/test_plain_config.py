@@ -107,6 +107,7 @@ def test_a_file_without_one_of_its_keys_is_the_model_that_transformers_makes_of_
 UNUSUAL: list[object] = [None, True, False, 0, 1, -1, 3, 7, 4.0, "text", "float64", [], [1], [[1]], {}, {"a": 1}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PLAIN)
 @pytest.mark.parametrize("kind", ["full", "hub"])
 def test_unusual_values_have_the_effect_that_they_have_in_transformers(family: str, kind: str, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nanoinfer import UnsupportedModelError
-from nanoinfer.random_model import random_model
-from nanoinfer.sessions import InferenceEngine, InferenceSession
+from nanoinfer.model.random_model import random_model
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
 
 TINY = {
     "vocab_size": 100,

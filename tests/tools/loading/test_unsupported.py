@@ -193,6 +193,28 @@ def test_a_kind_of_model_that_is_refused_is_named_with_its_folder(
 
 
 @pytest.mark.parametrize(
+    ("said", "method"),
+    [
+        ('{"bits": 4, "group_size": 128, "desc_act": false}', "gptq"),
+        ('{"bits": 4, "quant_method": "awq"}', "awq"),
+        ("{", "gptq"),
+    ],
+)
+def test_a_quantization_that_only_a_file_beside_the_config_tells_of_is_named_with_its_folder(
+    said: str, method: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """AutoGPTQ's quantize_config.json; its config.json has no quantization_config."""
+    path = edited(checkpoint("llama"), tmp_path / "gptq")
+    (path / "quantize_config.json").write_text(said)
+    with pytest.raises(UnsupportedModelError) as caught:
+        LLM(path)
+    assert str(caught.value) == (
+        f"{path}: is quantized with {method}, which is not supported; "
+        "quantize_config.json: quantized checkpoints are not supported; use the original"
+    )
+
+
+@pytest.mark.parametrize(
     "changes", [{"hidden_act": "gelu"}, {"architectures": ["NewestForCausalLM"]}, {"head_dim": "a"}]
 )
 def test_whatever_is_refused_the_folder_is_named(

@@ -7,15 +7,15 @@ from typing import TypeVar
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.engine import Engine
-from nanoinfer.explore import Explorable
-from nanoinfer.explore.padding import padding
-from nanoinfer.explore.roofline import roofline
-from nanoinfer.explore.sampling import sampling
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.random_model import random_model
-from nanoinfer.teaching.prompts import FOX
+from nanoinfer.model.random_model import random_model
 from nanoinfer.trace import Trace, record
+from notebooks.course.explore import Explorable
+from notebooks.course.explore.padding import padding
+from notebooks.course.explore.roofline import roofline
+from notebooks.course.explore.sampling import sampling
+from notebooks.course.prompts import FOX
 from tests.helpers.engines import greedy, make_engine
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.explore import (
+from notebooks.course.explore import (
     Bar,
     Bars,
     Cell,
@@ -27,9 +27,9 @@ from nanoinfer.explore import (
     Strip,
     Tree,
 )
-from nanoinfer.explore.__main__ import main
-from nanoinfer.explore.catalogue import CATALOGUE
-from nanoinfer.explore.explorable import shared
+from notebooks.course.explore.__main__ import main
+from notebooks.course.explore.catalogue import CATALOGUE
+from notebooks.course.explore.explorable import shared
 from tests.helpers.explorables import make, panels
 
 # --- what is refused --------------------------------------------------------------------------------------------------

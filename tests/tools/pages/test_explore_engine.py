@@ -9,19 +9,19 @@ import pytest
 
 from nanoinfer import LLM, Engine
 from nanoinfer.config import EngineConfig
-from nanoinfer.explore import chunk_sizes, eviction, page_sizes, pool_sizes, token_life, tree_steps
-from nanoinfer.explore.control import Control
-from nanoinfer.explore.explorable import Explorable, Frame
-from nanoinfer.explore.lives import lives_of, seen_moments
-from nanoinfer.explore.panels.bars import Bars
-from nanoinfer.explore.panels.cells import Cell, CellRow, Cells
-from nanoinfer.explore.panels.lanes import Flag, Lane, Lanes, Span
-from nanoinfer.explore.panels.numbers import Numbers
-from nanoinfer.explore.panels.tree import Tree
-from nanoinfer.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
-from nanoinfer.llm import make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.teaching.prompts import FOX
+from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, token_life, tree_steps
+from notebooks.course.explore.control import Control
+from notebooks.course.explore.explorable import Explorable, Frame
+from notebooks.course.explore.lives import lives_of, seen_moments
+from notebooks.course.explore.panels.bars import Bars
+from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
+from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span
+from notebooks.course.explore.panels.numbers import Numbers
+from notebooks.course.explore.panels.tree import Tree
+from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
+from notebooks.course.prompts import FOX
 
 Recorded = Callable[[Callable[[LLM], Any]], Any]
 

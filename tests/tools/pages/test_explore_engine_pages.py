@@ -1,5 +1,6 @@
 """The explorables of the engine in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.explore.chunk_sizes import chunk_sizes
-from nanoinfer.explore.eviction import eviction
-from nanoinfer.explore.explorable import Explorable
-from nanoinfer.explore.page_sizes import page_sizes
-from nanoinfer.explore.pool_sizes import pool_sizes
-from nanoinfer.explore.token_life import token_life
-from nanoinfer.explore.tree_steps import tree_steps
+from notebooks.course.explore.chunk_sizes import chunk_sizes
+from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.explorable import Explorable
+from notebooks.course.explore.page_sizes import page_sizes
+from notebooks.course.explore.pool_sizes import pool_sizes
+from notebooks.course.explore.token_life import token_life
+from notebooks.course.explore.tree_steps import tree_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
@@ -100,14 +101,14 @@ def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", explo
 
 
 @needs_axe
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("screen", [LAPTOP, PHONE], ids=str)
-def test_axe_finds_nothing(page: "Chrome", explorable: Explorable, screen: tuple[int, int], dark: bool) -> None:
-    with device(page, *screen, dark=dark, touch=screen == PHONE):
-        page.refresh()
-        for indices in list(explorable.frames)[:: max(1, len(explorable.frames) // 3)]:
+def test_axe_finds_nothing(page: "Chrome", explorable: Explorable) -> None:
+    """On every screen, each with another of the page's frames: test_explorable_browser.py has one page's on all of them."""
+    frames = list(explorable.frames)
+    for number, (screen, dark) in enumerate(itertools.product((LAPTOP, PHONE), (False, True))):
+        with device(page, *screen, dark=dark, touch=screen == PHONE):
+            indices = frames[(len(frames) - 1) * number // 3]
             page.execute_script("explorable.show(arguments[0])", list(indices))
-            assert axe_findings(page) == [], indices
+            assert axe_findings(page) == [], (screen, dark, indices)
 
 
 def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:

@@ -18,6 +18,15 @@ def every_object_in(data: Any) -> Iterator[dict[str, Any]]:
         yield from every_object_in(each)
 
 
+def whole(value: Any, parts: list[Any]) -> Any:
+    """Data of a page, with the parts that it names by their number."""
+    if isinstance(value, list):
+        return [whole(each, parts) for each in value]
+    if isinstance(value, dict):
+        return whole(parts[value["$"]], parts) if "$" in value else {k: whole(v, parts) for k, v in value.items()}
+    return value
+
+
 def test_sampling_names_no_colour_and_its_bars_have_one_for_dark_mode() -> None:
     intro = re.search(r"<header>.*?</header>", SAMPLING, re.DOTALL)
     assert intro is not None
@@ -50,3 +59,20 @@ def test_roofline_begins_where_its_points_are_apart_and_its_series_have_differen
     assert marks
     for first, second in marks:
         assert max(first["x"], second["x"]) > 1.3 * min(first["x"], second["x"])
+
+
+def test_roofline_marks_look_like_the_passes_that_they_are_of() -> None:
+    data = data_of(ROOFLINE)
+    charts = [each for each in every_object_in(whole(data["frames"], data["parts"])) if each.get("marks")]
+    assert charts
+    for chart in charts:
+        looks = [chart["series"][mark["of"]] for mark in chart["marks"]]
+        assert [each["label"].split()[0] for each in looks] == [mark["text"] for mark in chart["marks"]]
+        assert [each["squares"] for each in looks] == [False, True]
+
+
+def test_roofline_says_once_that_its_machine_was_measured() -> None:
+    data = data_of(ROOFLINE)
+    said = [each["label"] for each in every_object_in(data) if "dots" in each] + data["controls"][1]["labels"]
+    assert [text for text in said if "measured" in text]
+    assert not [text for text in said if text.count("measured") > 1]

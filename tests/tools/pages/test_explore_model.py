@@ -6,14 +6,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.explore import Bars, Cells, Explorable, Lines, Numbers
-from nanoinfer.explore.padding import MIXES, decode_pass, lengths, padding
-from nanoinfer.explore.roofline import ACCELERATORS, DECODE, EXTEND, Machine, roofline, seconds, work
-from nanoinfer.explore.sampling import distributions, sampling
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
-from nanoinfer.sessions import InferenceEngine
+from nanoinfer.sessions.inference import InferenceEngine
+from notebooks.course.explore import Bars, Cells, Explorable, Lines, Numbers
+from notebooks.course.explore.padding import MIXES, decode_pass, lengths, padding
+from notebooks.course.explore.roofline import ACCELERATORS, DECODE, EXTEND, Machine, roofline, seconds, work
+from notebooks.course.explore.sampling import distributions, sampling
 from tests.tools.pages.conftest import PROMPT
 
 # --- sampling ---------------------------------------------------------------------------------------------------------

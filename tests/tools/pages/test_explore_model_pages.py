@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.explore import Bars, Cells, Explorable, Lines, Numbers
-from nanoinfer.explore.sampling import sampling
+from notebooks.course.explore import Bars, Cells, Explorable, Lines, Numbers
+from notebooks.course.explore.sampling import sampling
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
@@ -55,7 +55,8 @@ def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> 
             rows: parts(panel, ".line").map((line) => parts(line, ".cell").map((cell) => cell.dataset.look)),
             numbers: parts(panel, ".numbers tr").map((row) => [text(row.children[0]), text(row.children[1])]),
             dots: parts(panel, ".dots").length,
-            marks: parts(panel, ".mark").map((mark) => numbers(mark, "cx", "cy")),
+            marks: parts(panel, ".mark").map((mark) => mark.getBBox())
+              .map((box) => [box.x + box.width / 2, box.y + box.height / 2]),
             frame: parts(panel, ".frame").map((box) => numbers(box, "x", "y", "width", "height")),
           })),
         };""")
@@ -111,15 +112,15 @@ def test_the_pages_fit_a_narrow_screen(browser: "Chrome", pages: dict[str, str],
 
 
 @needs_axe
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("screen", [LAPTOP, PHONE], ids=str)
-@pytest.mark.parametrize("name", ["sampling", "padding", "roofline"])
-def test_axe_finds_nothing(
-    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int], dark: bool
-) -> None:
-    with device(browser, *screen, dark=dark, touch=screen == PHONE):
-        browser.get(pages[name])
-        assert axe_findings(browser) == []
+@pytest.mark.parametrize(
+    ("name", "dark_screen"), [("sampling", LAPTOP), ("padding", PHONE), ("roofline", LAPTOP)], ids=str
+)
+def test_axe_finds_nothing(browser: "Chrome", pages: dict[str, str], name: str, dark_screen: tuple[int, int]) -> None:
+    """On both screens, of which one is dark: test_explorable_browser.py has one page on both in both."""
+    browser.get(pages[name])
+    for screen in (LAPTOP, PHONE):
+        with device(browser, *screen, dark=screen == dark_screen, touch=screen == PHONE):
+            assert axe_findings(browser) == [], screen
 
 
 def test_a_hostile_prompt_is_shown_as_text(browser: "Chrome", story: LLM, tmp_path: Path) -> None:
@@ -129,3 +130,46 @@ def test_a_hostile_prompt_is_shown_as_text(browser: "Chrome", story: LLM, tmp_pa
     assert prompt in browser.execute_script("return document.querySelector('header p').textContent")
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("name", ["roofline", "sampling"])
+def test_the_frame_of_the_focus_crosses_no_number_beneath_its_slider(
+    browser: "Chrome", pages: dict[str, str], name: str
+) -> None:
+    with device(browser, *PHONE):
+        browser.get(pages[name])
+        press(browser, Keys.TAB, Keys.TAB)
+        framed = browser.execute_script("""
+            const slider = document.activeElement, ticks = slider.parentElement.querySelector(".ticks");
+            const framed = (element) => getComputedStyle(element).outlineStyle !== "none";
+            const frame = [slider, slider.parentElement].find(framed);
+            return [slider.type, frame.getBoundingClientRect().bottom, ticks.getBoundingClientRect().bottom];
+        """)
+    assert framed[0] == "range"
+    assert framed[1] >= framed[2]
+
+
+def test_no_label_of_a_roof_is_crossed_by_another_roof(browser: "Chrome", pages: dict[str, str]) -> None:
+    for width in (PHONE[0], 640, 900):
+        with device(browser, width, 1000):
+            browser.get(pages["roofline"])
+            crossed = browser.execute_script("""
+                const ends = [...document.querySelectorAll(".curve")]
+                  .map((curve) => curve.getPointAtLength(curve.getTotalLength()).y);
+                const crossed = (box) => ends.some((y) => y > box.y + 2 && y < box.y + box.height - 3);
+                return [...document.querySelectorAll(".halo:not(.marked)")]
+                  .filter((label) => crossed(label.getBBox())).map((label) => label.textContent);
+            """)
+        assert crossed == [], width
+
+
+def test_no_name_of_a_mark_is_over_the_numbers_of_the_axis(browser: "Chrome", pages: dict[str, str]) -> None:
+    with device(browser, *PHONE):
+        browser.get(pages["roofline"])
+        lefts = browser.execute_script("""
+            explorable.show([0, 0]);
+            const left = document.querySelector(".chart .frame").getBBox().x;
+            return [...document.querySelectorAll(".marked")].map((label) => label.getBBox().x - left);
+        """)
+    assert len(lefts) == 2
+    assert min(lefts) >= 0

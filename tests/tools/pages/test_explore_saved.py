@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.explore import Explorable
-from nanoinfer.explore.catalogue import CATALOGUE
+from notebooks.course.explore import Explorable
+from notebooks.course.explore.catalogue import CATALOGUE
 from notebooks.tools.files import ROOT
 
 FOLDER = ROOT / "notebooks" / "explorables"
@@ -38,12 +38,13 @@ def test_every_explorable_is_there_and_no_other_page() -> None:
     assert sorted(listed) == sorted(CATALOGUE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - MEASURED))
 def test_a_page_is_what_would_be_recorded_now(
     name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
 ) -> None:
     there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), recorded(CATALOGUE[name]).html()
-    again = f"python -m nanoinfer.explore {name} --out notebooks/explorables"
+    again = f"python -m notebooks.course.explore {name} --out notebooks/explorables"
     assert rounded(data_of(there)) == rounded(data_of(now)), again
     without = [re.sub(r'(id="data">).*?(</script>)', r"\1\2", page, flags=re.DOTALL) for page in (there, now)]
     assert without[0] == without[1], again

@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device
+from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device, drawn
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -56,8 +56,8 @@ def pages(long_run: Trace, example: Trace, tmp_path_factory: pytest.TempPathFact
     return addresses
 
 
-def middle_of_thumb(page: "Chrome") -> float:
-    """Where the slider's thumb is, from the left: it is drawn in a part of the document that scripts do not see."""
+def thumb_of_slider(page: "Chrome") -> int:
+    """The node of the slider's thumb, which is in a part of the document that scripts do not see."""
 
     def find(node: dict[str, Any], found: Any) -> dict[str, Any] | None:
         if found(node.get("attributes", [])):
@@ -70,23 +70,27 @@ def middle_of_thumb(page: "Chrome") -> float:
     assert slider is not None
     thumb = find(slider, lambda attributes: "thumb" in attributes)
     assert thumb is not None
-    left, _, right = page.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": thumb["nodeId"]})["model"]["border"][:3]
+    return thumb["nodeId"]
+
+
+def middle_of(page: "Chrome", node: int) -> float:
+    """Where a node is, from the left."""
+    left, _, right = page.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": node})["model"]["border"][:3]
     return (left + right) / 2
 
 
 # --- the timeline -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("screen", [LAPTOP, BIG, PHONE, SIDEWAYS], ids=str)
-def test_the_timeline_shows_the_lanes_of_the_pass(
-    browser: "Chrome", pages: dict[str, str], long_run: Trace, screen: tuple[int, int]
-) -> None:
-    with device(browser, *screen):
-        browser.get(pages["long"])
-        for step in (1, 60, 150, 290, len(long_run) - 1, 30):
-            seen, expected = browser.execute_script(
+def test_the_timeline_shows_the_lanes_of_the_pass(browser: "Chrome", pages: dict[str, str], long_run: Trace) -> None:
+    browser.get(pages["long"])
+    steps = [1, 60, 150, 290, len(long_run) - 1, 30]
+    for screen in (LAPTOP, BIG, PHONE, SIDEWAYS):
+        with device(browser, *screen):
+            found = browser.execute_script(
                 """
-                player.show(arguments[0]);
+                return arguments[0].map((step) => {
+                player.show(step);
                 const box = document.querySelector("#timeline .lanes").getBoundingClientRect();
                 const cursor = document.querySelector("#timeline .cursor").getBoundingClientRect();
                 const head = document.querySelector("#timeline .pass").getBoundingClientRect();
@@ -97,18 +101,15 @@ def test_the_timeline_shows_the_lanes_of_the_pass(
                   const shown = inside(Math.max(box.top, head.bottom), box.bottom, name);
                   return shown && inside(cursor.top, cursor.bottom, name);
                 });
-                return [seen, batch];""",
-                step,
+                return [seen, batch, head.top - box.top, box.bottom - head.bottom];
+                });""",
+                steps,
             )
+        for step, (seen, expected, above, below) in zip(steps, found, strict=True):
             assert expected == [entry.request for entry in long_run.step(step).batch]
-            assert seen == expected
-            # The row of passes stays above them.
-            top, bottom = browser.execute_script("""
-                const box = document.querySelector("#timeline .lanes").getBoundingClientRect();
-                const row = document.querySelector("#timeline .pass").getBoundingClientRect();
-                return [row.top - box.top, box.bottom - row.bottom];""")
-            assert top >= 0
-            assert bottom >= 0
+            assert seen == expected, (screen, step)
+            assert above >= 0, (screen, step, "the row of passes stays above them")
+            assert below >= 0, (screen, step)
 
 
 def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
@@ -128,54 +129,55 @@ def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
         assert browser.execute_script(where, 0, 0) == 0, "nothing has arrived yet"
 
 
-@pytest.mark.parametrize("screen", [LAPTOP, PHONE, SIDEWAYS], ids=str)
 @pytest.mark.parametrize("name", ["long", "example"])
-def test_the_thumb_of_the_slider_stands_above_the_cursor(
-    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int]
-) -> None:
-    with device(browser, *screen):
-        browser.get(pages[name])
-        last = browser.execute_script("return player.replay.frames.length - 1")
-        for number in (0, 1, last // 2, last - 1, last):
-            browser.execute_script(f"player.show({number})")
-            cursor, track = (
-                browser.execute_script(
-                    "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
-                    "return [box.left + box.width / 2, box.left, box.width]",
-                    f"#timeline {part}",
+def test_the_thumb_of_the_slider_stands_above_the_cursor(browser: "Chrome", pages: dict[str, str], name: str) -> None:
+    browser.get(pages[name])
+    last = browser.execute_script("return player.replay.frames.length - 1")
+    thumb = thumb_of_slider(browser)
+    for screen in (LAPTOP, PHONE, SIDEWAYS):
+        with device(browser, *screen):
+            for number in (0, 1, last // 2, last - 1, last):
+                cursor, left, width = browser.execute_script(
+                    """
+                    player.show(arguments[0]);
+                    const box = (part) => document.querySelector(`#timeline ${part}`).getBoundingClientRect();
+                    const [cursor, track] = [box(".cursor"), box(".track")];
+                    return [cursor.left + cursor.width / 2, track.left, track.width];""",
+                    number,
                 )
-                for part in (".cursor", ".track")
-            )
-            assert cursor[0] == pytest.approx(track[1] + track[2] * (number + 0.5) / (last + 1), abs=0.6)
-            assert middle_of_thumb(browser) == pytest.approx(cursor[0], abs=0.6)
+                assert cursor == pytest.approx(left + width * (number + 0.5) / (last + 1), abs=0.6), (screen, number)
+                assert middle_of(browser, thumb) == pytest.approx(cursor, abs=0.6), (screen, number)
 
 
 # --- what is in view --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("height", "width"), [(768, 1246), (657, 1246), (657, 899), (1080, 1246)])
 def test_a_notebooks_frame_and_what_matters_in_it_fit_a_laptop(
-    browser: "Chrome", example: Trace, tmp_path: Path, height: int, width: int
+    browser: "Chrome", example: Trace, tmp_path: Path
 ) -> None:
     """Of 768 lines a browser leaves 657, JupyterLab 536 of these; beside its list of files there are 899 columns."""
     frame = example.player()._repr_html_()
-    (tmp_path / "notebook.html").write_text(f'<!doctype html><body style="width: {width}px">{frame}</body>')
-    with device(browser, 1366, height):
-        browser.get((tmp_path / "notebook.html").as_uri())
-        element = browser.find_element(By.TAG_NAME, "iframe")
-        assert element.size["height"] <= height - 121
-        browser.switch_to.frame(element)
-        for step in range(1, len(example) + 1):
-            room, bottoms = browser.execute_script(
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{frame}</body>")
+    browser.get((tmp_path / "notebook.html").as_uri())
+    element = browser.find_element(By.TAG_NAME, "iframe")
+    for height, width in ((768, 1246), (657, 1246), (657, 899), (1080, 1246)):
+        with device(browser, 1366, height):
+            browser.execute_script(f"document.body.style.width = '{width}px'")
+            assert element.size["height"] <= height - 121
+            browser.switch_to.frame(element)
+            drawn(browser)
+            below = browser.execute_script(
                 """
-                player.show(arguments[0]);
                 const parts = ["#controls", "#timeline", "#sentence", "#counters", "#batch tbody", "#slots .grid"];
                 const bottom = (part) => document.querySelector(part).getBoundingClientRect().bottom;
-                return [innerHeight, Object.fromEntries(parts.map((part) => [part, bottom(part)]))];""",
-                step,
+                return Array.from({ length: arguments[0] }, (_, i) => i + 1).flatMap((step) => {
+                  player.show(step);
+                  return parts.filter((part) => bottom(part) > innerHeight).map((part) => [step, part, bottom(part)]);
+                });""",
+                len(example),
             )
-            assert {part: bottom for part, bottom in bottoms.items() if bottom > room} == {}
-        browser.switch_to.default_content()
+            assert below == [], (height, width)
+            browser.switch_to.default_content()
 
 
 @pytest.mark.parametrize("name", ["long", "example"])
@@ -215,20 +217,24 @@ def playing(page: "Chrome") -> bool:
     return page.find_element(By.ID, "play").get_attribute("aria-pressed") == "true"
 
 
-@pytest.mark.parametrize(
-    ("clicked", "frame"),
-    [("#first", 0), ("#back", 4), ("#forward", 6), ("#extend", 6), (".speed select", 5), ("#rows .chip", 5), ("h1", 5)],
+CLICKED_AND_SHOWN = (
+    *(("#first", 0), ("#back", 4), ("#forward", 6), ("#extend", 6)),
+    *((".speed select", 5), ("#rows .chip", 5), ("h1", 5)),
 )
-def test_after_a_click_space_plays_and_pauses(stopped_clock: "Chrome", clicked: str, frame: int) -> None:
+
+
+def test_after_a_click_space_plays_and_pauses(stopped_clock: "Chrome") -> None:
     page = stopped_clock
-    page.find_element(By.CSS_SELECTOR, clicked).click()
-    if "select" in clicked:
-        press(page, Keys.ESCAPE)  # closes the list, and leaves the focus where it is
-    assert page.execute_script("return player.current") == frame
-    for expected in (True, False, True):
-        press(page, " ")
-        assert playing(page) is expected
-        assert page.execute_script("return player.current") == frame
+    for clicked, frame in CLICKED_AND_SHOWN:
+        page.execute_script("document.activeElement.blur(); player.show(5)")
+        page.find_element(By.CSS_SELECTOR, clicked).click()
+        if "select" in clicked:
+            press(page, Keys.ESCAPE)  # closes the list, and leaves the focus where it is
+        assert page.execute_script("return player.current") == frame, clicked
+        for expected in (True, False, True, False):
+            press(page, " ")
+            assert playing(page) is expected, clicked
+            assert page.execute_script("return player.current") == frame, clicked
 
 
 def test_after_a_click_on_play_space_pauses_once(stopped_clock: "Chrome") -> None:
@@ -263,26 +269,23 @@ def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: "Chrome
 
 @needs_axe
 @pytest.mark.parametrize(
-    ("name", "screen", "dark"),
+    ("name", "shown"),
     [
-        ("example", LAPTOP, False),
-        ("example", LAPTOP, True),
-        ("example", PHONE, True),
-        ("example", SIDEWAYS, False),
-        ("long", LAPTOP, False),
-        ("long", PHONE, False),
+        ("example", [(1, LAPTOP, False), (7, PHONE, True), (20, SIDEWAYS, False), (34, LAPTOP, True)]),
+        ("long", [(1, SIDEWAYS, True), (7, LAPTOP, False), (20, PHONE, True), (34, PHONE, False)]),
     ],
-    ids=str,
+    ids=["example", "long"],
 )
 def test_axe_finds_nothing(
-    browser: "Chrome", pages: dict[str, str], name: str, screen: tuple[int, int], dark: bool
+    browser: "Chrome", pages: dict[str, str], name: str, shown: list[tuple[int, tuple[int, int], bool]]
 ) -> None:
-    with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
-        browser.get(pages[name])
-        # Among them: a prompt of which a part is not computed yet, a retraction, requests that have ended.
-        for step in (1, 7, 20, 34):
+    """Each page on every screen, in dark and in light, and so is each step. Among these: a prompt of which a part is not
+    computed yet, a retraction, requests that have ended."""
+    browser.get(pages[name])
+    for step, screen, dark in shown:
+        with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
             browser.execute_script(f"player.show({step})")
-            assert axe_findings(browser) == []
+            assert axe_findings(browser) == [], (step, screen, dark)
 
 
 def test_lanes_are_as_high_as_a_finger_needs(browser: "Chrome", pages: dict[str, str]) -> None:

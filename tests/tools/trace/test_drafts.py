@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.explore.lives import lives_of
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.final import final_state
 from nanoinfer.trace.perfetto import trace_events
 from nanoinfer.trace.phases import spans
+from notebooks.course.explore.lives import lives_of
 from tests.helpers.engines import finish, greedy, make_engine, model_of, serve
 from tests.helpers.runners import make_runner
 from tests.helpers.traces import assert_same

@@ -21,10 +21,10 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.sampling.regular_expression import Machine
-from nanoinfer.teaching.replicas import ReplicaPass
 from nanoinfer.trace import Trace
 from nanoinfer.trace.final import final_state
 from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROLES, Style, styles
+from notebooks.course.replicas import ReplicaPass
 from tests.helpers.pictures import insert, make_metadata, make_pool, make_tree, named, take
 
 LEGEND = "legend "
@@ -155,6 +155,7 @@ def test_every_role_has_a_look_and_a_meaning_and_no_two_share_one() -> None:
     assert len(set(words)) == len(words)
 
 
+@pytest.mark.slow
 def test_every_colour_of_every_picture_is_in_the_table(pictures: dict[str, viz.Picture]) -> None:
     unknown = {
         (kind, name, face)

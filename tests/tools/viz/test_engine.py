@@ -6,7 +6,7 @@ pytest.importorskip("matplotlib")
 
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.input_metadata import ForwardMode
 from tests.helpers.pictures import (
     assert_readable,

@@ -87,6 +87,7 @@ def test_decode_shows_one_new_token_each_and_no_prefix_lens() -> None:
     assert_readable(picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_tokens", [False, True])
 @pytest.mark.parametrize(
     ("prefix_lens", "new_lens"),

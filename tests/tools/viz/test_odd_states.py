@@ -53,6 +53,7 @@ def digests() -> dict[str, str]:
 # --- style, threads ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_style_of_the_user_changes_no_picture_and_no_picture_changes_the_style() -> None:
     before = digests()
     lettering.measure.cache_clear()
@@ -90,6 +91,7 @@ def test_a_terminal_prints_the_numbers_once(
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_of_any_kind_are_drawn_on_one_line_without_a_warning(text: str) -> None:
     engine = make_engine()

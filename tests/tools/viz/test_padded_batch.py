@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
 
 from nanoinfer import viz
-from nanoinfer.sessions import InferenceEngine, InferenceSession
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
 from nanoinfer.viz.palette import ROLES
 from tests.helpers.pictures import (
     assert_readable,

@@ -14,7 +14,7 @@ from nanoinfer import (
     RequestOutput,
     SamplingParams,
 )
-from nanoinfer.signals import uninterrupted
+from nanoinfer.threads.signals import uninterrupted
 from tests.helpers.engines import assert_all_free, greedy, make_engine, step
 
 

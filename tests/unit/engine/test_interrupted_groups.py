@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.engine import Engine
-from nanoinfer.multi_step import DecodeGroup
+from nanoinfer.engine.engine import Engine
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.scheduling.multi_step import DecodeGroup
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.fakes import FakeServer
 

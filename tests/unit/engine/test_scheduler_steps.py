@@ -8,10 +8,10 @@ import torch
 
 from nanoinfer import SamplingParams
 from nanoinfer.config import EngineConfig
-from nanoinfer.engine import Engine
-from nanoinfer.multi_step import MultiStepScheduler
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.outputs import PieceReader
 from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.multi_step import MultiStepScheduler
 from nanoinfer.scheduling.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.fakes import FakeServer

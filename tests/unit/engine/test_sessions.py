@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams
-from nanoinfer.sessions import InferenceEngine, InferenceSession, KVAccount, OfflineScheduler
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession, KVAccount
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.checkpoints import greedy
 
 Checkpoint = Callable[..., Path]

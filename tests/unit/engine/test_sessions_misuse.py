@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nanoinfer import LLM
-from nanoinfer.sessions import InferenceEngine, InferenceSession, KVCache, OfflineScheduler
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession, KVCache
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 
 PROMPT = [5, 9, 200, 31, 7]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "stop_on_eos": False}

@@ -7,10 +7,10 @@ from dataclasses import asdict, fields
 import pytest
 
 from nanoinfer import EngineStats, SamplingParams
+from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
 from nanoinfer.kernels import Selection, TorchKernels
 from nanoinfer.kernels.selection import selected
 from nanoinfer.model.attention import TorchNativeBackend
-from nanoinfer.stats import RECENT_STEPS, StepMeter
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
 LINE = re.compile(

@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.layers.logits_processor import ROWS_AT_A_TIME, compute_logits
 from nanoinfer.model.loader import load_model
+from nanoinfer.scheduling.batch import Batch
 from tests.helpers.rows import (
     HandWrittenRows,
     all_logits,

@@ -24,7 +24,8 @@ from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS
-from nanoinfer.sessions import InferenceEngine, InferenceSession, OfflineScheduler
+from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.paged import Caller
 
 Checkpoint = Callable[..., Path]

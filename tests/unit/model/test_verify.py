@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer.batch import Batch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
-from nanoinfer.engine import Engine
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention.select import select_attention_backend
 from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
@@ -19,6 +18,7 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import as_decode
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.batch import Batch
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.rows import all_logits, assert_close, random_tokens
 

@@ -12,7 +12,7 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.cli import main
+from nanoinfer.cli.main import main
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.paged.multi_step import multi_step_decode
 

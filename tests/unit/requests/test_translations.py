@@ -137,8 +137,10 @@ def test_names_of_dtypes() -> None:
 
 def test_a_share_of_the_memory_is_for_kv(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float | None] = []
-    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: asked.append(share) or int(2**20 * share))
-    llm = LLM(checkpoint("llama"), gpu_memory_utilization=0.25, max_running_requests=10**6)
+    monkeypatch.setattr(
+        "nanoinfer.frontends.llm.memory_for_kv", lambda device, share: asked.append(share) or int(2**20 * share)
+    )
+    llm = LLM(checkpoint("llama"), gpu_memory_utilization=0.25)
     assert asked == [0.25]
     assert llm.config.max_total_tokens == 2**18 // llm.model.kv_bytes_per_token()
     for share in (0, 1.5, -1, True, "0.9", float("nan")):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.batch import Batch
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import FinishReason
+from nanoinfer.scheduling.batch import Batch
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected, passes
 from tests.helpers.traffic import serve_at_random
 

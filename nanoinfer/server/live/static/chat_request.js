@@ -21,6 +21,7 @@ async function* answerTo({ path, body }, signal) {
   const options = { method: "POST", headers, body: JSON.stringify(body), signal };
   const response = await Session.fetch(path, options);
   for (const number of (response.headers.get("X-Engine-Requests") ?? "").split(",")) if (number) Mine.add(Number(number));
+  drawSoon(); // it may be drawn already, as another's
   for await (const { data } of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

@@ -1,0 +1,281 @@
+"""`python -m nanoinfer chat`: a conversation. The radix cache holds its earlier turns."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nanoinfer.cli.ctrl_c import CtrlC
+from nanoinfer.cli.generate import note
+from nanoinfer.cli.line_editor import line_reader, read_text
+from nanoinfer.cli.options import (
+    ENGINE_OPTIONS,
+    SAMPLING_OPTIONS,
+    add_options,
+    check_tokenizer,
+    load,
+    sampling_params,
+)
+from nanoinfer.terminal import filled, one_line, room, side_by_side, styled
+
+if TYPE_CHECKING:
+    from nanoinfer import LLM, SamplingParams, StreamPiece
+
+COMMANDS = {
+    "/help": "show these commands",
+    "/reset": "start again; the system message stays",
+    "/system TEXT": "set the system message; without TEXT, show it",
+    "/adapter NAME": "answer with it, bundled or loaded with --adapter; without NAME, list them",
+    "/stats": "show the engine's numbers",
+    "/save FILE": "write the conversation to FILE as JSON",
+    "/quit": "end the chat (Ctrl-D does the same)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--system", help="the system message at the beginning of the conversation")
+    parser.set_defaults(run=run)
+    add_options(parser, "sampling", SAMPLING_OPTIONS)
+    add_options(parser, "engine", ENGINE_OPTIONS)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Read turns and answer them until the input ends. An error ends the turn in a terminal, else the command."""
+    params = sampling_params(args)
+    llm = load(args)
+    check_tokenizer(llm)
+    chat = Chat(llm, params, args.system, next((name for name, _ in args.adapters or ()), None))
+    if not sys.stdin.isatty():
+        read_line = line_reader("")
+        while (line := _next_line(read_line)) is not None and chat.handle(line):
+            pass
+        return
+    print(styled("Chat with the model. Ctrl-C stops an answer, and Ctrl-D ends the chat.", "dim"))
+    print(styled("/help lists the commands.", "dim"))
+    with CtrlC() as ctrl_c:
+        chat.stops = ctrl_c.stops
+        read_line = line_reader("> ")
+        while True:
+            try:
+                with ctrl_c.stops():
+                    line = _next_line(read_line)
+            except KeyboardInterrupt:  # clears the line
+                continue
+            except UnicodeError as error:
+                _show(error)
+                continue
+            try:
+                if line is None or not chat.handle(line):
+                    return
+            except (ValueError, OSError, RuntimeError) as error:  # the conversation is as it was before this turn
+                _show(error)
+
+
+def _path(file: str) -> Path:
+    """`file` as a path. ValueError if it begins with ~ and the name of a user that does not exist."""
+    try:
+        return Path(file).expanduser()
+    except RuntimeError as error:  # pathlib's
+        raise ValueError(f"{file}: there is no home directory {Path(file).parts[0]}") from error
+
+
+def _show(error: Exception) -> None:
+    print(styled(filled(f"[{one_line(error)}]", room()), "red"))
+
+
+def _next_line(read_line: Callable[[], str]) -> str | None:
+    try:
+        return read_text(read_line)
+    except EOFError:
+        return None
+
+
+class Chat:
+    """A conversation with a model: its messages, and what a line of input does to them.
+
+    `adapter`: the name of the adapter that answers; None: the base model. `stops`: makes a block in which Ctrl-C ends the
+    answer instead of the program. Raises ValueError if the model cannot chat, or does not take this system message.
+    """
+
+    def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None, adapter: str | None = None):
+        self.llm, self.params = llm, params
+        self.adapter = adapter
+        self.messages: list[dict[str, str]] = []
+        self.stops: Callable[[], AbstractContextManager[None]] | None = None
+        self._used = 0  # tokens of the conversation so far
+        self._saved: set[Path] = set()
+        if system:
+            self.set_system(system)
+        else:
+            llm.chat_prompt([{"role": "user", "content": "Hello"}])  # says at once that there is no chat template
+
+    def handle(self, line: str) -> bool:
+        """Answer a line, or do what its slash command says; False for /quit. If it raises, the messages are as before.
+
+        A blank line does nothing. A line that begins with a space is never a command.
+        """
+        text = line.strip()
+        if not line.startswith("/"):
+            if text:
+                self.answer(text)
+            return True
+        command, _, argument = text.partition(" ")
+        argument = argument.strip()
+        if command == "/quit":
+            return False
+        if command == "/help":
+            print(side_by_side([list(COMMANDS), list(COMMANDS.values())], room()))
+        elif command == "/reset":
+            self.reset()
+        elif command == "/system" and argument:
+            self.set_system(argument)
+            print(styled("[the system message is set for this conversation and those after it]", "cyan"))
+        elif command == "/system":
+            print(filled(self._system or "there is no system message", room()))
+        elif command == "/adapter":
+            self.set_adapter(argument)
+        elif command == "/stats":
+            self.show_stats()
+        elif command == "/save":
+            self.save(argument)
+        else:
+            raise ValueError(
+                f"there is no command {command}. The commands are {', '.join(COMMANDS)}. To send a message that begins "
+                "with /, put a space before it"
+            )
+        return True
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that a conversation may have."""
+        return min(self.llm.config.max_context_len, self.llm.config.max_total_tokens)
+
+    def answer(self, text: str) -> None:
+        """Send the user's message, and print the model's answer while it is computed. If Ctrl-C stops the answer, the part
+        that was printed is kept; if it had not begun, neither message is kept.
+
+        ValueError if the conversation is full.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = self.llm.chat_prompt(messages)
+        left = self.limit - len(prompt)
+        if left < 1:
+            raise ValueError(self._full(len(prompt)))
+        params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
+        # Closing the stream frees the request's slots; LLM's streams are generators.
+        options: Any = {} if self.adapter is None else {"adapter": self.adapter}
+        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, **options))
+        pieces: list[StreamPiece] = []
+        stopped = False
+        try:
+            with self.stops() if self.stops is not None else nullcontext():
+                for piece in stream:
+                    pieces.append(piece)
+                    print(piece.text, end="", flush=True)
+        except KeyboardInterrupt:
+            if self.stops is None:
+                raise
+            stopped = True
+        finally:
+            stream.close()
+        print()
+        if not pieces:
+            print(styled("[stopped before the answer began; your message is not kept]", "cyan"))
+            return
+        self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
+        last = pieces[-1]
+        self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
+        limit = "max_new_tokens" if left > self.params.max_new_tokens else f"the end of the {self._holder}"
+        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason, limit) + ", stopped" * stopped
+        left = self.limit - self._used
+        if left < self.params.max_new_tokens:  # the next answer may have to be shorter
+            about += f"; {left} of {self.limit} tokens left"
+        print(styled(filled(f"[{about}]", room()), "cyan"))
+
+    def reset(self) -> None:
+        """Forget all messages except the system message."""
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+        self._used = 0
+        print(styled("[new conversation]", "cyan"))
+
+    def set_system(self, text: str) -> None:
+        """Set the system message. ValueError if the model's chat template does not take one."""
+        others = [message for message in self.messages if message["role"] != "system"]
+        messages = [{"role": "system", "content": text}, *others]
+        self.llm.chat_prompt(messages if others else [*messages, {"role": "user", "content": "Hello"}])
+        self.messages = messages
+
+    def set_adapter(self, name: str) -> None:
+        """Answer with this adapter from now on; "base" is the base model, and a bundled one is loaded if it is not yet.
+        Without a name, print the names. ValueError if there is no such adapter."""
+        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+
+        bundled = [each for each in BUNDLED_ADAPTERS if each not in self.llm.adapters]
+        if name:
+            if name in bundled:
+                self.llm.load_adapter(name, name)
+            self.llm.engine.adapters.find(name)
+            self.adapter = name
+            print(styled(f"[answers by {name} from now on]", "cyan"))
+        else:
+            names = ["base", *self.llm.adapters, *(bundled if self.llm.model.name == "story" else ())]
+            print(
+                filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room())
+            )
+
+    def show_stats(self) -> None:
+        """Print how many tokens the conversation uses, and the engine's numbers."""
+        turns = sum(message["role"] == "user" for message in self.messages)
+        stats = {
+            "conversation": f"{turns} turn{'s' * (turns != 1)}, {self._used} of {self.limit} tokens",
+            **self.llm.engine.stats(),
+        }
+        shown = {
+            name: f"{value:.3g}" if isinstance(value, float) else str(value)
+            for name, value in stats.items()
+            if value != ""
+        }  # if the fastest kernels run, the reason is empty
+        print(side_by_side([list(shown), list(shown.values())], room()))
+
+    def save(self, file: str) -> None:
+        """Write the messages as JSON, for `LLM.chat`. ValueError or OSError if no FILE is given, or if it already exists
+        and is not one that this chat has written."""
+        if not file:
+            raise ValueError("/save needs the name of a file: /save FILE")
+        path = _path(file)
+        if not path.parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {path.parent}")
+        if path.exists() and path.resolve() not in self._saved:
+            raise FileExistsError(f"{path}: already exists, so nothing was written; choose another name")
+        path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        self._saved.add(path.resolve())
+        print(styled(f"[saved: {path}]", "cyan"))
+
+    @property
+    def _system(self) -> str | None:
+        return next((message["content"] for message in self.messages if message["role"] == "system"), None)
+
+    @property
+    def _holder(self) -> str:
+        """What the conversation must fit into: the smaller one."""
+        config = self.llm.config
+        return "pool" if config.max_total_tokens < config.max_context_len else "context"
+
+    def _full(self, prompt_tokens: int) -> str:
+        """The error message for a prompt that leaves no room for an answer; it says what to do."""
+        config, most = self.llm.config, self.llm.model.config.max_position_embeddings
+        more = ""
+        if self._holder == "pool":
+            more = ". You can also restart the chat with a larger --max-total-tokens"
+        elif config.max_context_len < most:
+            more = f". You can also restart the chat with a larger --max-context-len, at most {most}"
+        return (
+            f"this conversation is full: your message was not sent, because with it there would be {prompt_tokens} tokens, "
+            f"and the {self._holder} holds {self.limit}. /save FILE saves the conversation, and /reset "
+            f"starts a new one{more}"
+        )

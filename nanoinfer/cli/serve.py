@@ -1,0 +1,139 @@
+"""`python -m nanoinfer serve`: a model behind OpenAI's protocol, until Ctrl-C or SIGTERM."""
+
+import argparse
+import gc
+import logging
+import os
+import sys
+
+from nanoinfer.cli.options import ENGINE_OPTIONS, add_options, load
+from nanoinfer.cli.serve_cluster import add_cluster_options, check_cluster_options, serve_cluster
+
+MAX_QUEUE = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.description = (
+        "Serves a model with OpenAI's protocol: /v1/models, /v1/completions, /v1/chat/completions, and more (see "
+        "nanoinfer/README.md). Ctrl-C or SIGTERM: requests that are being served are finished first."
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (default: story)"
+    )
+    parser.add_argument("--model", help="the same as MODEL")
+    parser.set_defaults(run=run)
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)"
+    )
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one, which is printed (default: 8000)")
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's id in requests (default: MODEL as typed)"
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="requests need this key; may be given several times. Other users of this machine can read it: better use the "
+        "environment variable NANOINFER_API_KEY (keys separated by commas), or --api-key-file",
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="requests need one of the keys in it, one per line")
+    group.add_argument(
+        "--allowed-host", action="append", default=[], metavar="HOST", help="a name by which browsers may reach it"
+    )
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages from there may use it (default: none)",
+    )
+    group.add_argument(
+        "--adapter-root", metavar="FOLDER", help="adapters in it can be loaded over HTTP (default: none)"
+    )
+    group.add_argument(
+        "--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)"
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds to finish requests at the end (default: 30)",
+    )
+    group.add_argument("--max-connections", type=int, metavar="N", help="most open connections (default: 4096)")
+    group.add_argument(
+        "--show-prompts",
+        action="store_true",
+        help="the log has prompts, and the live page shows everybody's (a classroom)",
+    )
+    add_cluster_options(parser)
+    add_options(parser, "engine", ENGINE_OPTIONS, but=("model",))
+    parser.set_defaults(max_queue=MAX_QUEUE)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load, serve, and return when everything has been answered."""
+    from nanoinfer.server import check_installed
+
+    try:
+        check_installed()
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    from nanoinfer.server.app import make_app
+    from nanoinfer.server.run import bound_socket, raise_open_files_limit, serve
+    from nanoinfer.server.settings import ServerSettings
+
+    if args.name is not None and args.model is not None:
+        raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"--port {args.port}: must be in 0..65535")
+    args.model = args.name or args.model or "story"
+    settings = ServerSettings(
+        api_keys=_keys(args),
+        allowed_hosts=[*args.allowed_host, args.host],
+        cors_origins=args.cors_origin,
+        adapter_root=args.adapter_root,
+        show_prompts=args.show_prompts,
+        served_model_name=args.served_model_name or args.model,
+        request_timeout_s=args.request_timeout,
+        drain_timeout_s=args.drain_timeout,
+        **({} if args.max_connections is None else {"max_connections": args.max_connections}),
+    )
+    check_cluster_options(args)
+    raise_open_files_limit()
+    if args.replicas is not None:
+        serve_cluster(args, settings)
+        return
+    with bound_socket(args.host, args.port) as sock:
+        app = make_app(load(args), settings)
+        _log_to_standard_error()
+        gc.collect()
+        gc.freeze()  # what is loaded is no garbage, and a collection that looks at it keeps everybody waiting for 0.2 s
+        serve(app, sock)
+
+
+def _keys(args: argparse.Namespace) -> list[str]:
+    """The keys from the command line, a file and the environment."""
+    from nanoinfer.server.keys import ENVIRONMENT, read_keys
+
+    keys = [*args.api_key, *(read_keys(args.api_key_file) if args.api_key_file else ())]
+    if ENVIRONMENT in os.environ:
+        found = [key.strip() for key in os.environ[ENVIRONMENT].split(",") if key.strip()]
+        if not found:
+            raise ValueError(f"{ENVIRONMENT}: is set, but has no keys; unset it to serve without keys")
+        keys += found
+    return keys
+
+
+def _log_to_standard_error() -> None:
+    """The access log, and what goes wrong. Not the engine's line per step."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name in ("nanoinfer.access", "nanoinfer.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.propagate = False
+    logging.getLogger("nanoinfer.access").setLevel(logging.INFO)

@@ -1,0 +1,259 @@
+"""AsyncEngine: an engine in a separate thread, and coroutines that submit, stream and cancel requests.
+
+There are two sides, and one way from each to the other:
+
+    coroutines (any number, any event loop)              the engine's thread (engine_thread.py)
+    ──────────────────────────────────────              ───────────────────────────────────────────
+    `post(command)`   ──── SimpleQueue ────►             runs commands between two steps, then steps
+    `Delivery.queue`  ◄──── call_soon_threadsafe ────    sends the outputs of a step, one call per event loop
+
+Requests are checked and tokenized on the coroutines' side, so a long prompt does not keep other requests waiting. The
+engine's thread alone does everything else. When it has nothing to do, it sleeps in `SimpleQueue.get`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.stats import EngineStats
+from nanoinfer.frontends.async_stream import AsyncStream, Delivery
+from nanoinfer.frontends.engine_thread import EngineThread
+from nanoinfer.frontends.llm import LLM, load_or_take
+from nanoinfer.requests.chat import Messages
+from nanoinfer.requests.keywords import keywords
+from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.request import Prompt, Request, params_or_default
+from nanoinfer.requests.request_keywords import request_keywords
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.translations import NamedAdapter
+
+T = TypeVar("T")
+SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so
+
+
+class AsyncEngine:
+    """Serves one model to many coroutines at once, from a separate thread: `async with AsyncEngine(llm) as engine: ...`.
+
+    `llm`: an LLM, an Engine, or the name or directory of a model, which is loaded with `LLM(llm, **options)`. The
+    attribute `llm` is that LLM or Engine.
+
+    It takes over the engine: no other code may step it or add requests to it until `shutdown`, and after that it accepts
+    no more requests. All methods may be called from any number of tasks and event loops at the same time. If a task is
+    cancelled while it waits for a request, the request is aborted. An exception in a step ends the requests of that step:
+    their readers get a StepFailedError, and the engine continues.
+    """
+
+    @keywords({"model": "llm", "model_path": "llm"})
+    def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
+        self.llm = load_or_take(llm, options)
+        self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
+        self._engine.turns.reserve("an AsyncEngine", self._engine.open_requests.ids)
+        self._thread = EngineThread(self._engine)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that it serves with. It belongs to the thread; `visit` is the way to look into it."""
+        return self._engine
+
+    @property
+    def is_closed(self) -> bool:
+        """True when it accepts no more requests: it was shut down, its thread has ended, or its runner is broken."""
+        return self._thread.is_closed or self._engine.model_runner.broken is not None
+
+    @property
+    def after_step(self) -> Callable[[Engine], object] | None:
+        """Called in the thread after every step, before its outputs are handed out: a seam for what watches the engine."""
+        return self._thread.after_step
+
+    @after_step.setter
+    def after_step(self, look: Callable[[Engine], object] | None) -> None:
+        self._thread.after_step = look
+
+    # --- for coroutines ----------------------------------------------------------------------------------------------
+
+    @request_keywords()
+    async def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        extra_key: Hashable = None,
+        name: str = "prompt",
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+    ) -> AsyncStream:
+        """Submit a request and return its stream once it is queued. Arguments and errors as in `Engine.add_request`."""
+        return await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
+
+    async def add_all(self, requests: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
+        """Submit several requests, all or none, and return their streams in order. Errors as in `Engine.submit_all`.
+
+        `max_unread`: a request whose reader is so many pieces behind is paused, and goes on when half of them are read. So
+        a slow reader holds neither slots nor ever more text.
+        """
+        if _takes_long(requests):
+            groups = await asyncio.to_thread(lambda: [self._engine.prepare(request) for request in requests])
+        else:
+            groups = [self._engine.prepare(request) for request in requests]
+        return await self.add_prepared(groups, max_unread)
+
+    async def add_prepared(self, groups: Sequence[RequestGroup], max_unread: int | None = None) -> list[AsyncStream]:
+        """As `add_all`, for what `Engine.prepare` returned in a thread of the caller's."""
+        if max_unread is not None and (isinstance(max_unread, bool) or max_unread < 1):
+            raise ValueError(f"max_unread={max_unread!r}: must be None or an integer of at least 1")
+        loop = asyncio.get_running_loop()
+        thread = self._thread
+        deliveries = [Delivery(loop, max_unread, thread.hold) for _ in groups]
+        try:
+            request_ids = await thread.call(lambda: thread.add(deliveries, groups))
+        except asyncio.CancelledError:
+            for delivery in deliveries:
+                thread.drop(delivery, keep_reading=False)
+            raise
+        return [AsyncStream(each, i, thread.drop) for each, i in zip(deliveries, request_ids, strict=True)]
+
+    async def _submit(self, request: Request) -> AsyncStream:
+        return (await self.add_all([request]))[0]
+
+    async def load_adapter(self, name: str, path: str | Path) -> Adapter:
+        """As `Engine.load_adapter`. Requests go on while the files are read."""
+        return await asyncio.to_thread(self._engine.load_adapter, name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `Engine.unload_adapter`."""
+        await asyncio.to_thread(self._engine.unload_adapter, name)
+
+    @request_keywords()
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        extra_key: Hashable = None,
+        name: str = "prompt",
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """`async for piece in engine.stream(...)` gives text as soon as it is certain. The first read submits the request.
+
+        Leaving the loop early, closing the generator, or cancelling its task aborts the request.
+        """
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
+        try:
+            async for piece in stream:
+                yield piece
+        finally:
+            stream.close()
+
+    @request_keywords()
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        extra_key: Hashable = None,
+        name: str = "prompt",
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+    ) -> RequestOutput:
+        """Complete one prompt. Errors as in `Engine.add_request`; StepFailedError when a step that computed it raised."""
+        stream = await self._submit(Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter))
+        try:
+            return await stream.output()
+        finally:
+            stream.close()
+
+    @request_keywords()
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        extra_key: Hashable = None,
+        name: str = "messages",
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RequestOutput:
+        """Generate the assistant's next turn in a conversation. `messages` and `chat_template_kwargs` as in `LLM.chat`,
+        other arguments and errors as in `generate`. ValueError when the model has no tokenizer or no chat template."""
+        prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
+        return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s, adapter=adapter)
+
+    @request_keywords()
+    async def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        *,
+        extra_key: Hashable = None,
+        name: str = "messages",
+        timeout_s: float | None = None,
+        adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[StreamPiece, None]:
+        """Stream the assistant's next turn in a conversation; arguments and errors as in `chat`."""
+        prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
+        pieces = self.stream(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s, adapter=adapter)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a conversation up to the assistant's next turn; computed in the calling thread."""
+        return self._engine.builder.chat_prompt(messages, chat_template_kwargs, self._engine.config.max_context_len)
+
+    async def abort(self, request_id: int) -> None:
+        """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or already ended."""
+        await self._thread.call(lambda: self._thread.abort(request_id))
+
+    async def pause(self, request_id: int) -> None:
+        """Call `Engine.pause` between two steps. The stream's next piece comes after `resume`."""
+        await self._thread.call(lambda: self._engine.pause(request_id))
+
+    async def resume(self, request_id: int) -> None:
+        """Call `Engine.resume` between two steps."""
+        await self._thread.call(lambda: self._engine.resume(request_id))
+
+    async def visit(self, function: Callable[[Engine], T]) -> T:
+        """Call `function(engine)` in the engine's thread, between two steps, and return or raise what it does. All requests
+        wait for it, so it must be quick. EngineClosedError after `shutdown`."""
+        return await self._thread.call(lambda: function(self._engine))
+
+    async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
+        """`visit`, for servers that may have several engines: one result per engine, and here there is one."""
+        return [await self.visit(function)]
+
+    async def stats(self) -> EngineStats:
+        """Call `Engine.stats` between two steps."""
+        return await self._thread.call(self._engine.stats)
+
+    async def check_integrity(self) -> None:
+        """Call `Engine.check_integrity` between two steps."""
+        await self._thread.call(self._engine.check_integrity)
+
+    async def shutdown(self) -> None:
+        """Abort every request, free all slots and stop the thread. May be called again."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.end)
+
+    async def __aenter__(self) -> "AsyncEngine":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+
+def _takes_long(requests: Sequence[Request]) -> bool:
+    """True when preparing them could keep other coroutines waiting: long texts, a grammar that has to be compiled,
+    or an adapter that has to be loaded."""
+    texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
+    params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
+    brought = any(isinstance(request.adapter, NamedAdapter) for request in requests)
+    return brought or texts > SHORT_TEXT or any(each.has_grammar for each in params)

@@ -1,0 +1,42 @@
+"""What the notebooks teach with: classes that grow cell by cell, exercises, and checks whose hints explain.
+
+In a notebook:
+
+    @extend(RadixCache)              adds the function below it to the class, as if it had been written inside
+    with attempt("8.1"):             runs the reader's code, to draw what it did; one line if the exercise is not written
+    check("8.1", globals())          prints one line if the exercise is right, else raises a Hint
+    with answer():                   folds what its block prints and displays under "Show the answer"
+    FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)
+
+Workloads that are counted in steps are in workloads.py: `from notebooks.course.workloads import Request, serve`.
+Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
+
+In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Match a prefix")`, `expect`,
+`expect_equal`, and `several` and `find_mistakes` (several.py) where an answer may have two mistakes at once.
+"""
+
+from notebooks.course.answers import answer
+from notebooks.course.checking import attempt, check
+from notebooks.course.exercises import Given, exercise
+from notebooks.course.expectations import Hint, NotWritten, expect, expect_equal
+from notebooks.course.growing import extend
+from notebooks.course.prompts import BEAR, FOX, FOX_PROMPTS, HELLO, RIVER, STORY
+
+__all__ = [
+    "BEAR",
+    "FOX",
+    "FOX_PROMPTS",
+    "HELLO",
+    "RIVER",
+    "STORY",
+    "Given",
+    "Hint",
+    "NotWritten",
+    "answer",
+    "attempt",
+    "check",
+    "exercise",
+    "expect",
+    "expect_equal",
+    "extend",
+]

@@ -1,0 +1,103 @@
+"""check and attempt: what an exercise's cells call."""
+
+import linecache
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from notebooks.course.attribute_names import name_meant
+from notebooks.course.cells import unread
+from notebooks.course.exercises import Exercise, Given, find
+from notebooks.course.expectations import CannotBeRead, Hint, NotWritten
+
+_STUB = re.compile(r"(?:exercise (\d+\.\d+))?")  # the message of a stub; nbgrader's stub has none
+
+
+def check(id: str, namespace: Mapping[str, Any]) -> None:
+    """Check exercise `id` ("5.1") in a notebook's namespace (`globals()`): prints one line if it is right.
+
+    Raises Hint if it is not: the exercise is not written yet, Python cannot read its cell or its code raises (the hint
+    shows the line), or its answer is wrong. ValueError if there is no such exercise.
+    """
+    exercise = find(id)
+    cells = namespace.get("In")  # IPython's: the sources of the cells, in the order in which they were run
+    proved = run_check(exercise, namespace, cells if isinstance(cells, list) else ())
+    print(f"✓ {exercise.id} {exercise.title}" + (f": {proved}" if proved else ""))
+
+
+def run_check(exercise: Exercise, namespace: Mapping[str, Any], cells: Sequence[object] = ()) -> str | None:
+    """Run one checker; returns its text about what is proved, if any. Raises only Hint, whatever the notebook's code does
+    (except KeyboardInterrupt). `cells`: the sources that were run, for the hint about one that Python cannot read: what was
+    checked then is what its name meant before, a stub or nothing."""
+    given = Given(namespace)
+    try:
+        return _checked(exercise, namespace, given)
+    except Hint:
+        if problem := unread(cells, given.asked):
+            said = f"{exercise.id} {exercise.title}: Python cannot read your code, so it did not run\n  {problem}"
+            raise CannotBeRead(said) from None
+        raise
+
+
+def _checked(exercise: Exercise, namespace: Mapping[str, Any], given: Given) -> str | None:
+    head = f"{exercise.id} {exercise.title}"
+    try:
+        return exercise.checker(given)
+    except Hint as hint:
+        raise type(hint)(f"{head}: {hint}") from None
+    except NotImplementedError as error:
+        if stub := _STUB.fullmatch(str(error)):
+            raise NotWritten(f"{head}: {_unwritten(exercise.id, stub[1])}") from None
+        raise Hint(_described(head, error, namespace)) from error
+    except (Exception, SystemExit) as error:
+        raise Hint(_described(head, error, namespace)) from error
+
+
+class attempt:
+    """`with attempt("5.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
+
+    Every other exception passes through: it comes from the reader's code, and its traceback shows where. To one
+    that asks for an unknown attribute a note is added, which names the attribute that was meant.
+    """
+
+    def __init__(self, id: str):
+        self.id = id
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        stub = _STUB.fullmatch(str(error)) if isinstance(error, NotImplementedError) else None
+        if stub is None:
+            if error is not None and (meant := name_meant(error)):
+                error.add_note(meant)
+            return False
+        print(f"{self.id}: {_unwritten(self.id, stub[1])}")
+        return True
+
+
+def _unwritten(id: str, stub: str | None) -> str:
+    return "not written yet." if stub in (id, None) else f"needs exercise {stub}, which is not written yet."
+
+
+def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
+    """The exception and the reader's lines that led to it; if there are none, the checker failed on the answer."""
+    message = str(error)[:1000]
+    what = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if meant := name_meant(error):
+        what = f"{what}. {meant}"
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_globals is namespace:
+            code = linecache.getline(frame.f_code.co_filename, traceback.tb_lineno).strip()
+            place = f"in {frame.f_code.co_name}, line {traceback.tb_lineno} of its cell"
+            lines.append(f"\n  {place}: {code}" if code else f"\n  {place}")
+        traceback = traceback.tb_next
+    if lines:
+        return f"{head}: your code raises {what}{''.join(lines[-3:])}"
+    return f"{head}: the check cannot work with what your code gives: {what}"

@@ -1,0 +1,172 @@
+"""Checks of notebook 08, match, split and insert: the reader's methods inside the package's tree, against dictionaries."""
+
+import numpy as np
+
+from nanoinfer.cache.radix_cache import MatchResult, RadixCache
+from nanoinfer.cache.tree_node import TreeNode
+from notebooks.course.checks.nb08_trees import (
+    SIZE,
+    Prefixes,
+    expect_match,
+    expect_tree,
+    filled,
+    given_tree,
+    ids,
+    nodes_of,
+    text_of,
+)
+from notebooks.course.exercises import Given, exercise
+from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.several import several
+
+
+@exercise("8.1", "Match a prefix", points=2)
+def _(given: Given) -> str | None:
+    tree = given_tree(given, "MatchCache")
+    match = tree.match_prefix([1, 2, 3])
+    expect(isinstance(match, MatchResult), "match_prefix must return a MatchResult(slots, last node)")
+    expect_equal(match.indices.tolist(), [], "an empty tree matches nothing, so there are no slots")
+    expect(match.last_node is tree.root, "without a match, last_node must be the root, which the request then locks")
+
+    known = filled(tree, ["ABCD", "ABEF", "ABEFGH", "X"])
+    expect_match(tree, known, ids("ABCD"), "the whole prompt is in the tree, in a node and its child")
+    expect_match(
+        tree,
+        known,
+        ids("ABEFGHI"),
+        "there are three nodes on this path: go on to a child below each node that matches in full",
+    )
+    expect_match(tree, known, ids("XYZ"), "the prompt is longer than the path, so the match is the tokens of the path")
+    expect_match(tree, known, ids("QRS"), "no child begins with this token, so nothing matches")
+    expect_match(tree, known, [], "the empty prompt matches nothing")
+    nodes = len(nodes_of(tree))
+    expect_match(tree, known, ids("ABEFGQ"), "only the first token of the last node matches")
+    expect_equal(
+        len(nodes_of(tree)),
+        nodes + 1,
+        "a match that ends inside a node must split this node once: call self._split(child, length)",
+    )
+
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        expect_match(tree, known, rng.integers(65, 73, rng.integers(0, 8)).tolist(), "a random prompt")
+    random_tree = given_tree(given, "MatchCache")
+    texts = ["".join(rng.choice(list("AB"), rng.integers(1, 9))) for _ in range(40)]
+    known = filled(random_tree, texts)
+    for _ in range(200):
+        expect_match(random_tree, known, rng.integers(65, 67, rng.integers(0, 10)).tolist(), "a random prompt")
+    return "412 prompts on two trees match as a dictionary of all prefixes says"
+
+
+@exercise("8.2", "Split a node", points=2)
+def _(given: Given) -> str | None:
+    tree = given_tree(given, "SplitCache")
+    RadixCache.insert(tree, ids("ABCDEF"), tree.token_to_kv_pool.alloc(6))
+    node = nodes_of(tree)[0]
+    child = TreeNode(tree._edge(np.array(ids("GH")), None), np.array(ids("GH")), np.array([6, 7]), node, 0)
+    tree.token_to_kv_pool.alloc(2)
+    node.children[child.edge] = child
+    node.lock_ref, node.hit_count, child.lock_ref = 3, 5, 1
+    upper = tree._split(node, 2)
+    expect(isinstance(upper, TreeNode), "_split must return the new upper part, a TreeNode")
+    expect(
+        upper is not node,
+        "`node` must become the lower part: a request that locked it later walks from it up to the root, and must come "
+        "through every node of its path",
+    )
+    with several() as part:
+        with part("keys"):
+            expect_equal(text_of(upper.key), "AB", "the upper part must have the first `length` tokens")
+            expect_equal(text_of(node.key), "CDEF", "`node` must keep the tokens from `length` on")
+        with part("slots"):
+            expect_equal(
+                [list(map(int, upper.value)), list(map(int, node.value))],
+                [[0, 1], [2, 3, 4, 5]],
+                "each token keeps its slot: split `value` at the same place as `key`",
+            )
+        with part("parents"):
+            expect(upper.parent is tree.root, "the upper part's parent must be the node's old parent")
+            expect(node.parent is upper, "the lower part's parent must be the upper part")
+        with part("upper edge", "keys"):
+            expect(
+                upper.edge == tree._edge(np.array(ids("AB")), None),
+                "the upper part begins with the same token as the node did, so it needs the node's old edge",
+            )
+        with part("lower edge", "keys"):
+            expect(
+                node.edge == tree._edge(np.array(ids("CDEF")), None),
+                "the lower part now begins with another token, so it needs a new edge: self._edge(node.key, ...) of the "
+                "shortened key",
+            )
+        with part("parent's child"):
+            expect(
+                tree.root.children.get(upper.edge) is upper,
+                "the parent still points to the lower part: its child under the old edge must now be the upper part",
+            )
+        with part("children", "lower edge"):
+            expect(
+                list(upper.children.values()) == [node], "the upper part must have exactly one child: the lower part"
+            )
+            expect(
+                upper.children.get(node.edge) is node,
+                "a child is looked up by its edge, so its key in `children` must be its edge",
+            )
+            expect(node.children.get(child.edge) is child, "the node's children must stay children of the lower part")
+        with part("locks"):
+            expect_equal(
+                [upper.lock_ref, node.lock_ref],
+                [3, 3],
+                "requests that locked the node use the upper part as well: with lock_ref=0, it could be evicted while they "
+                "are running",
+            )
+        with part("hits"):
+            expect_equal(
+                [upper.hit_count, node.hit_count], [5, 5], "both parts have been used as often as the node was"
+            )
+
+    tree = given_tree(given, "SplitCache")
+    known = filled(tree, ["ABABAB", "ABABBB", "AA", "BABA", "BAA"])
+    rng = np.random.default_rng(8)
+    for _ in range(100):
+        tokens = rng.integers(65, 67, rng.integers(1, 8)).tolist()
+        expect_match(tree, known, tokens, "a match after your splits")
+    return "links, slots and locks are right, and so are 100 matches that split nodes"
+
+
+@exercise("8.3", "Insert", points=2)
+def _(given: Given) -> str | None:
+    tree = given_tree(given, "InsertCache")
+    pool = tree.token_to_kv_pool
+    known: Prefixes = {}
+
+    def insert(text: str, want: int, why: str) -> None:
+        slots = pool.alloc(len(text))
+        expect_equal(
+            tree.insert(ids(text), slots),
+            want,
+            f"insert({text!r}) must return how many of these tokens were already in the tree: {why}",
+        )
+        pool.free(slots[:want])
+        for end in range(want, len(text)):
+            known[tuple(ids(text[: end + 1]))] = int(slots[end])
+        expect_tree(tree, known, f"after insert({text!r})")
+
+    insert("ABCD", 0, "the tree was empty")
+    insert("ABEF", 2, "'AB' was in the tree")
+    insert("ABEF", 4, "all of it was in the tree, so do not add a leaf (not even an empty one)")
+    insert("AB", 2, "it is a prefix of a sequence in the tree")
+    insert("ABEFGH", 4, "'ABEF' was in the tree, and a new leaf continues its path")
+    insert("X", 0, "no child begins with 'X'")
+    insert("", 0, "the empty sequence has no tokens")
+    expect_equal(
+        [tree.evictable_size(), tree.protected_size()],
+        [len(known), 0],
+        "no request has locked the new tokens, so count them in self._evictable_size",
+    )
+    expect_equal(
+        tree.evict(SIZE),
+        len(known),
+        "everything can be evicted, but evict finds a leaf only in the queue: call self._eviction_queue.offer(leaf)",
+    )
+
+    return "prefixes, slots and sizes are right after every insert"

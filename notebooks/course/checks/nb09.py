@@ -1,0 +1,149 @@
+"""Checks of notebook 09, counting slots: an audit, and how many are obtainable."""
+
+import numpy as np
+
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.requests.req import Req
+from notebooks.course.checks.nb09_caches import (
+    SIZE,
+    admitted,
+    empty_cache,
+    given_cache,
+    owners,
+    request,
+    run,
+    take_slots,
+)
+from notebooks.course.exercises import Given, exercise
+from notebooks.course.expectations import expect, expect_equal
+
+
+@exercise("9.1", "An audit", points=2)
+def _(given: Given) -> str | None:
+    audit = given["audit"]
+    cache = empty_cache(size=12)
+    expect_equal(audit(cache, []), [["free"]] * 12, "in a new pool every slot is free, and there is one entry per slot")
+    req = admitted(cache, 7, "ABCD")
+    expect_equal(
+        audit(cache, [req]),
+        [["request 7"]] * 4 + [["free"]] * 8,
+        "request 7 has taken four slots; its pass has not run (kv_len is 0), but they are its own up to allocated_len",
+    )
+    run(req)
+    cache.cache_computed(req)
+    req.append(ord("E"))
+    take_slots(cache, req)
+    expect_equal(
+        audit(cache, [req]),
+        [["tree"]] * 4 + [["request 7"]] + [["free"]] * 7,
+        "the tree has taken over the prompt, so the request's own slots begin at tree_len (prefix_len is still 0: "
+        "nothing was found when it came)",
+    )
+    second = admitted(cache, 8, "ABX")
+    want = [["tree"]] * 4 + [["request 7"], ["request 8"]] + [["free"]] * 6
+    expect_equal(audit(cache, [req, second]), want, "request 8 reads two slots of the tree, and owns one")
+    cache.token_to_kv_pool.free([4])
+    want[4] = ["free", "request 7"]
+    expect_equal(
+        [sorted(names) for names in audit(cache, [req, second])],
+        want,
+        "slot 4 has been freed although request 7 still has it: an audit must name both owners",
+    )
+    cache.token_to_kv_pool.alloc(1)
+    expect_equal(audit(cache, [second])[4], [], "nothing owns slot 4: its entry is an empty list")
+
+    paged = empty_cache(size=16, page_size=4)
+    req = admitted(paged, 3, "ABCDE")
+    run(req)
+    expect_equal(
+        audit(paged, [req]),
+        owners(paged, [req]),
+        "with pages of 4, five tokens take two pages: the request owns eight slots, filled or not",
+    )
+    rng = np.random.default_rng(1)
+    cache, running = empty_cache(), list[Req]()
+    for number in range(40):
+        if len(running) == 4:
+            cache.release(running.pop(rng.integers(4)))
+        running.append(admitted(cache, number, "".join(rng.choice(list("AB"), rng.integers(2, 9)))))
+        if rng.integers(2):
+            run(running[-1])
+            cache.cache_computed(running[-1])
+        expect_equal(
+            [sorted(names) for names in audit(cache, running)],
+            [sorted(names) for names in owners(cache, running)],
+            f"after {number + 1} random requests",
+        )
+    return "every owner of every slot is found, also in broken pools"
+
+
+@exercise("9.5", "Does it fit?", points=2)
+def _(given: Given) -> str | None:
+    cache = given_cache(given, "Room", 16)
+    expect_equal(cache.obtainable_size(), 16, "in a new pool every slot is free")
+    slots = cache.token_to_kv_pool.alloc(10)
+    cache.radix_cache.insert([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], slots)
+    expect_equal(
+        cache.obtainable_size(), 16, "ten slots are the tree's, but no request reads them: they can be evicted"
+    )
+    node = cache.radix_cache.match_prefix([1, 2, 3, 4, 5, 6]).last_node
+    cache.radix_cache.inc_lock_ref(node)
+    expect_equal(
+        cache.obtainable_size(), 10, "six tokens of the tree are locked; four can be evicted, and six slots are free"
+    )
+    cache.radix_cache.dec_lock_ref(node)
+
+    cache = given_cache(given, "Room", 16)
+    cache.radix_cache.insert([ord(letter) for letter in "ABCDEFGHIJKLMN"], cache.token_to_kv_pool.alloc(14))
+    req = request(1, "ABCDEFGHIJKLMNOPQRS")
+    got = cache.try_admit(req)
+    expect(got is not None, "try_admit returns True or False")
+    expect_equal(
+        bool(got),
+        False,
+        "19 tokens, 14 of them found, in a pool of 16 slots: 5 are needed, and 2 are free. Before the lock, the 14 slots "
+        "of the prefix itself count as evictable. So lock first, then count",
+    )
+    expect_equal(
+        cache.radix_cache.protected_size(),
+        0,
+        "the request isn't admitted, so its prefix must be unlocked: unlock_prefix",
+    )
+    expect_equal(req.prefix_len, 0, "the request isn't admitted, so it must be as before: unlock_prefix sees to that")
+    req = request(2, "ABCDEFGHIJKLMNOP")
+    expect(
+        cache.try_admit(req),
+        "16 tokens, 14 of them found: only 2 slots are needed, and 2 are free, which is enough",
+    )
+    expect_equal(
+        cache.radix_cache.protected_size(), 14, "the request is admitted, so the prefix that it found stays locked"
+    )
+    expect_equal(
+        cache.try_admit(request(3, "XYZ")), False, "3 slots are needed, 2 are free, and all the others are locked"
+    )
+
+    mine, package = given_cache(given, "Room"), empty_cache()
+    rng, held = np.random.default_rng(2), list[tuple[Req, Req]]()
+    for number in range(200):
+        text = "".join(rng.choice(list("AB"), rng.integers(2, 40)))
+        if held and rng.integers(2):
+            for cache, req in zip((mine, package), held.pop(rng.integers(len(held))), strict=True):
+                cache.unlock_prefix(req)
+        for cache in (mine, package):
+            if cache.token_to_kv_pool.available_size() >= len(text) and number % 3 == 0:
+                slots = cache.token_to_kv_pool.alloc(len(text))
+                assert slots is not None
+                tokens = [ord(letter) for letter in text]
+                cache.token_to_kv_pool.free(slots[: cache.radix_cache.insert(tokens, slots)])
+        expect_equal(mine.obtainable_size(), CacheManager.obtainable_size(package), f"after {number} random operations")
+        pair = request(number, text), request(number, text)
+        CacheManager.lock_prefix(package, pair[1])
+        want = pair[1].num_tokens - pair[1].prefix_len <= CacheManager.obtainable_size(package)
+        if not want:
+            package.unlock_prefix(pair[1])
+        expect_equal(
+            bool(mine.try_admit(pair[0])), want, f"a random prompt of {len(text)} tokens in a pool of {SIZE} slots"
+        )
+        if want:
+            held.append(pair)
+    return "the number is right after 200 random operations"

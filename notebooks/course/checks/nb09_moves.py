@@ -1,0 +1,132 @@
+"""Checks of notebook 09, slots that change hands: the reader's methods inside the package's CacheManager."""
+
+import numpy as np
+
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.requests.req import Req
+from notebooks.course.checks.nb09_caches import (
+    ROWS,
+    SIZE,
+    admitted,
+    expect_one_owner,
+    given_cache,
+    owned,
+    run,
+    take_slots,
+)
+from notebooks.course.exercises import Given, exercise
+from notebooks.course.expectations import expect, expect_equal
+
+
+@exercise("9.3", "Hand over what was computed", points=3)
+def _(given: Given) -> str | None:
+    cache = given_cache(given, "HandOver")
+    first, second = admitted(cache, 1, "ABCD"), admitted(cache, 2, "ABXYZ")
+    run(first, second)
+    cache.cache_computed(first)
+    expect_equal(cache.radix_cache.total_size(), 4, "the tree has the four tokens of 'ABCD' now: insert them")
+    expect_equal(first.tree_len, 4, "all four slots are the tree's, so tree_len is 4")
+    expect_one_owner(cache, [first, second], "after the first hand-over")
+    expect_equal(cache.radix_cache.protected_size(), 4, "the request goes on reading: its whole path must be locked")
+
+    row = cache.rows[second.req_pool_idx]
+    before, theirs = row[:5].tolist(), cache.rows[first.req_pool_idx, :2].tolist()
+    cache.cache_computed(second)
+    expect_equal(
+        row[:5].tolist(),
+        theirs + before[2:],
+        "'AB' was in the tree already, so the row must name the tree's slots for it, and keep those of 'XYZ'",
+    )
+    expect_one_owner(cache, [first, second], "two requests that have both computed 'AB'")
+    expect_equal(
+        cache.token_to_kv_pool.available_size(), SIZE - 7, "the two duplicates are free again; the tree has seven slots"
+    )
+
+    second.append(ord("!"))
+    take_slots(cache, second)
+    run(second)
+    cache.cache_computed(second)
+    expect_one_owner(cache, [first, second], "a request that hands over a second time, after one more token")
+    expect_equal(second.tree_len, 6, "tree_len has grown by one token")
+    for req in (first, second):
+        CacheManager.release(cache, req)
+    expect_one_owner(cache, [], "after both have ended")
+    expect_equal(cache.radix_cache.protected_size(), 0, "no request runs, so nothing is locked any more")
+
+    rng, running = np.random.default_rng(3), list[Req]()
+    for number in range(150):
+        if len(running) == 4 or cache.obtainable_size() < 20:
+            CacheManager.release(cache, running.pop(rng.integers(len(running))))
+        running.append(admitted(cache, number, "".join(rng.choice(list("AB"), rng.integers(2, 9)))))
+        for req in running:
+            run(req)
+            if rng.integers(2):
+                cache.cache_computed(req)
+        expect_one_owner(cache, running, f"after {number + 1} random requests")
+    return "free + tree + requests == N after each of 150 random requests"
+
+
+@exercise("9.4", "Take everything back", points=3)
+def _(given: Given) -> str | None:
+    cache = given_cache(given, "Release")
+    req = admitted(cache, 1, "ABCD")
+    run(req)
+    cache.release(req)
+    expect_equal(
+        cache.radix_cache.total_size(), 4, "the four computed tokens go to the tree: a later request may use them"
+    )
+    expect_equal(
+        cache.req_to_token_pool.available_size(),
+        ROWS,
+        "the request's row must be free again: self.req_to_token_pool.free",
+    )
+    expect_one_owner(cache, [], "after a request that found nothing and shared nothing")
+
+    second = admitted(cache, 2, "ABCDEF")
+    run(second)
+    cache.release(second)
+    expect_equal(cache.radix_cache.protected_size(), 0, "nothing runs, so nothing may be locked: give the lock back")
+    expect_one_owner(cache, [], "a request that had found 'ABCD' in the tree and computed 'EF'")
+
+    twins = [admitted(cache, number, "XYZXYZ") for number in (3, 4)]
+    run(*twins)
+    for req in twins:
+        cache.release(req)
+    expect_one_owner(cache, [], "two requests that have both computed 'XYZXYZ': the second one's slots are duplicates")
+
+    aborted = admitted(cache, 5, "ABQRST")
+    held, found = owned(cache, aborted), aborted.kv_len
+    cache.release(aborted)
+    free = set(cache.token_to_kv_pool.free_slots().tolist())
+    expect(
+        set(held) <= free,
+        f"a request is aborted before its pass has run: its slots {held} hold nothing (kv_len is still {found}, what it "
+        "found), so they must be free, and not in the tree",
+    )
+    expect_one_owner(cache, [], "after a request that was aborted before its pass")
+
+    again = admitted(cache, 6, "MNO")
+    run(again)
+    again.append(ord("P"))  # the newest token: chosen, but not computed
+    take_slots(cache, again)
+    cache.release(again)
+    expect_equal(
+        len(cache.radix_cache.match_prefix([ord(letter) for letter in "MNOP"]).indices),
+        3,
+        "the newest token has a slot, but no pass has computed its K/V: the tree gets the first kv_len tokens only",
+    )
+    expect_one_owner(cache, [], "after a request that was aborted between two passes")
+
+    cache = given_cache(given, "Release")
+    rng, running = np.random.default_rng(4), list[Req]()
+    for number in range(150):
+        if len(running) == 4 or cache.obtainable_size() < 20:
+            cache.release(running.pop(rng.integers(len(running))))
+        running.append(admitted(cache, number, "".join(rng.choice(list("AB"), rng.integers(2, 9)))))
+        progress = rng.integers(3)  # 0: its pass has not run, 2: it has handed over
+        if progress:
+            run(running[-1])
+        if progress == 2:
+            cache.cache_computed(running[-1])
+        expect_one_owner(cache, running, f"after {number + 1} random requests")
+    return "no slot, row or lock is left over after 150 random requests"

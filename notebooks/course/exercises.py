@@ -1,0 +1,122 @@
+"""The exercises of the notebooks: how checkers are registered and found."""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notebooks.course import checks
+from notebooks.course.expectations import NotWritten
+
+Checker = Callable[["Given"], str | None]
+
+_CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb05.py, and nb05_*.py where one file would be too long
+
+
+class Given:
+    """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook. `asked`: the
+    names that a checker has asked for."""
+
+    def __init__(self, namespace: Mapping[str, Any]):
+        self._namespace = dict(namespace)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        """The notebook's `name`. NotWritten when there is none."""
+        self.asked.add(name)
+        if name not in self._namespace:
+            raise NotWritten(
+                f"there is no `{name}` in this notebook yet: run the cell that defines it, then check again"
+            )
+        return self._namespace[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._namespace
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: `id` "5.1" is the first of notebook 05; `checker` raises Hint if the answer is wrong."""
+
+    id: str
+    title: str
+    points: int
+    checker: Checker
+
+
+_exercises: dict[str, Exercise] = {}
+
+
+def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Checker]:
+    """Decorator: registers a checker. It takes what the reader wrote, raises Hint (`expect`, `expect_equal`) if that is
+    wrong, and may return a text about what is proved, which is printed.
+
+    ValueError if `id` is not "notebook.number", belongs to the notebook of another file or is taken, or `points < 1`.
+    """
+    if not re.fullmatch(r"\d+\.\d+", id):
+        raise ValueError(f"exercise id {id!r}: must be notebook and number, as in '5.1'")
+    if not isinstance(points, int) or points < 1:
+        raise ValueError(f"exercise {id}: points={points}: must be at least 1")
+
+    def register(checker: Checker) -> Checker:
+        module = checker.__module__.rpartition(".")[2]
+        file = _CHECKS_FILE.fullmatch(module)
+        if file and int(file[1]) != notebook_of(id):
+            raise ValueError(f"exercise {id}: belongs to nb{notebook_of(id):02d}.py, not to {module}.py")
+        known = _exercises.get(id)
+        if known is not None and _place(known.checker) != _place(checker):  # the same place: its module is reloaded
+            raise ValueError(f"exercise {id}: is registered already ({known.title})")
+        _exercises[id] = Exercise(id, title, points, checker)
+        return checker
+
+    return register
+
+
+def notebook_of(id: str) -> int:
+    """5 of "5.1"."""
+    return int(id.partition(".")[0])
+
+
+def find(id: str) -> Exercise:
+    """The exercise `id`; loads its notebook's checks. ValueError that lists all ids if there is no such exercise."""
+    if not isinstance(id, str):
+        raise ValueError(f"exercise id {id!r}: must be a string, as in check('5.1', globals())")
+    if re.fullmatch(r"\d+\.\d+", id):
+        _load(notebook_of(id))
+    if id not in _exercises:
+        known = ", ".join(exercise.id for exercise in all_exercises())
+        raise ValueError(f"exercise id {id!r}: must be one of {known or 'none'}")
+    return _exercises[id]
+
+
+def exercises_of(notebook: int) -> list[Exercise]:
+    """All exercises of notebook 05 (`notebook=5`) in order; none if it has no checks."""
+    _load(notebook)
+    found = [exercise for exercise in _exercises.values() if notebook_of(exercise.id) == notebook]
+    return sorted(found, key=lambda exercise: int(exercise.id.partition(".")[2]))
+
+
+def all_exercises() -> list[Exercise]:
+    """Every exercise of every notebook, in order."""
+    notebooks = {number for number, _ in _checks_files()}
+    return [exercise for number in sorted(notebooks) for exercise in exercises_of(number)]
+
+
+def _checks_files() -> list[tuple[int, str]]:
+    """The notebook and the module's name of every file with checks."""
+    found = ((_CHECKS_FILE.fullmatch(module.name), module.name) for module in pkgutil.iter_modules(checks.__path__))
+    return [(int(file[1]), name) for file, name in found if file]
+
+
+def _load(notebook: int) -> None:
+    """Import a notebook's checks, if it has any. By their name, as plug-ins are: they import this file to register, so this
+    file must not import them, and a new notebook's checks need a line nowhere else."""
+    for number, name in _checks_files():
+        if number == notebook:
+            importlib.import_module(f"{checks.__name__}.{name}")
+
+
+def _place(checker: Checker) -> tuple[str, int]:
+    return checker.__code__.co_filename, checker.__code__.co_firstlineno

@@ -1,0 +1,64 @@
+"""Explorables: pages with sliders that choose among recorded runs of the live engine.
+
+An explorable is one HTML file: it needs no network and no Jupyter. Python runs the engine, and
+writes down for every combination of the controls what there is to see; the page looks it up and draws it. No part of the
+engine is written again in JavaScript, and no number is computed there.
+
+    from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame
+
+    sizes = [1, 2, 4]
+    Explorable(
+        "How many slots does a prompt take?",
+        "Drag the page size. Grey is what is allocated and not used.",
+        [Control("page_size", "page size", sizes)],
+        {(i,): Frame([Bars("Slots", [Bar("used", 5, "5 slots")], most=8)], "...") for i, size in enumerate(sizes)},
+    )
+
+- As the last expression of a notebook cell it shows itself; `.save("page.html")` writes it, `.html()` is its text.
+- `Control(name, label, values, labels=None, start=0)`: numbers make a slider, anything else a list to choose from.
+- `Frame(panels, sentence)`: what one combination shows. The sentence is said aloud when a control moves: it names the
+  cause of what there is to see. Frames may share panels; what repeats is in the file once.
+- `frames` has every combination of indices, `{(0, 0): Frame, (0, 1): Frame, ...}`.
+- Panels are plain data (panels/): `Bars` of `Bar`, `Lines` of `Series` and `Mark`, `Cells` of `CellRow` of `Cell`, `Lanes`
+  of `Lane` of `Span` with a `Strip` above them and `Flag`s, `Tree` of `Node`, `Numbers` of `Number`. Each kind is a
+  dataclass that checks itself, says itself in words and draws itself on paper (for the still picture), and next to it a
+  file of JavaScript, `draw.KIND = (panel, box) => ...`.
+- Looks are names of the palette: "r0" to "r7" (requests), "tree", "locked", "new", "free", "padding", "highlight",
+  "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
+- A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
+
+The explorables of the series are functions in files of the same name: `sampling`, `padding`, `roofline`. To be written by
+`python -m notebooks.course.explore NAME`, one needs its line in catalogue.py.
+"""
+
+from notebooks.course.explore.control import Control
+from notebooks.course.explore.explorable import Explorable, Frame
+from notebooks.course.explore.panels.bars import Bar, Bars
+from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
+from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span, Strip
+from notebooks.course.explore.panels.lines import Lines, Mark, Series
+from notebooks.course.explore.panels.numbers import Number, Numbers
+from notebooks.course.explore.panels.tree import Node, Tree
+
+__all__ = [
+    "Bar",
+    "Bars",
+    "Cell",
+    "CellRow",
+    "Cells",
+    "Control",
+    "Explorable",
+    "Flag",
+    "Frame",
+    "Lane",
+    "Lanes",
+    "Lines",
+    "Mark",
+    "Node",
+    "Number",
+    "Numbers",
+    "Series",
+    "Span",
+    "Strip",
+    "Tree",
+]

@@ -1,0 +1,186 @@
+"""Explorable: one self-contained page, with controls that choose among recorded frames; nothing is fetched or computed."""
+
+import base64
+import html
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from nanoinfer.viz.page import filled, frame, palette_css, safe_json, save_page
+from nanoinfer.viz.palette import LINES
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Sheet
+from notebooks.course.explore.control import Control
+from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_text
+
+SHARED_LENGTH = 40  # of JSON: what is shorter is repeated rather than named
+STILL_WIDTH = 640  # CSS pixels of the still beneath the frame
+
+
+class Frame:
+    """What is shown for one choice of all controls: panels, and a sentence that says what to see in them."""
+
+    def __init__(self, panels: Sequence[Panel], sentence: str):
+        expect_items("panels", panels, Panel)
+        expect_text("sentence", sentence)
+        self.panels, self.sentence = list(panels), sentence
+
+
+class Explorable:
+    """A question (`title`), what to look at (`intro`), controls, and for every combination of their indices a Frame.
+
+    `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the picture for viewers that leave
+    scripts out, or the combination whose frame it shows; without it, that is the frame at the start. `height`: of the frame
+    in a notebook, in CSS pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600.
+    `runs`: how many runs were recorded, where that is not one per combination. `source`: where the frames come from, if
+    that is more than recorded runs. ValueError naming the combination that is missing, or one that no control has.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        intro: str,
+        controls: Sequence[Control],
+        frames: Mapping[Any, Frame],
+        still: Picture | tuple[int, ...] | None = None,
+        height: int = 640,
+        runs: int | None = None,
+        source: str | None = None,
+    ):
+        expect_text("title", title)
+        expect_text("intro", intro)
+        expect_items("controls", controls, Control)
+        names = [control.name for control in controls]
+        if len(names) > len(set(names)):
+            raise ValueError(f"controls: a name is there twice: {', '.join(names)}")
+        combinations = list(itertools.product(*(range(len(control.values)) for control in controls)))
+        for indices in combinations:
+            if indices not in frames:
+                raise ValueError(f"frames: none for {indices}, which is {_chosen(controls, indices)}")
+        if len(frames) > len(combinations):
+            unknown = next(indices for indices in frames if indices not in set(combinations))
+            raise ValueError(f"frames: {unknown} is no combination of the controls {', '.join(names)}")
+        expect_items("frames", [frames[indices] for indices in combinations], Frame)
+        if isinstance(still, tuple) and still not in frames:
+            raise ValueError(f"still={still!r}: must be a picture or one of the combinations")
+        self.title, self.intro, self.controls, self.height = title, intro, list(controls), height
+        self.frames = {indices: frames[indices] for indices in combinations}
+        self._still = still
+        count = len(combinations) if runs is None else runs
+        where = f"for each of {count} settings" if runs is None else f"in {count} run{'s' * (count != 1)}"
+        self.source = f"Recorded with the real engine, {where}." if source is None else source
+
+    @property
+    def start(self) -> Frame:
+        """The frame that is shown first."""
+        return self.frames[tuple(control.start for control in self.controls)]
+
+    def data(self) -> dict[str, Any]:
+        """What the page gets: frames in the order of the controls, the last one fastest; what repeats is there once."""
+        frames = [
+            {"sentence": frame.sentence, "panels": [panel.data() for panel in frame.panels]}
+            for frame in self.frames.values()
+        ]
+        packed, parts = shared(frames)
+        return {"controls": [control.data() for control in self.controls], "frames": packed, "parts": parts}
+
+    def html(self) -> str:
+        """The page."""
+        kinds = {panel.kind for frame in self.frames.values() for panel in frame.panels}
+        scripts = ["page.js", *sorted(f"panels/{kind}.js" for kind in kinds), "controls.js"]
+        colours = "; ".join(f"--line-{i}: {colour}" for i, colour in enumerate(LINES))
+        parts = {
+            "title": html.escape(self.title),
+            "intro": html.escape(self.intro),
+            "source": html.escape(self.source),
+            "palette": f"{palette_css(LOOKS)}\n:root {{ {colours} }}",
+            "css": _part("page.css"),
+            "data": safe_json(self.data()),
+            "script": "\n".join(map(_part, scripts)),
+        }
+        return filled(_part("page.html"), parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page. ValueError when `path` does not end in .html."""
+        save_page(self.html(), path)
+
+    def still(self) -> Picture:
+        """A picture for viewers that leave scripts out."""
+        if isinstance(self._still, Picture):
+            return self._still
+        indices = self._still or tuple(control.start for control in self.controls)
+        frame, sheet = self.frames[indices], Sheet(self.title)
+        chosen = ", ".join(f"{each.label}: {each.labels[i]}" for each, i in zip(self.controls, indices, strict=True))
+        sheet.caption(f"{chosen}. {frame.sentence}")
+        for panel in frame.panels:
+            sheet.y += 6
+            sheet.heading(panel.title)
+            panel.draw(sheet)
+        return sheet.picture(f"{self.title} {chosen}. {frame.sentence}")
+
+    def _repr_html_(self) -> str:
+        """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
+        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        still = self.still()
+        display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (a page with sliders)"}, raw=True)
+        picture = {"image/png": base64.b64encode(still.png()).decode(), "text/plain": still.alt}
+        display(picture, raw=True, metadata={"image/png": {"width": STILL_WIDTH}})
+
+
+# The output after the one with the frame: in JupyterLab and in pages that nbconvert writes, and in nbviewer.
+HIDE_STILL = " ".join(
+    f"{output}:has(iframe.explorable) + {output}:has(img) {{ display: none }}"
+    for output in (".jp-OutputArea-child", ".output_area")
+)
+
+
+def shared(value: Any) -> tuple[Any, list[Any]]:
+    """`value` (dicts, lists, texts, numbers) with what is there more than once replaced by {"$": i}, and the list of these
+    parts, which may name one another."""
+    texts: Counter[str] = Counter()
+
+    def count(part: Any) -> None:
+        if not isinstance(part, dict | list | tuple):
+            return
+        text = json.dumps(part)
+        texts[text] += 1
+        if texts[text] == 1:
+            for inner in part.values() if isinstance(part, dict) else part:
+                count(inner)
+
+    count(value)
+    places: dict[str, int] = {}
+    parts: list[Any] = []
+
+    def pack(part: Any) -> Any:
+        if not isinstance(part, dict | list | tuple):
+            return part
+        text = json.dumps(part)
+        if text in places:
+            return {"$": places[text]}
+        packed = {k: pack(v) for k, v in part.items()} if isinstance(part, dict) else [pack(v) for v in part]
+        if texts[text] < 2 or len(text) < SHARED_LENGTH:
+            return packed
+        places[text] = len(parts)
+        parts.append(packed)
+        return {"$": places[text]}
+
+    return pack(value), parts
+
+
+def _chosen(controls: Sequence[Control], indices: Sequence[int]) -> str:
+    return ", ".join(f"{control.name}={control.values[i]!r}" for control, i in zip(controls, indices, strict=True))
+
+
+@cache
+def _part(name: str) -> str:
+    return files("notebooks.course.explore").joinpath(name).read_text(encoding="utf-8")

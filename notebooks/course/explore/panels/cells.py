@@ -1,0 +1,121 @@
+"""Cells: rows of slots, tokens or table entries, each with a look of the palette; unused entries are a dash."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanoinfer.viz.palette import GRID, INK, ROLES
+from nanoinfer.viz.sheet import SMALL, Sheet
+from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_look, expect_number, expect_text
+
+MARKS = ("", "written", "read", "evicted", "shared")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`look`: of LOOKS. `mark`: a frame around it: "written" (orange), "read" (pink), "evicted" (pink, dashed), "shared"
+    (double: other rows name the same slot)."""
+
+    look: str = "unused"
+    text: str = ""
+    mark: str = ""
+
+    def __post_init__(self) -> None:
+        expect_look("look", self.look)
+        expect_text("text", self.text, empty=True)
+        if self.mark not in MARKS:
+            raise ValueError(f"mark={self.mark!r}: must be one of {', '.join(map(repr, MARKS))}")
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """A line of cells, named `label`; `note` is said at its end."""
+
+    label: str
+    cells: Sequence[Cell]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        expect_text("label", self.label, empty=True)
+        expect_items("cells", self.cells, Cell)
+
+
+@dataclass(frozen=True)
+class Cells(Panel):
+    """`columns`: what is written above the cells. `legend`: (look, what it means). `group`: a line after every so many
+    cells of a row, 0 for none."""
+
+    kind: ClassVar[str] = "cells"
+    title: str
+    rows: Sequence[CellRow]
+    legend: Sequence[tuple[str, str]] = ()
+    columns: Sequence[str] = ()
+    note: str = ""
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        expect_text("title", self.title)
+        expect_items("rows", self.rows, CellRow)
+        for look, text in self.legend:
+            expect_look("legend", look)
+            expect_text("legend", text)
+        expect_number("group", self.group, 0)
+        longest = max(len(row.cells) for row in self.rows)
+        if self.columns and len(self.columns) != longest:
+            raise ValueError(f"columns: {len(self.columns)} for rows of up to {longest} cells; must be as many")
+
+    def words(self) -> str:
+        meanings = dict(self.legend)
+        rows = []
+        for row in self.rows:
+            runs = _runs(row.cells)
+            said = ", ".join(
+                f"{count} {meanings.get(cell.look, cell.look)}{f' {cell.text}' if cell.text else ''}"
+                for cell, count in runs
+            )
+            rows.append(f"{row.label}: {said}" if row.label else said)
+        return f"{self.title}. {'; '.join(rows)}."
+
+    def data(self) -> dict[str, Any]:
+        """Equal neighbours once, with their number: [look, text, mark, how many]."""
+        rows = [
+            {"label": row.label, "note": row.note, "runs": [[c.look, c.text, c.mark, n] for c, n in _runs(row.cells)]}
+            for row in self.rows
+        ]
+        legend, columns = [list(entry) for entry in self.legend], list(self.columns)
+        kept = {
+            "title": self.title,
+            "rows": rows,
+            "legend": legend,
+            "columns": columns,
+            "note": self.note,
+            "group": self.group,
+        }
+        return {"kind": self.kind, "words": self.words(), **kept}
+
+    def draw(self, sheet: Sheet) -> None:
+        x = sheet.left + 130
+        width = min((sheet.right - x) / max(len(row.cells) for row in self.rows), 34)
+        for row in self.rows:
+            sheet.text(x - 8, sheet.y + 9, row.label, ha="right", width=122)
+            for i, cell in enumerate(row.cells):
+                if self.group and i and i % self.group == 0:
+                    sheet.line([x + i * width] * 2, [sheet.y - 1, sheet.y + 19], colour=INK, line=2)
+                text = "–" if cell.look == "unused" and not cell.text else cell.text
+                sheet.cell(x + i * width, sheet.y, width, 18, LOOKS[cell.look], text, size=SMALL, edge=GRID)
+                if cell.mark:
+                    edge = ROLES["new" if cell.mark == "written" else "highlight"].face
+                    sheet.rect(x + i * width + 1, sheet.y + 1, width - 2, 16, edge=edge, line=2, over=True)
+            sheet.y += 20
+        sheet.y += 4
+        sheet.legend([(LOOKS[look], text) for look, text in self.legend])
+
+
+def _runs(cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
+    runs: list[tuple[Cell, int]] = []
+    for cell in cells:
+        if runs and runs[-1][0] == cell:
+            runs[-1] = (cell, runs[-1][1] + 1)
+        else:
+            runs.append((cell, 1))
+    return runs

@@ -1,0 +1,199 @@
+"""Lanes: a timeline, one lane per request and one column per step, with the pool's occupancy in a strip above it."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nanoinfer.viz.palette import GRID, MUTED, PHASE_STYLES, ROLES
+from nanoinfer.viz.sheet import SMALL, Sheet, text_width
+from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_look, expect_number, expect_text
+
+MARKED = ROLES["highlight"].face
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps `start` to `end - 1` (counted from 0) in `phase`: a name of the palette's PHASE_STYLES. `text` fits in it or is
+    only said."""
+
+    start: int
+    end: int
+    phase: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        expect_number("start", self.start, 0)
+        expect_number("end", self.end, self.start + 1)
+        if self.phase not in PHASE_STYLES:
+            raise ValueError(f"phase={self.phase!r}: must be one of {', '.join(PHASE_STYLES)}")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A request's line. `ends`: the step after which it ended, if it did."""
+
+    label: str
+    spans: Sequence[Span]
+    look: str = ""
+    ends: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_text("label", self.label)
+        expect_items("spans", self.spans, Span, least=0)
+        if self.look:
+            expect_look("look", self.look)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """For each step how much each owner holds, [(look, how much), ...], of at most `size`; `label` says what it is."""
+
+    label: str
+    size: float
+    steps: Sequence[Sequence[tuple[str, float]]]
+
+    def __post_init__(self) -> None:
+        expect_text("label", self.label)
+        expect_number("size", self.size, 0)
+        for i, parts in enumerate(self.steps):
+            for look, held in parts:
+                expect_look(f"steps[{i}]", look)
+                expect_number(f"steps[{i}]", held, 0)
+            if sum(held for _, held in parts) > self.size * (1 + 1e-9):
+                raise ValueError(f"steps[{i}]: {sum(held for _, held in parts)} held of size={self.size}")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that happened at the beginning of a step (counted from 0): a line through the picture, said below it."""
+
+    step: int
+    text: str
+
+    def __post_init__(self) -> None:
+        expect_number("step", self.step, 0)
+        expect_text("text", self.text)
+
+
+@dataclass(frozen=True)
+class Lanes(Panel):
+    """`steps`: how many; a strip has as many. `at`: the step to look at, marked, or the first of those up to `until`.
+
+    `legend`: (look or phase, meaning). `widths`: how wide each step's column is, where they are not all the same, and
+    `whole`: how wide the picture; the same in all frames, so that they can be compared. `scale`: what is written below its
+    two ends.
+    """
+
+    kind: ClassVar[str] = "lanes"
+    title: str
+    steps: int
+    lanes: Sequence[Lane]
+    strip: Strip | None = None
+    at: int | None = None
+    legend: Sequence[tuple[str, str]] = ()
+    note: str = ""
+    flags: Sequence[Flag] = ()
+    widths: Sequence[float] = ()
+    whole: float | None = None
+    scale: Sequence[str] = ()
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_text("title", self.title)
+        expect_number("steps", self.steps, 1)
+        expect_items("lanes", self.lanes, Lane)
+        for lane in self.lanes:
+            for span in lane.spans:
+                if span.end > self.steps:
+                    raise ValueError(f"{lane.label}: a span ends at {span.end}; there are steps={self.steps}")
+        if self.strip is not None and len(self.strip.steps) != self.steps:
+            raise ValueError(f"strip: {len(self.strip.steps)} steps; there are steps={self.steps}")
+        expect_items("flags", self.flags, Flag, least=0)
+        for flag in self.flags:
+            if flag.step >= self.steps:
+                raise ValueError(f"flags: step={flag.step}; there are steps={self.steps}")
+        if self.widths and len(self.widths) != self.steps:
+            raise ValueError(f"widths: {len(self.widths)} for steps={self.steps}; must be as many")
+        for width in self.widths:
+            expect_number("widths", width, 0)
+        if self.widths and not sum(self.widths):
+            raise ValueError("widths: are all 0")
+        if self.whole is not None:
+            expect_number("whole", self.whole, sum(self.widths) or self.steps)
+        if self.scale and len(self.scale) != 2:
+            raise ValueError(f"scale={self.scale!r}: must be two texts")
+        if self.at is not None and not 0 <= self.at < self.steps:
+            raise ValueError(f"at={self.at}: must be in 0..{self.steps - 1}")
+        if self.until is not None and (self.at is None or not self.at <= self.until < self.steps):
+            raise ValueError(f"until={self.until}: must be in at={self.at}..{self.steps - 1}")
+        for look, text in self.legend:
+            if look not in PHASE_STYLES:
+                expect_look("legend", look)
+            expect_text("legend", text)
+
+    def words(self) -> str:
+        said = []
+        for lane in self.lanes:
+            spans = ", ".join(
+                f"{span.phase} in step{'' if span.end == span.start + 1 else 's'} {_steps(span)}" for span in lane.spans
+            )
+            said.append(f"{lane.label}: {spans or 'not there'}")
+        said += [flag.text for flag in self.flags]
+        return f"{self.title}. {'; '.join(said)}."
+
+    def edges(self) -> list[float]:
+        """Where the steps begin, and where the last one ends, as shares of the width."""
+        widths = self.widths or [1] * self.steps
+        whole = self.whole or sum(widths)
+        return [end / whole for end in itertools.accumulate(widths, initial=0)]
+
+    def data(self) -> dict[str, Any]:
+        """In the legend, classes of the page: `p-...` for phases, `o-...` for looks."""
+        legend = [(f"{'p' if look in PHASE_STYLES else 'o'}-{look}", text) for look, text in self.legend]
+        ends = list(self.scale) or ["step 1", f"step {self.steps}"]
+        return super().data() | {"legend": legend, "edges": [round(edge, 5) for edge in self.edges()], "scale": ends}
+
+    def draw(self, sheet: Sheet) -> None:
+        x0 = sheet.left + 130
+        places = [x0 + (sheet.right - x0) * edge for edge in self.edges()]
+        if self.flags:
+            for flag in self.flags:
+                sheet.text(places[flag.step], sheet.y + 5, "!", weight="bold", ha="center", colour=MARKED)
+            sheet.y += 14
+        top = sheet.y
+        if self.strip is not None:
+            sheet.text(x0 - 8, sheet.y + 28, self.strip.label, ha="right", width=122)
+            for i, parts in enumerate(self.strip.steps):
+                y = sheet.y + 56
+                for look, held in parts:
+                    height = 56 * held / self.strip.size
+                    y -= height
+                    sheet.rect(places[i], y, places[i + 1] - places[i], height, LOOKS[look])
+            sheet.rect(x0, sheet.y, places[-1] - x0, 56, edge=GRID)
+            sheet.y += 62
+        for lane in self.lanes:
+            sheet.text(x0 - 8, sheet.y + 7, lane.label, ha="right", width=122)
+            for span in lane.spans:
+                style = PHASE_STYLES[span.phase]
+                left, right = places[span.start], places[span.end]
+                sheet.rect(left, sheet.y, right - left, 14, style, edge="#ffffff")
+                if span.text and right - left > text_width(span.text, SMALL):
+                    sheet.text((left + right) / 2, sheet.y + 7, span.text, size=SMALL, ha="center", colour=style.text)
+            sheet.y += 18
+        for flag in self.flags:
+            sheet.line([places[flag.step]] * 2, [top - 2, sheet.y - 2], colour=MARKED, line=1.6)
+        if self.at is not None:
+            left, right = places[self.at], places[(self.at if self.until is None else self.until) + 1]
+            sheet.rect(left, top - 2, right - left, sheet.y - top, edge=MARKED, line=1.6, over=True)
+        begin, end = self.scale or ("step 1", f"step {self.steps}")
+        sheet.text(x0, sheet.y + 6, begin, size=SMALL, colour=MUTED)
+        sheet.text(sheet.right, sheet.y + 6, end, size=SMALL, colour=MUTED, ha="right")
+        sheet.y += 18
+        for flag in self.flags:
+            sheet.caption(f"! {flag.text}")
+        sheet.legend([(PHASE_STYLES.get(look) or LOOKS[look], text) for look, text in self.legend])
+
+
+def _steps(span: Span) -> str:
+    return f"{span.start + 1}" if span.end == span.start + 1 else f"{span.start + 1} to {span.end}"

@@ -1,0 +1,167 @@
+"""Lines: curves and measured points over two axes, both logarithmic if wanted; points may be marked."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, ROLES
+from nanoinfer.viz.sheet import SMALL, Sheet
+from nanoinfer.viz.words import number
+from notebooks.course.explore.panels.base import Panel, expect_items, expect_number, expect_text
+
+TALL = 11  # of a label in the drawing
+
+
+@dataclass(frozen=True)
+class Series:
+    """`points` (x, y) joined by a line, or, with `dots`, each by itself: a disk, or, with `squares` too, an open square, in
+    which a disk at the same place is seen. `label` is in the legend, and beside the point number `label_at` (None: not in
+    the drawing). `colour`: its place in the palette's LINES. `pale`: in the background, where all are dashed and have one
+    colour, so its label is in the drawing only."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    dots: bool = False
+    squares: bool = False
+    colour: int = 0
+    pale: bool = False
+    label_at: int | None = -1
+
+    def __post_init__(self) -> None:
+        expect_text("label", self.label, empty=True)
+        if not self.points:
+            raise ValueError("points: must have at least one")
+        for x, y in self.points:
+            expect_number("points", x)
+            expect_number("points", y)
+        if not 0 <= self.colour < len(LINES):
+            raise ValueError(f"colour={self.colour}: must be in 0..{len(LINES) - 1}")
+        if self.label_at is not None and not -len(self.points) <= self.label_at < len(self.points):
+            raise ValueError(f"label_at={self.label_at}: there are {len(self.points)} points")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The point to look at, with what is written beside it. `of`: the number of the series whose look it has; None: one of
+    its own."""
+
+    x: float
+    y: float
+    text: str = ""
+    of: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_number("x", self.x)
+        expect_number("y", self.y)
+        expect_text("text", self.text, empty=True)
+
+
+@dataclass(frozen=True)
+class Lines(Panel):
+    """`x`, `y`: what the axes say. `x_range`, `y_range`: from, to; the same in all frames, so that they can be compared."""
+
+    kind: ClassVar[str] = "lines"
+    title: str
+    x: str
+    y: str
+    series: Sequence[Series]
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    marks: Sequence[Mark] = ()
+    log_x: bool = False
+    log_y: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("title", "x", "y"):
+            expect_text(name, getattr(self, name))
+        expect_items("series", self.series, Series)
+        expect_items("marks", self.marks, Mark, least=0)
+        for mark in self.marks:
+            if mark.of is not None and not 0 <= mark.of < len(self.series):
+                raise ValueError(f"marks: of={mark.of}: there are {len(self.series)} series")
+        points = [p for each in self.series for p in each.points] + [(mark.x, mark.y) for mark in self.marks]
+        for axis, (low, high), log in (("x", self.x_range, self.log_x), ("y", self.y_range, self.log_y)):
+            expect_number(f"{axis}_range", low)
+            expect_number(f"{axis}_range", high)
+            if low >= high or (log and low <= 0):
+                raise ValueError(f"{axis}_range={low, high}: must go up{', from above 0' if log else ''}")
+            if log and min(point["xy".index(axis)] for point in points) <= 0:
+                raise ValueError(f"series: with log_{axis} every {axis} must be above 0")
+
+    def words(self) -> str:
+        said = [
+            f"{each.label}: from {number(each.points[0][1])} at {number(each.points[0][0])} "
+            f"to {number(each.points[-1][1])} at {number(each.points[-1][0])}"
+            for each in self.series
+            if each.label
+        ]
+        marks = [f"{mark.text}: {number(mark.y)} at {number(mark.x)}" for mark in self.marks]
+        return f"{self.title}. {self.y} over {self.x}. {'; '.join(said + marks)}."
+
+    def draw(self, sheet: Sheet) -> None:
+        left, top, width, height = sheet.left + 70, sheet.y + 18, 780, 260
+
+        def place(x: float, y: float) -> tuple[float, float]:
+            return (
+                left + width * _share(x, self.x_range, self.log_x),
+                top + height * (1 - _share(y, self.y_range, self.log_y)),
+            )
+
+        sheet.rect(left, top, width, height, edge=GRID)
+        for each in self.series:
+            places = [place(x, y) for x, y in each.points]
+            colour = GRID if each.pale else LINES[each.colour]
+            if each.dots:
+                for x, y in places:
+                    sheet.text(x, y, _sign(each), colour=colour, ha="center")
+            else:
+                sheet.line([x for x, _ in places], [y for _, y in places], colour=colour, line=2)
+            if each.label and each.label_at is not None:
+                x, y = places[each.label_at]
+                others = [place(*other.points[-1])[1] for other in self.series if other is not each and not other.dots]
+                down = 10 if any(0 < y - other < 2 * TALL for other in others) else -9
+                side = "right" if x > left + width / 2 else "left"
+                sheet.text(x, y + down, each.label, size=SMALL, colour=INK, ha=side, behind="white")
+        for mark in self.marks:
+            x, y = place(mark.x, mark.y)
+            looks = None if mark.of is None else self.series[mark.of]
+            colour = ROLES["highlight"].face if looks is None else LINES[looks.colour]
+            sheet.text(x, y, "●" if looks is None else _sign(looks), size=13, colour=colour, ha="center")
+            sheet.text(x + 9, y + 11, mark.text, size=SMALL, weight="bold", behind="white")
+        for value in _ticks(self.x_range, self.log_x):
+            x, _ = place(value, self.y_range[0])
+            sheet.text(x, top + height + 10, number(value), size=SMALL, colour=MUTED, ha="center")
+        for value in _ticks(self.y_range, self.log_y):
+            _, y = place(self.x_range[0], value)
+            sheet.text(left - 6, y, number(value), size=SMALL, colour=MUTED, ha="right")
+        sheet.text(left, top - 8, self.y, colour=MUTED)
+        sheet.text(left + width / 2, top + height + 26, self.x, colour=MUTED, ha="center")
+        sheet.y = top + height + 42
+        for each in self.series:
+            if each.label and each.label_at is None:
+                sheet.text(left, sheet.y, _sign(each), colour=LINES[each.colour], weight="bold")
+                sheet.text(left + 16, sheet.y, each.label)
+                sheet.y += 16
+
+
+def _sign(series: Series) -> str:
+    """A point of it, or a piece of its line."""
+    return ("□" if series.squares else "●") if series.dots else "—"
+
+
+def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
+    """Powers of ten between the limits, or five places of the same distance."""
+    low, high = limits
+    if not log:
+        return [low + (high - low) * i / 4 for i in range(5)]
+    powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+    return [10.0**power for power in powers]
+
+
+def _share(value: float, limits: tuple[float, float], log: bool) -> float:
+    low, high = limits
+    if log:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    return min(max((value - low) / (high - low), 0), 1)

@@ -1,0 +1,168 @@
+"""Recorded runs: an engine serves a few requests while `nanoinfer.trace` watches; `moments` says what each step was.
+
+What an explorable shows of the engine comes from here, and so from a run that has taken place.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.stats import EngineStats
+from nanoinfer.frontends.llm import LLM, make_engine
+from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.trace import Trace, record
+from nanoinfer.trace.events import TraceEvent
+from nanoinfer.trace.phases import spans
+from nanoinfer.trace.state import TraceState
+
+ROWS, CONTEXT = 8, 512
+
+
+class Arrival(NamedTuple):
+    """A prompt that arrives once so many steps are done; `max_new_tokens` of its answer are wanted, never fewer."""
+
+    step: int
+    prompt: str
+    max_new_tokens: int
+
+
+class Room(NamedTuple):
+    """Before a step: the slots that are free or evictable, and those that a DECODE of all running requests needs."""
+
+    obtainable: int
+    needed: int
+
+
+@dataclass
+class Run:
+    """A recorded run. `room[i]` and `stats[i]`: before and after step `i + 1`."""
+
+    trace: Trace
+    room: list[Room]
+    stats: list[EngineStats]
+
+
+@dataclass
+class Moment:
+    """A step of a run, with all that a picture of it needs. A request is named by its index in the trace.
+
+    - `phases`: what each unfinished request did; `computed`: tokens of each request in the pass.
+    - After the step: `free` slots, `unlocked` and `locked` ones of the tree, and those that each request holds.
+    - `evicted`: cached tokens that made room. `room`: see Room.
+    """
+
+    step: int
+    mode: str
+    phases: dict[int, str]
+    computed: dict[int, int]
+    free: int
+    unlocked: int
+    locked: int
+    held: dict[int, int]
+    evicted: int
+    retracted: list[int]
+    ended: list[int]
+    room: Room
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.computed.values())
+
+
+@cache
+def loaded(name: str) -> LoadedModel:
+    """The model of that name, loaded once."""
+    return load_model(name)
+
+
+def model_of(llm: LLM | str) -> LoadedModel:
+    """The model of an LLM, or the one with this name."""
+    return loaded(llm) if isinstance(llm, str) else llm.model
+
+
+def serve(llm: LLM | str, arrivals: Sequence[Arrival], slots: int, **config: object) -> Run:
+    """Record how an engine with `slots` slots, made from the model of `llm`, serves `arrivals`, to the last token.
+
+    `config`: fields of EngineConfig. Greedy; no token ends a text, so every setting produces the same tokens.
+    """
+    fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
+    engine = make_engine(model_of(llm), EngineConfig(**fields))  # type: ignore[arg-type]
+    with one_thread(), record(engine) as trace:
+        room, stats = _run(engine, list(arrivals))
+    return Run(trace, room, stats)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Passes of a few tokens gain nothing from more threads, and lose much where other programs keep the cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(engine: Engine, arrivals: list[Arrival]) -> tuple[list[Room], list[EngineStats]]:
+    room: list[Room] = []
+    stats: list[EngineStats] = []
+    while arrivals or engine.has_unfinished():
+        while arrivals and (arrivals[0].step <= len(stats) or not engine.has_unfinished()):
+            _, prompt, tokens = arrivals.pop(0)
+            engine.add_request(prompt, SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True))
+        running = engine.scheduler.running
+        room.append(Room(engine.cache.obtainable_size(), engine.cache.decode_size(running)))
+        engine.step()
+        engine.check_integrity()
+        stats.append(engine.stats())
+    return room, stats
+
+
+def moments(run: Run) -> list[Moment]:
+    """The steps of a run, in order."""
+    phases: list[dict[int, str]] = [{} for _ in range(len(run.trace) + 1)]
+    for span in spans(run.trace)[0]:
+        for step in range(span.first, span.last + 1):
+            phases[step][span.request] = span.phase
+    found: list[Moment] = []
+    evicted = 0
+    for event, gone, state in changes(run.trace):
+        evicted += gone
+        if event.is_step:
+            found.append(
+                Moment(
+                    event.step,
+                    event.mode,
+                    phases[event.step],
+                    {entry.request: entry.end - entry.start for entry in event.batch},
+                    state.free,
+                    state.evictable_size(),
+                    state.protected_size(),
+                    {index: len(req.slots) for index, req in state.requests.items() if req.is_running},
+                    evicted,
+                    list(event.retracted),
+                    [entry.request for entry in event.ended],
+                    run.room[event.step - 1],
+                )
+            )
+            evicted = 0
+    return found
+
+
+def changes(trace: Trace) -> Iterator[tuple[TraceEvent, int, TraceState]]:
+    """Every event with how many cached tokens it evicted, and the state after it (one that goes on changing)."""
+    before = 0
+    for event, state in trace.states():
+        entered = sum(
+            len(rest[2] if what == "add" else rest[1]) for what, *rest in event.tree if what in ("add", "grow")
+        )
+        after = sum(map(len, state.nodes.values()))
+        yield event, before + entered - after, state
+        before = after

@@ -1,0 +1,146 @@
+"""sampling: temperature, top-k and top-p on the next token of a real prompt; the sampler's functions do the cutting."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from nanoinfer.frontends.llm import LLM
+from nanoinfer.sampling.sampler import keep_top_k, keep_top_p
+from nanoinfer.sessions.inference import InferenceEngine
+from notebooks.course.explore.control import Control
+from notebooks.course.explore.explorable import Explorable, Frame
+from notebooks.course.explore.panels.bars import Bar, Bars
+from notebooks.course.explore.panels.numbers import Number, Numbers
+
+TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
+TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them
+TOP_PS = (0.5, 0.7, 0.9, 0.95, 1.0)
+
+
+def sampling(
+    llm: LLM,
+    prompt: str,
+    temperatures: Sequence[float] = TEMPERATURES,
+    top_ks: Sequence[int] = TOP_KS,
+    top_ps: Sequence[float] = TOP_PS,
+    bars: int = 12,
+) -> Explorable:
+    """The distribution of the token after `prompt`, for every combination: the `bars` likeliest tokens and the rest.
+
+    A `top_k` of 0 keeps all tokens, as in SamplingParams. ValueError for a temperature that is not above 0.
+    """
+    if min(temperatures) <= 0:
+        raise ValueError(f"temperatures={tuple(temperatures)}: must be above 0; at 0 no token is drawn")
+    engine = InferenceEngine(llm.model)
+    if engine.tokenizer is None:
+        raise ValueError("llm: this model has no tokenizer files, so its tokens have no texts")
+    logits, _ = engine.extend(engine.builder.prompt_ids(prompt), keep=False)
+    likeliest = logits[0].argsort(descending=True)[:bars].tolist()
+    texts = [_visible(engine.tokenizer.decode([token])) for token in likeliest]
+    controls = [
+        Control("temperature", "temperature", list(temperatures), start=_place(temperatures, 1.0)),
+        Control("top_k", "top-k", list(top_ks), [str(k) if k > 0 else "all" for k in top_ks], _place(top_ks, 0), True),
+        Control("top_p", "top-p", list(top_ps), start=_place(top_ps, 1.0)),
+    ]
+    frames = {}
+    for chosen in itertools.product(*(range(len(control.values)) for control in controls)):
+        temperature, top_k, top_p = (control.values[i] for control, i in zip(controls, chosen, strict=True))
+        before, after = distributions(logits, temperature, top_k, top_p)
+        frames[chosen] = _frame(prompt, likeliest, texts, before, after, temperature)
+    return Explorable(
+        "Which token comes next, and what do temperature, top\u2011k and top\u2011p do to its chances?",
+        f"After “{prompt}” the model gives every token of its vocabulary a probability. Drag one control at a time. "
+        "A solid bar is how often a token is drawn; a hatched one is what its probability was before the cut.",
+        controls,
+        frames,
+        height=1130,
+    )
+
+
+def distributions(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`logits` [1, V] → the probabilities [V] at this temperature, and those after top-k and top-p: in the order of
+    Sampler, by its functions."""
+    scores = (logits.float() - logits.float().amax(dim=-1, keepdim=True)) / temperature
+    before = scores.softmax(dim=-1)[0]
+    if 0 < top_k < scores.shape[-1]:
+        scores = keep_top_k(scores, [top_k])
+    if top_p < 1:
+        scores = keep_top_p(scores, torch.tensor([[top_p]]))
+    return before, scores.softmax(dim=-1)[0]
+
+
+def _frame(
+    prompt: str, likeliest: list[int], texts: list[str], before: torch.Tensor, after: torch.Tensor, temperature: float
+) -> Frame:
+    kept = after > 0
+    number = int(kept.sum())
+    mass = float(before[kept].sum()) if number < len(before) else 1.0  # a sum of rounded numbers is not quite 1
+    shown = [
+        Bar(
+            text,
+            round(float(after[token]), 4),
+            _percent(float(after[token])) if kept[token] else "cut",
+            bool(~kept[token]),
+            round(float(before[token]), 4),
+            "bar",
+        )
+        for token, text in zip(likeliest, texts, strict=True)
+    ]
+    rest = torch.ones_like(kept)
+    rest[likeliest] = False
+    share, was = float(after[rest].sum()), float(before[rest].sum())
+    others = int(rest.sum())
+    shown.append(
+        Bar(
+            f"{others:,} others", round(share, 4), _percent(share) if share else "cut", share == 0, round(was, 4), "bar"
+        )
+    )
+    numbers = Numbers(
+        "What is left to draw from",
+        [
+            Number("tokens that can be drawn", f"{number:,} of {len(before):,}", strong=True),
+            Number("probability that they had before the cut", _percent(mass)),
+            Number("probability that was cut away", _percent(max(1 - mass, 0.0))),
+        ],
+    )
+    return Frame(
+        [Bars("The next token", shown, most=1.0), numbers], _sentence(texts[0], number, mass, after, temperature)
+    )
+
+
+def _sentence(first: str, number: int, mass: float, after: torch.Tensor, temperature: float) -> str:
+    first = first.strip() or first
+    heat = {-1: "sharper than the model's own", 0: "the model's own", 1: "flatter than the model's own"}
+    sign = (temperature > 1) - (temperature < 1)
+    said = f"At temperature {temperature:g} the distribution is {heat[sign]}. "
+    if number == 1:
+        return said + f"One token is left, “{first}”, so the choice is no longer a matter of chance."
+    if number == len(after):
+        return said + f"Nothing is cut: “{first}” is drawn in {_percent(float(after.max()))} of all cases."
+    return said + (
+        f"The cut keeps {number:,} tokens, which had {_percent(mass)} of the probability. They share all of it now: "
+        f"“{first}” is drawn in {_percent(float(after.max()))} of all cases."
+    )
+
+
+def _percent(share: float) -> str:
+    if share == 0:
+        return "0\u00a0%"
+    return (
+        f"{100 * share:.0f}\u00a0%"
+        if share >= 0.0995
+        else f"{100 * share:.1f}\u00a0%"
+        if share >= 0.0005
+        else "< 0.1\u00a0%"
+    )
+
+
+def _visible(text: str) -> str:
+    return text.replace("\n", "⏎") or "∅"
+
+
+def _place(values: Sequence[float], wanted: float) -> int:
+    return list(values).index(wanted) if wanted in values else 0

@@ -1,0 +1,246 @@
+"""Replicas in virtual time: real engines with real trees, whose passes take as long as a cost model says.
+
+    run = serve_chats(chats, LeastLoaded())               three replicas, and a router in front of them
+    run = serve_chats(chats, LeastLoaded(), dies=("B", 2.5))
+    compare_runs({"least loaded": run})                   one line of numbers per run
+
+What an engine computes is real: tokens, hits, evictions, events. Only the clock is not, so that every number is the same on
+every computer. A replica makes one pass after the other. What comes of a pass is known at its end, and so is what has
+changed in the tree: `report_seconds` later, the router is told.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.policy import Policy, RoutedRequest
+from nanoinfer.engine.engine import Engine
+from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.sampling_params import SamplingParams
+from notebooks.course.workloads import new_engine
+
+# A machine on which a prompt of 250 tokens takes a quarter of a second, and each further token 10 ms.
+COSTS = PassCosts(
+    seconds_per_pass=0.01, seconds_per_prompt_token=0.001, seconds_per_decode_row=0.0005, seconds_per_context_token=0.0
+)
+BLOCK = 16  # tokens
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation. Its first prompt, at `at` seconds, is `beginning` and the first of `says`; each later one is all that
+    was said so far and the next of `says`, `pause` seconds after the answer before. Answers have `new_tokens` tokens."""
+
+    name: str
+    beginning: Sequence[int]
+    says: Sequence[Sequence[int]]
+    at: float = 0.0
+    pause: float = 1.0
+    new_tokens: int = 12
+
+
+@dataclass
+class Served:
+    """One request: a turn of a chat. Times are in seconds; `cached_tokens`: what the replica found that gave
+    its first token. `replicas`: where it has been, in order."""
+
+    id: str
+    chat: Chat
+    turn: int
+    prompt: list[int]
+    at: float
+    replicas: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    first_token_at: float = 0.0
+    end_at: float = 0.0
+    done: int = 0  # of its tokens, those from replicas that died
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from its arrival to its first token."""
+        return self.first_token_at - self.at
+
+
+@dataclass(frozen=True)
+class ReplicaPass:
+    """One pass of a replica: from when to when, how many prompt tokens it found and computed, and how many requests the
+    replica had when it began: in the pass or running, and waiting."""
+
+    start: float
+    end: float
+    cached: int
+    computed: int
+    running: int
+    waiting: int
+
+
+@dataclass
+class ClusterRun:
+    """What came of the chats: all requests in order of arrival, and the passes of each replica."""
+
+    served: list[Served] = field(default_factory=list)
+    passes: dict[str, list[ReplicaPass]] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of all prompt tokens that were found in a tree."""
+        return sum(each.cached_tokens for each in self.served) / sum(len(each.prompt) for each in self.served)
+
+    @property
+    def computed(self) -> int:
+        """How many prompt tokens were computed."""
+        return sum(each.computed for passes in self.passes.values() for each in passes)
+
+    def ttfts(self) -> list[float]:
+        """The times to the first token, the shortest first."""
+        return sorted(each.ttft for each in self.served)
+
+    def tokens(self) -> dict[str, list[int]]:
+        """The answers, by request."""
+        return {each.id: each.token_ids for each in self.served}
+
+
+@dataclass
+class _Replica:
+    name: str
+    engine: Engine
+    next_seq: int = 0
+    is_busy: bool = False
+    is_alive: bool = True
+    serving: dict[int, Served] = field(default_factory=dict)  # by the engine's request id
+
+
+def serve_chats(
+    chats: Sequence[Chat],
+    policy: Policy | Callable[[Callable[[], float]], Policy],
+    *,
+    replicas: Sequence[str] = ("A", "B", "C"),
+    costs: PassCosts = COSTS,
+    report_seconds: float = 0.0,
+    dies: tuple[str, float] | None = None,
+    **settings: Any,
+) -> ClusterRun:
+    """Serve all chats to their end. `policy`: a router, or a function that makes one with a clock. `dies`: a replica, and
+    when it is gone with all that it has. `settings` of the engines, as in `workloads.new_engine`."""
+    return _Cluster(policy, replicas, costs, report_seconds, settings).serve(chats, dies)
+
+
+def compare_runs(runs: Mapping[str, ClusterRun]) -> None:
+    """Print one line of numbers per run."""
+    width = max(map(len, runs))
+    print(f"{'':{width}}  requests per replica  hit rate  computed  to first token: mean  longest")
+    for name, run in runs.items():
+        where = " ".join(f"{sum(each.replicas[-1] == r for each in run.served):3}" for r in run.passes)
+        times = run.ttfts()
+        mean = f"{sum(times) / len(times):.2f} s"
+        print(f"{name:{width}}  {where:>20}  {run.hit_rate:8.0%}  {run.computed:8}  {mean:>20}  {times[-1]:5.2f} s")
+
+
+class _Cluster:
+    def __init__(self, policy: Any, names: Sequence[str], costs: PassCosts, report_seconds: float, settings: Any):
+        self.now, self._costs, self._report_seconds = 0.0, costs, report_seconds
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = count()
+        self._policy: Policy = policy if hasattr(policy, "choose") else policy(lambda: self.now)
+        self._replicas = {name: _Replica(name, new_engine(clock=lambda: self.now, **settings)) for name in names}
+        self._run = ClusterRun(
+            passes={name: [] for name in names}, engines={name: each.engine for name, each in self._replicas.items()}
+        )
+        for name, replica in self._replicas.items():
+            self._policy.add_replica(name)
+            replica.engine.block_feed(BLOCK)
+
+    def serve(self, chats: Sequence[Chat], dies: tuple[str, float] | None) -> ClusterRun:
+        for chat in chats:
+            self._at(chat.at, partial(self._turn, chat, 0, list(chat.beginning)))
+        if dies is not None:
+            self._at(dies[1], lambda: self._die(self._replicas[dies[0]]))
+        while self._events:
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+        return self._run
+
+    def _at(self, seconds: float, do: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (seconds, next(self._order), do))
+
+    def _turn(self, chat: Chat, turn: int, said: list[int]) -> None:
+        served = Served(f"{chat.name}.{turn}", chat, turn, [*said, *chat.says[turn]], self.now)
+        self._run.served.append(served)
+        self._send(served)
+
+    def _send(self, served: Served) -> None:
+        """To a replica that the router chooses, with the tokens that it has already."""
+        served.done = len(served.token_ids)
+        tokens, left = served.prompt + served.token_ids, served.chat.new_tokens - served.done
+        replica = self._replicas[self._policy.choose(RoutedRequest(served.id, tokens, left))]
+        served.replicas.append(replica.name)
+        params = SamplingParams(max_new_tokens=left, temperature=0, ignore_eos=True)
+        replica.serving[replica.engine.add_request(tokens, params)] = served
+        if not replica.is_busy:
+            self._begin_pass(replica)
+
+    def _begin_pass(self, replica: _Replica) -> None:
+        """Compute a pass now; what came of it is known at its end."""
+        replica.is_busy = replica.engine.has_unfinished()
+        if not replica.is_busy:
+            return
+        outputs, batch = replica.engine.step(), replica.engine.last_batch
+        assert batch is not None
+        cached = computed = 0
+        if batch.forward_mode is ForwardMode.EXTEND:
+            computed = len(batch.input_ids)
+            cached = int(batch.prefix_lens.sum()) if batch.prefix_lens is not None else 0
+            seconds = self._costs.extend_seconds(len(batch.reqs), computed, 0)
+        else:
+            seconds = self._costs.decode_seconds(len(batch.reqs), int(batch.seq_lens.sum()))
+        waiting, ended = len(replica.engine.scheduler.waiting), sum(output.finished for output in outputs)
+        running = len(replica.engine.scheduler.running) + ended
+        passed = ReplicaPass(self.now, self.now + seconds, cached, computed, running, waiting)
+        self._run.passes[replica.name].append(passed)
+        self._at(passed.end, lambda: self._end_pass(replica, outputs))
+
+    def _end_pass(self, replica: _Replica, outputs: list[RequestOutput]) -> None:
+        if not replica.is_alive:
+            return
+        batches = replica.engine.block_feed(BLOCK).since(replica.next_seq) or []
+        replica.next_seq += len(batches)
+        for batch in batches:
+            self._at(self.now + self._report_seconds, partial(self._report, replica, batch))
+        for output in outputs:
+            self._note(replica, replica.serving[output.request_id], output)
+        self._begin_pass(replica)
+
+    def _note(self, replica: _Replica, served: Served, output: RequestOutput) -> None:
+        served.token_ids = served.token_ids[: served.done] + output.token_ids
+        if len(output.token_ids) == 1:
+            self._policy.note_first_token(served.id, output.cached_tokens)
+            if not served.done:
+                served.cached_tokens, served.first_token_at = output.cached_tokens, self.now
+        if output.finished:
+            del replica.serving[output.request_id]
+            self._policy.note_end(served.id, len(output.token_ids))
+            served.end_at, chat, turn = self.now, served.chat, served.turn + 1
+            if turn < len(chat.says):
+                said = served.prompt + served.token_ids
+                self._at(self.now + chat.pause, lambda: self._turn(chat, turn, said))
+
+    def _report(self, replica: _Replica, batch: Any) -> None:
+        if replica.is_alive and not self._policy.note_events(replica.name, batch):
+            snapshot = replica.engine.block_feed(BLOCK).snapshot()
+            self._policy.note_snapshot(replica.name, snapshot)
+
+    def _die(self, replica: _Replica) -> None:
+        """Its requests go elsewhere, and continue behind the tokens that they have."""
+        replica.is_alive, passes = False, self._run.passes[replica.name]
+        if passes and passes[-1].end > self.now:
+            passes[-1] = replace(passes[-1], end=self.now)
+        self._policy.remove_replica(replica.name)
+        for served in replica.serving.values():
+            self._send(served)

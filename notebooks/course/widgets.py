@@ -1,0 +1,186 @@
+"""Two live widgets for notebooks: watch_tree (type prompts, watch the engine's tree) and try_slots (allocate and free).
+
+They work on the real objects that they are given, by their public methods; nothing is simulated.
+"""
+
+from functools import partial
+
+import ipywidgets
+
+from nanoinfer import viz
+from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.frontends.llm import LLM
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.viz.facts import decoder_of
+from nanoinfer.viz.palette import ROLES, owner_style
+from nanoinfer.viz.words import count, expect_type
+from nanoinfer.viz.words import slots as slots_in_words
+from notebooks.course.live import Panel, button, number
+from notebooks.course.prompts import FOX, RIVER
+
+MOST_SLOTS = 64  # as many buttons
+
+
+class WatchTree(Panel):
+    """See `watch_tree`."""
+
+    hint = "Run this cell in Jupyter to type prompts of your own and to evict from the tree."
+
+    def __init__(self, llm: LLM, prompts: tuple[str, str] = (FOX, RIVER), max_new_tokens: int = 4):
+        self.llm, self.max_new_tokens = llm, max_new_tokens
+        wide = {"width": "78%"}
+        self.prompts = tuple(
+            ipywidgets.Text(text, description=f"Prompt {i}", layout=wide) for i, text in enumerate(prompts)
+        )
+        self.run_buttons = tuple(button(f"Run prompt {i}") for i in range(len(prompts)))
+        self.tokens = number("Tokens to evict", 4, 0, llm.engine.cache.token_to_kv_pool.size)
+        self.evict_button = button("Evict", "Take that many tokens, or a few more, out of the tree")
+        self.reset_button = button("Empty the tree")
+        self.whole = ipywidgets.Checkbox(False, description="draw slots and rows, too", indent=False)
+        rows = [ipywidgets.HBox([text, run]) for text, run in zip(self.prompts, self.run_buttons, strict=True)]
+        below = ipywidgets.HBox([self.tokens, self.evict_button, self.reset_button, self.whole])
+        super().__init__([*rows, below])
+        for i, run in enumerate(self.run_buttons):
+            self.on_click(run, partial(self.run, i))
+        self.on_click(self.evict_button, self.evict)
+        self.on_click(self.reset_button, self.reset)
+        for i in range(len(prompts)):
+            self.run(i)
+
+    def run(self, i: int) -> None:
+        """Send prompt `i` through the engine, and draw the tree below what it was before."""
+        params = SamplingParams(max_new_tokens=self.max_new_tokens, temperature=0)
+        output = self.llm.generate(self.prompts[i].value, params)[0]
+        new = output.prompt_tokens - output.cached_tokens
+        self._redraw(f"After prompt {i}: {output.cached_tokens} of its tokens found in the tree, {new} computed")
+        self.say(
+            f"Prompt {i} has {count(output.prompt_tokens, 'token')}: {output.cached_tokens} found in the tree, "
+            f"{new} computed. It goes on: “{output.text}”"
+        )
+
+    def evict(self) -> None:
+        """Evict as many tokens as the field says, whole leaves at a time."""
+        freed = self.llm.engine.radix_cache.evict(self.tokens.value)
+        self._redraw(f"After eviction: {count(freed, 'slot')} freed")
+        self.say(
+            f"{count(self.tokens.value, 'token')} asked for, {freed} evicted: whole leaves go, "
+            "in the order of the eviction policy."
+        )
+
+    def reset(self) -> None:
+        """Empty the tree."""
+        freed = self.llm.engine.flush_cache()
+        self.pictures = []
+        self._redraw("An empty tree")
+        self.say(f"{count(freed, 'slot')} freed. Now every token of a prompt has to be computed.")
+
+    def _redraw(self, title: str) -> None:
+        """The last picture, and a new one below it."""
+        engine, tokenizer = self.llm.engine, self.llm.tokenizer
+        if self.whole.value:
+            picture = viz.engine(engine, title=title)
+        else:
+            decode = decoder_of(tokenizer)
+            picture = viz.radix_tree(engine.radix_cache, decode=decode, title=title)
+        self.show(*self.pictures[-1:], picture)
+
+
+class TrySlots(Panel):
+    """See `try_slots`."""
+
+    hint = "Run this cell in Jupyter to allocate slots yourself, and to free them by clicking on them."
+
+    def __init__(self, pool: TokenToKVPool):
+        expect_type("pool", pool, TokenToKVPool)
+        if pool.size > MOST_SLOTS:
+            raise ValueError(f"pool.size={pool.size}: must be at most {MOST_SLOTS}, since each slot is a button")
+        self.pool, self.owners = pool, dict[str, list[int]]()
+        self._requests = 0
+        self.amount = number("How many", 4 * pool.page_size, 0, 2 * pool.size)
+        self.alloc_button = button("Allocate", "The lowest free slots")
+        self.neighbours_button = button("Allocate neighbours", "Slots in a row, without a gap")
+        self.reset_button = button("Free all")
+        self.slot_buttons = tuple(button(str(slot), width="48px") for slot in range(pool.size))
+        for each in self.slot_buttons:
+            each.layout.margin, each.layout.padding, each.layout.border = "1px", "0", "1px solid #9a9a9a"
+        controls = ipywidgets.HBox([self.amount, self.alloc_button, self.neighbours_button, self.reset_button])
+        grid = ipywidgets.Box(self.slot_buttons, layout=ipywidgets.Layout(flex_flow="row wrap"))
+        super().__init__([controls, ipywidgets.HTML("Free a slot: press its number."), grid])
+        self.on_click(self.alloc_button, self.alloc)
+        self.on_click(self.neighbours_button, partial(self.alloc, neighbours=True))
+        self.on_click(self.reset_button, self.reset)
+        for slot, each in enumerate(self.slot_buttons):
+            self.on_click(each, partial(self.free, slot))
+        self._redraw()
+        self.say(f"{count(pool.available_size(), 'slot')} free.")
+
+    def alloc(self, *, neighbours: bool = False) -> None:
+        """Allocate for a new request."""
+        need, free = self.amount.value, self.pool.available_size()
+        if neighbours:
+            found = self.pool.alloc_contiguous(need)
+            slots = None if found is None else found[0]
+        else:
+            slots = self.pool.alloc(need)
+        if slots is None:
+            apart = ", but not side by side" if neighbours and need <= free else ""
+            self.say(f"None: {count(need, 'slot')} asked for, {free} free{apart}. No slot is taken.", error=True)
+            return
+        label = f"request {self._requests}"
+        self._requests += 1
+        self.owners[label] = slots.tolist()
+        self._redraw()
+        self.say(f"{label} gets {slots_in_words(self.owners[label])}; {self.pool.available_size()} free.")
+
+    def free(self, slot: int) -> None:
+        """Free one slot, or the page that it is in, whether or not that is right: the pool judges."""
+        page = self.pool.page_size
+        start = slot - slot % page
+        taken = list(range(start, start + page))
+        self.pool.free(taken)
+        for label, slots in list(self.owners.items()):
+            self.owners[label] = [each for each in slots if each not in taken]
+            if not self.owners[label]:
+                del self.owners[label]
+        self._redraw()
+        self.say(f"{slots_in_words(taken).capitalize()} freed; {self.pool.available_size()} free.")
+
+    def reset(self) -> None:
+        """Free what has been allocated here."""
+        while self.owners:
+            self.pool.free(self.owners.popitem()[1])
+        self._requests = 0
+        self._redraw()
+        self.say(f"{count(self.pool.available_size(), 'slot')} free.")
+
+    def _redraw(self) -> None:
+        taken = [slot for slots in self.owners.values() for slot in slots]
+        free = set(self.pool.free_slots().tolist())
+        elsewhere = [slot for slot in range(self.pool.size) if slot not in free and slot not in taken]
+        owners = {**self.owners, **({"allocated before": elsewhere} if elsewhere else {})}
+        looks = {
+            slot: (owner_style(label, i), label) for i, (label, slots) in enumerate(owners.items()) for slot in slots
+        }
+        for slot, each in enumerate(self.slot_buttons):
+            style, label = looks.get(slot, (ROLES["free"], "free"))
+            each.style.button_color, each.style.text_color = style.face, style.text
+            each.tooltip = f"slot {slot}: {label}"
+        self.show(viz.slot_map(self.pool, owners, title="The pool now"))
+
+
+def watch_tree(llm: LLM, prompts: tuple[str, str] = (FOX, RIVER), max_new_tokens: int = 4) -> WatchTree:
+    """Two prompts to type, a button for each, and the live engine's radix tree before and after the last action.
+
+    Both prompts have been run once when it appears. Evicting and emptying the tree act on the engine of `llm`, which
+    stays usable beside it. ValueError where `prompts` are not two texts, or a prompt cannot be served.
+    """
+    expect_type("llm", llm, LLM)
+    if len(prompts) != 2 or not all(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError(f"prompts={prompts!r}: must be two texts")
+    return WatchTree(llm, prompts, max_new_tokens)
+
+
+def try_slots(pool: TokenToKVPool) -> TrySlots:
+    """Allocate slots of `pool` by a button, and free them by pressing their numbers; what the pool refuses is shown in its
+    own words. In a pool with pages, a press frees the slot's page. ValueError where the pool has more than 64 slots."""
+    return TrySlots(pool)

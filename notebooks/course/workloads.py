@@ -1,0 +1,134 @@
+"""Workloads in counts of steps: requests that arrive before given steps, an engine that serves them, and what came of it.
+
+    workload = [Request(FOX, 20), Request(BEAR, 16, at=3)]     the second arrives after 3 steps
+    run = serve(workload, max_total_tokens=64)                 a new engine around the story model
+    draw(run, "64 slots")                                      its timeline
+    compare({"64 slots": run})                                 one line of numbers per run
+
+A moment is a step of the engine and not a second, so every number but `Run.seconds` is the same on every computer.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from IPython.display import display
+
+from nanoinfer.config import EngineConfig
+from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.frontends.llm import make_engine
+from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.trace import Trace, record
+from nanoinfer.viz.timeline import timeline
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arrives after `at` steps and makes `new_tokens` tokens, or fewer when `stop` ends its text."""
+
+    prompt: str | Sequence[int]
+    new_tokens: int
+    at: int = 0
+    stop: str = ""
+
+    @property
+    def params(self) -> SamplingParams:
+        stop = [self.stop] if self.stop else []
+        return SamplingParams(temperature=0, max_new_tokens=self.new_tokens, ignore_eos=not stop, stop=stop)
+
+
+@dataclass
+class Run:
+    """What came of a workload; the lists have one entry per pass."""
+
+    engine: Engine
+    trace: Trace | None = None
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+    passes: str = ""  # E or D
+    new_tokens: list[int] = field(default_factory=list)  # T of each pass
+    waiting: list[int] = field(default_factory=list)  # requests
+    in_use: list[int] = field(default_factory=list)  # slots that running requests hold or lock
+    ratio: list[float] = field(default_factory=list)  # the new_token_ratio
+    seconds: list[float] = field(default_factory=list)
+    error: str = ""  # what a scheduler that cannot get its slots raised
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The output tokens of each request, in order of arrival."""
+        return [self.outputs[i].token_ids for i in sorted(self.outputs)]
+
+
+def new_engine(
+    scheduler: Callable[..., Scheduler] = Scheduler, clock: Callable[[], float] = time.perf_counter, **settings: Any
+) -> Engine:
+    """An engine around the story model: 4 rows, 1,024 slots, in order of arrival, no chunks, unless `settings` (of
+    EngineConfig) say otherwise. `scheduler`: a class to use in place of the package's."""
+    defaults: dict[str, Any] = {"max_running_requests": 4, "max_total_tokens": 1024, "max_context_len": 1024}
+    defaults |= {"schedule_policy": "fcfs", "chunked_prefill_size": None, "random_seed": 0}
+    config = EngineConfig(**(defaults | settings))
+    engine = make_engine(_story(), config, clock)
+    engine.scheduler = scheduler(config, engine.cache, clock)
+    engine._guard = StepGuard(engine.scheduler, engine.open_requests, engine.model_runner, clock)
+    return engine
+
+
+def serve(
+    workload: Sequence[Request], scheduler: Callable[..., Scheduler] = Scheduler, traced: bool = True, **settings: Any
+) -> Run:
+    """Run a workload, given in order of arrival, step by step until every request has ended."""
+    run = Run(new_engine(scheduler, **settings))
+    engine, arriving, step = run.engine, deque(workload), 0
+    with record(engine) if traced else nullcontext() as run.trace:
+        while arriving or engine.has_unfinished():
+            while arriving and arriving[0].at <= step:
+                request = arriving.popleft()
+                engine.add_request(request.prompt, request.params)
+            step += 1
+            began = time.perf_counter()
+            try:
+                outputs = engine.step()
+            except AssertionError as error:  # its requests end with the next step
+                run.error = str(error)
+                continue
+            seconds = time.perf_counter() - began
+            run.outputs |= {output.request_id: output for output in outputs}
+            if (batch := engine.last_batch) is not None:
+                run.seconds.append(seconds)
+                run.passes += batch.forward_mode.name[0]
+                run.new_tokens.append(len(batch.input_ids))
+                run.waiting.append(len(engine.scheduler.waiting))
+                run.in_use.append(engine.config.max_total_tokens - engine.cache.obtainable_size())
+                run.ratio.append(engine.scheduler.new_token_ratio.value)
+    return run
+
+
+def draw(run: Run, title: str, **options: Any) -> None:
+    """The timeline of a traced run, one lane per request; `options` as in viz.timeline."""
+    if run.trace is None:
+        raise ValueError("run: was made with traced=False, and so has nothing to draw")
+    display(timeline(run.trace, title=title, **options))
+
+
+def compare(runs: Mapping[str, Run]) -> None:
+    """Print one line of numbers per run."""
+    width = max(map(len, runs))
+    print(f"{'':{width}}  steps  EXTEND  DECODE  computed  waiting  retracted  hit rate")
+    for name, run in runs.items():
+        stats = run.engine.stats()
+        print(
+            f"{name:{width}}  {len(run.passes):5}  {run.passes.count('E'):6}  {run.passes.count('D'):6}  "
+            f"{sum(run.new_tokens):8}  {sum(run.waiting):7}  {stats.retractions:9}  {stats.hit_rate:8.0%}"
+        )
+
+
+@cache
+def _story() -> LoadedModel:
+    return load_model("story")
