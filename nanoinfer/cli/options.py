@@ -55,7 +55,7 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "share of the memory that K/V may take, without --max-total-tokens (default: 0.25, of an accelerator's "
         "free memory 0.5)",
     },
-    "kv_cache_dtype": {"help": "int8: K/V in eight bits (default: as the model computes it)"},
+    "kv_cache_dtype": {"help": "int8: K/V in eight bits; auto or plain: as the model computes it (the default)"},
     "max_running_requests": {
         "type": int,
         "default": 32,
@@ -117,9 +117,9 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "drafter": {
         "action": "append",
-        "choices": ["ngram", "tree", "model", "grammar"],
-        "help": "propose several tokens for one pass to check; the text is the same; may be given several times: tried in "
-        "this order",
+        "metavar": "NAME",
+        "help": "ngram, tree, model or grammar: propose several tokens for one pass to check; the text is the same; may be "
+        "given several times: tried in this order",
     },
     "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
     "num_draft_tokens": {"type": int, "default": 3, "help": "most drafts of a request in one pass (default: 3)"},

@@ -11,6 +11,15 @@ from nanoinfer import LLM
 from nanoinfer.cli.main import build_parser
 from nanoinfer.cli.options import ENGINE_OPTIONS, GRAMMAR_OPTIONS, SAMPLING_OPTIONS, llm_options
 from nanoinfer.config import EngineConfig
+from nanoinfer.registry import (
+    ATTENTION_BACKENDS,
+    DRAFTERS,
+    EVICTION_POLICIES,
+    KV_STORAGES,
+    QUANTIZATIONS,
+    SCHEDULE_POLICIES,
+    Registry,
+)
 from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 
 DEFAULTS = {
@@ -87,3 +96,16 @@ def test_a_server_has_a_limit_for_its_queue_of_its_own() -> None:
     assert parsed("serve").max_queue == 256
     assert parsed("serve", "--max-queue", "5").max_queue == 5
     assert parsed("generate", "x").max_queue is None
+
+
+@pytest.mark.parametrize(
+    "registry", [ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, QUANTIZATIONS, SCHEDULE_POLICIES]
+)
+def test_the_help_of_an_option_names_what_its_registry_has(registry: Registry[Any]) -> None:
+    """The names are written there by hand, because the help is shown without torch; the registry alone decides."""
+    help = ENGINE_OPTIONS[registry.option]["help"]
+    assert "choices" not in ENGINE_OPTIONS[registry.option]
+    listed = set(re.findall(r"[\w-]+", help))
+    ours = {name for name, value in registry.items() if str(getattr(value, "__module__", "")).startswith("nanoinfer.")}
+    assert ours - {None} <= listed
+    assert len(ours) > 1
