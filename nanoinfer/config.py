@@ -35,8 +35,8 @@ class EngineConfig:
       `captured_passes.py`). `auto`: if kernels and attention are those in C++; True: an error if not; False: never. On
       CUDA, True records plain torch as CUDA graphs (`cuda_passes.py`; not yet run on a GPU), and `auto` records nothing.
     - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
-      `multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between
-      steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
+      `scheduling/multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever
+      comes between steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
     - `drafter`: who proposes tokens that one pass then checks together: `ngram`, `tree`, `model`, `grammar`, or a tuple of
       these (see `drafting/`); None: nobody. The tokens are the same. Of several, the one that promises most is asked first;
       among equals, and without `adaptive_drafts`, the first. `num_draft_tokens`: maximum number of drafts of a request in

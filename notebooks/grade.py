@@ -6,8 +6,8 @@ its process costs only itself: the rest runs again without it. Where a check cel
 asked, and its answer is the mark. The submission's outputs do not count, and neither does what it calls `check`.
 
 What is guarded against: a `check`, `expect` or any other name redefined in the notebook; functions, classes and modules of
-nanoinfer, and the functions of torch, numpy and builtins, replaced or patched (they are put back before each check); tags
-that were changed or lost; forged messages, unless the submission looks for the secret they carry.
+nanoinfer and the course, and the functions of torch, numpy and builtins, replaced or patched (they are put back before each
+check); tags that were changed or lost; forged messages, unless the submission looks for the secret they carry.
 
 What is not guarded against: this is no sandbox. A submission runs with your rights, can read and write your files and the
 network, and code that sets out to deceive a checker inside its process can do so; a process that leaves its session

@@ -44,6 +44,7 @@ class BlockFeed:
         self._batches: deque[EventBatch] = deque()
         self._kept = 0  # how many blocks they have
         self._next = 0
+        self._tree = tree
         self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
         tree.observers.add(self._blocks)
 
@@ -62,6 +63,7 @@ class BlockFeed:
         """The batches from number `seq` on, in order. None if some of them are not kept any more, or are yet to come: ask
         for a snapshot. Any thread may ask, and waits for the current step to end."""
         with self._visit():
+            self._check_listening()
             self.cut()
             first = self._next - len(self._batches)
             if not first <= seq <= self._next:
@@ -72,8 +74,14 @@ class BlockFeed:
         """All blocks that the tree holds now, and the number of the next batch. It visits the whole tree. Any thread may
         ask, and waits for the current step to end."""
         with self._visit():
+            self._check_listening()
             self.cut()
             return Snapshot(self._next, list(self._blocks.stored()), self.source)
+
+    def _check_listening(self) -> None:
+        """RuntimeError if the tree does not tell this feed any more: it has raised once, and the log says what."""
+        if self._blocks not in self._tree.observers:
+            raise RuntimeError("this feed is incomplete: it has failed to note an operation of the tree (see the log)")
 
     def _note(self, events: list[BlockEvent]) -> None:
         self._events += events

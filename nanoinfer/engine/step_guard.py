@@ -17,14 +17,14 @@ from nanoinfer.threads.turns import Turns
 class StepGuard:
     """Keeps the promises that an engine makes about its steps, whatever happens in a pass:
 
-    - Signal handlers wait, except where the pass lets them in (signals.py).
+    - Signal handlers wait, except where the pass lets them in (threads/signals.py).
     - Requests whose time is up end before the step's first pass.
     - When a pass raises, its requests end and their slots are freed. The others are untouched, and the next step
       continues with them. If even that is cut short, the requests of the pass end at the start of the next step. No
       request ever continues after a pass that did not finish, because its K/V may be missing.
     - When the runner is broken, so that no pass can be made any more, all requests end, with its reason.
     - Outputs that callers have not seen yet are kept until a step delivers them.
-    - One thread at a time is in the engine (turns.py). During a pass, nothing may change the requests of that pass.
+    - One thread at a time is in the engine (threads/turns.py). During a pass, nothing may change the requests of that pass.
     - Each pass is timed, counted and logged.
     """
 

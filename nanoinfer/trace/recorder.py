@@ -1,7 +1,7 @@
 """Recorder: watches an engine from the outside and records what changes, as one TraceEvent per pass.
 
 A step of a trace is one pass. A step of the engine is, too, unless `num_scheduler_steps` lets it make several decode passes
-(multi_step.py); each of these is a step of the trace.
+(scheduling/multi_step.py); each of these is a step of the trace.
 
 The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler)
 are replaced by functions that take notes and call the originals. Detaching restores the originals. The radix tree tells

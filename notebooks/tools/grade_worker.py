@@ -53,6 +53,7 @@ def main() -> None:
     assert shell.display_formatter is not None
     shell.display_formatter.active_types = ["text/plain"]
     namespace = shell.user_module.__dict__
+    kept = {id: dict(vars(exercise)) for id, exercise in exercises.items()}
     restore = Intact(exercise.checker for exercise in exercises.values()).restore
     armed = False
     ran: list[str] = []
@@ -63,6 +64,7 @@ def main() -> None:
 
     def mark(id: str) -> dict[str, str]:
         restore()
+        vars(exercises[id]).update(kept[id])  # who checks it: the code of its checker is what it was
         try:
             proved = run_check(exercises[id], namespace, ran)
         except CannotBeRead as hint:
@@ -87,7 +89,7 @@ def main() -> None:
             armed = True
             set_timer(signal.ITIMER_REAL, job["timeout"], 0.5)
             if "source" in step:
-                ran.append(shell.transform_cell(step["source"]) if "%" in step["source"] else step["source"])
+                ran.append(as_python(shell, step["source"]))
                 result = shell.run_cell(step["source"], store_history=False)
                 error = result.error_before_exec or result.error_in_exec
                 if isinstance(error, OutOfTime):
@@ -112,6 +114,15 @@ def main() -> None:
     report(event="done")
     results.close()
     os._exit(0)  # whatever threads the submission has left
+
+
+def as_python(shell: Any, source: str) -> str:
+    """A cell's text with its magics (`%time`, `!ls`, `name?`) as the Python that IPython makes of them; as it is when
+    IPython cannot read it, which running it will tell."""
+    try:
+        return str(shell.transform_cell(source))
+    except Exception:  # SyntaxError and its relatives, and whatever a transformation of the submission's own raises
+        return source
 
 
 def _end_with_grader(stdin: int, killpg: Any, kill: int) -> None:

@@ -45,7 +45,7 @@ def series(folder: Path) -> list[Path]:
 
 
 def slug(path: Path) -> str:
-    """`memory_pools` of notebooks/04_memory_pools.ipynb, `few_shot` of notebooks/demos/few_shot.ipynb."""
+    """`memory_pools` of notebooks/05_memory_pools.ipynb, `few_shot` of notebooks/demos/few_shot.ipynb."""
     match = _NUMBERED.fullmatch(path.stem)
     return match[2] if match else path.stem
 

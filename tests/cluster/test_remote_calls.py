@@ -1,6 +1,7 @@
 """Calls of a cluster without Ray: the replicas are engines in this process, and fail when a test says so."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -114,23 +115,27 @@ def same(pieces: list[StreamPiece], output: RequestOutput, wanted: RequestOutput
         assert len(output.outputs[i].logprobs or ()) == len(completion.logprobs or ())
 
 
-def lose_after(*counts: int, cut: bool = False) -> Spoil:
+def lose_after(*counts: int, cut: int | None = None) -> Spoil:
     """The attempt with number i is lost once it has brought counts[i] tokens; later ones are not.
 
-    An engine that is far ahead of its reader may have brought all of them by then. With `cut`, a piece of an attempt that
-    is lost has at most half of counts[i] tokens, without regard to its text, and no end.
+    An engine that is far ahead of its reader may have brought all of them by then. With `cut`, an attempt that is lost
+    brings so many tokens of each completion, without regard to its text, and no end.
     """
-    seen: dict[int, int] = {}
+    seen: Counter[int] = Counter()
+    brought: Counter[tuple[int, int]] = Counter()
+
+    def shortened(number: int, piece: StreamPiece) -> StreamPiece:
+        room = max((cut or 0) - brought[number, piece.index], 0)
+        brought[number, piece.index] += len(piece.token_ids)
+        return replace(piece, token_ids=piece.token_ids[:room], finish_reason=None)
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         if number < len(counts) and isinstance(answer, News):
-            if seen.get(number, 0) >= counts[number]:
+            if seen[number] >= counts[number]:
                 return None
-            if cut:
-                most = -(-counts[number] // 2)
-                pieces = [replace(each, token_ids=each.token_ids[:most], finish_reason=None) for each in answer.pieces]
-                answer = News(pieces)
-            seen[number] = seen.get(number, 0) + sum(len(piece.token_ids) for piece in answer.pieces)
+            if cut is not None:
+                answer = News([shortened(number, piece) for piece in answer.pieces])
+            seen[number] += sum(len(piece.token_ids) for piece in answer.pieces)
         return answer
 
     return spoil
@@ -167,7 +172,7 @@ def test_a_replica_that_takes_over_is_told_that_the_reader_is_behind(llm: LLM) -
     async def hold_twice() -> list[bool]:
         held: list[bool] = []
         async with AsyncEngine(LLM(llm.model.name, max_total_tokens=2048, max_running_requests=8)) as engine:
-            replicas = FakeReplicas(engine, lose_after(5, cut=True))
+            replicas = FakeReplicas(engine, lose_after(5, cut=5))
             delivery = Delivery(asyncio.get_running_loop(), 1, lambda delivery, hold: held.append(hold))
             request = Request(PROMPT, SamplingParams(max_new_tokens=20, temperature=0))
             call = RemoteCall(7, request, "door", replicas, delivery, (HANG_S, HANG_S, 4))
@@ -182,7 +187,7 @@ def test_a_replica_that_takes_over_is_told_that_the_reader_is_behind(llm: LLM) -
 
 def test_what_was_sent_is_not_computed_again(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=20, seed=3, n=2))
-    _, _, replicas = called(request, lose_after(8, cut=True))
+    _, _, replicas = called(request, lose_after(8, cut=4))
     first, second = replicas.calls
     assert [len(each.output_ids) for each in first.requests] == [0, 0]
     assert sum(len(each.output_ids) for each in second.requests) >= 8
@@ -296,7 +301,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
-    lose = lose_after(3, 0, cut=True)
+    lose = lose_after(3, 0, cut=3)
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         found = lose(call, number, answer)
@@ -329,14 +334,17 @@ def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params
 def test_a_replica_that_cannot_be_told_to_go_on_loses_the_call(llm: LLM) -> None:
     async def act() -> tuple[RequestOutput, int]:
         async with AsyncEngine(LLM("story", max_total_tokens=2048)) as engine:
-            first_two = lose_after(2, cut=True)
+            told = False
 
             def spoil(asked: Call, number: int, answer: Answer) -> Answer | None:
-                if number == 0 and isinstance(answer, News) and answer.pieces:
+                """Replica 0 answers on, as if nothing had been said of it."""
+                nonlocal told
+                if number == 0 and not told and isinstance(answer, News) and answer.pieces:
+                    told = True
                     call.give_up("another one")
-                    if (answer := first_two(asked, number, answer)) is None:
-                        call.give_up("replica 0")
-                        return News()
+                    call.give_up("replica 0")
+                    (piece,) = answer.pieces  # without what an engine far ahead of its reader has brought as well
+                    return News([replace(piece, token_ids=piece.token_ids[:1], finish_reason=None)])
                 return answer
 
             replicas = FakeReplicas(engine, spoil)

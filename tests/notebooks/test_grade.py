@@ -7,8 +7,10 @@ import pytest
 
 from notebooks.course.exercises import find
 from notebooks.grade import notes, points
+from notebooks.tools.files import ROOT
 from notebooks.tools.student import student_notebook
-from notebooks.tools.submission import Graded
+from notebooks.tools.submission import Graded, grade
+from tests.helpers.waiting import HANG_S
 from tests.notebooks.grading import IDS, graded, outcomes
 from tests.sample_series import code, series
 
@@ -58,6 +60,34 @@ def test_running_out_of_memory_costs_only_the_cell_that_does(checks_folder: Path
     result = graded(checks_folder, tmp_path, content, memory=1.5)
     assert outcomes(result) == ["passed"] * 3
     assert result.notes == ["out of memory in cell 3"]
+
+
+@pytest.mark.slow
+def test_the_solutions_of_a_notebook_of_the_series_get_full_marks() -> None:
+    path = ROOT / "notebooks" / "solutions" / "09_the_life_of_a_slot.ipynb"
+    result = grade(path, timeout=HANG_S, total=20 * HANG_S, quick=True)
+    assert set(result.outcomes.values()) == {"passed"}, result
+    assert (result.notes, result.raised) == ([], {})
+
+
+@pytest.mark.slow
+def test_a_cell_that_ran_was_read_and_one_that_was_not_read_is_told_of(checks_folder: Path, tmp_path: Path) -> None:
+    """Whatever IPython makes Python of, or cannot."""
+    wrong = "!true\ndef twice(number):\n    return 3 * number"
+    dedented = "def rows(pool, n):\n        left = n % 2\n    return left"
+    result = graded(checks_folder, tmp_path, series({"90.2": wrong, "90.3": dedented}))
+    assert outcomes(result) == ["passed", "wrong", "syntax error"]
+    assert "line 3" in result.texts["90.3"]
+    assert result.notes == []
+
+
+@pytest.mark.slow
+def test_who_checks_an_exercise_cannot_be_exchanged(checks_folder: Path, tmp_path: Path) -> None:
+    exchanged = (
+        "from notebooks.course import exercises\nfor each in exercises._exercises.values():\n"
+        "    object.__setattr__(each, 'checker', lambda given: 'right')\ndef twice(number):\n    return 3 * number"
+    )
+    assert outcomes(graded(checks_folder, tmp_path, series({"90.2": exchanged}))) == ["passed", "wrong", "passed"]
 
 
 def test_points_are_all_or_none() -> None:

@@ -150,3 +150,20 @@ def test_an_async_engine_has_it_too() -> None:
             )
 
     run(main)
+
+
+def test_a_feed_that_has_missed_something_says_so() -> None:
+    """A tree tells an observer that has raised no more: what the feed would say from then on is not what the tree holds."""
+    engine = make_engine()
+    feed = engine.block_feed(4)
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError
+
+    feed._blocks.inserted = broken  # type: ignore[method-assign]
+    engine.add_request("abcdefgh", greedy(3))
+    finish(engine)
+    for ask in (lambda: feed.since(0), feed.snapshot):
+        with pytest.raises(RuntimeError, match="this feed is incomplete"):
+            ask()
+    engine.check_integrity()
