@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -121,5 +122,18 @@ def serve_rank(meeting: Meeting) -> int:
     return 0
 
 
+def _run() -> int:
+    """`main`, and what it raises as Python shows it."""
+    try:
+        return main()
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = _run()
+    if code:
+        # Threads of a connection that was never closed are still there: if Python ends in good order, C++ aborts it.
+        sys.stderr.flush()
+        os._exit(code)
