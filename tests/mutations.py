@@ -9,17 +9,21 @@ with its line; some of it cannot be noticed, because the changed line means the 
 
 import argparse
 import ast
+import contextlib
 import copy
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("nanoinfer/engine", "nanoinfer/scheduling", "nanoinfer/cache", "nanoinfer/sampling")
@@ -34,11 +38,23 @@ COPIED = (
     "LICENSE",
     ".ci",
 )
-# What is most likely to notice comes first; the last stage is all that is left of the quick ring.
+# What is most likely to notice comes first: the unit tests of the changed room, then these, and then all that is left.
 ROOMS = [f"tests/unit/{room}" for room in ("engine", "scheduling", "cache", "sampling")]
 WHOLE = ["tests/property", "tests/threads", "tests/families", "tests/numerics"]
-STAGES = (ROOMS, WHOLE, ["tests", *(f"--ignore={place}" for place in (*ROOMS, *WHOLE, "tests/notebooks"))])
-HANG_S = 1800.0  # a mutant that loops for ever is noticed by this
+REST = ["tests", *(f"--ignore={place}" for place in (*ROOMS, *WHOLE, "tests/notebooks"))]
+LOADED = (
+    "pytest",
+    "hypothesis",
+    "torch",
+    "transformers",
+    "peft",
+    "safetensors.torch",
+    "llguidance",
+    "jsonschema",
+    "matplotlib",
+)
+UNCHANGED = "nothing"
+HANG_S = 1200.0  # a mutant that loops for ever is noticed by this
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -117,28 +133,76 @@ def chosen(count: int, seed: int, places: list[str]) -> list[Mutation]:
     return random.Random(seed).sample([mutation for file in files for mutation in mutations_of(file)], count)
 
 
-def killed_by(mutation: Mutation, copied: Path, processes: int) -> str | None:
+def killed_by(mutation: Mutation, copied: Path) -> str | None:
     """What failed first with this mutation; None when the quick ring passes."""
     target = copied / mutation.file
     kept = target.read_text()
     target.write_text(mutation.text)
+    room = f"tests/unit/{Path(mutation.file).parts[1]}"
     try:
-        for places in STAGES:
-            command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", *places]
-            command += ["-n", str(processes)] if processes > 1 else []
-            environment = {**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
-            try:
-                done = subprocess.run(
-                    command, cwd=copied, env=environment, capture_output=True, text=True, timeout=HANG_S
-                )
-            except subprocess.TimeoutExpired:
-                return "it hangs"
-            if done.returncode:
-                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return (failed or done.stdout.splitlines()[-1:] or [f"exit code {done.returncode}"])[0][:140]
+        for places in ([room], [place for place in ROOMS if place != room], WHOLE, REST):
+            if (noticed := failure(places, copied)) is not None:
+                return noticed
         return None
     finally:
         target.write_text(kept)
+
+
+def failure(places: list[str], copied: Path) -> str | None:
+    """The first failure of these tests in a process of its own; None when all pass."""
+    said = copied / "said.txt"
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with said.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            _enter(copied)
+            code = 70
+            with contextlib.suppress(BaseException):
+                import pytest
+
+                code = int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=no", *places]))
+            sys.stdout.flush()
+            os._exit(code)
+    end, status = time.monotonic() + HANG_S, 0
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "it hangs"
+        time.sleep(0.05)
+    status = ended[1]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it may have started
+    if status == 0:
+        return None
+    lines = said.read_text(errors="replace").splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return (failed or [f"ended with {status}: {' '.join(lines[-1:])}"])[0][:140]
+
+
+def _enter(copied: Path) -> None:
+    """From now on, what this process and those that it starts import of ours comes from the copy."""
+    os.chdir(copied)
+    os.environ["PYTHONPATH"] = str(copied)
+    sys.path[:] = [str(copied), *(path for path in sys.path if Path(path or copied).resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("nanoinfer", "notebooks", "tests")]:
+        del sys.modules[name]
+
+
+def try_out(job: tuple[str, Mutation | None, Path]) -> tuple[str, str | None]:
+    """In a process of the pool, which has a copy of its own below the folder: the name, and what noticed the mutation. For
+    None, what fails in the copy as it is."""
+    name, mutation, folder = job
+    copied = folder / str(os.getpid())
+    if not copied.is_dir():
+        copied.mkdir()
+        for part in COPIED:
+            source, target = ROOT / part, copied / part
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignored) if source.is_dir() else shutil.copy(source, target)
+    return name, failure(ROOMS, copied) if mutation is None else killed_by(mutation, copied)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -147,26 +211,31 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=60, help="of mutations")
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--places", nargs="+", default=list(FILES), help="files and folders to change")
-    parser.add_argument("--processes", type=int, default=2, help="for the tests")
+    parser.add_argument("--processes", type=int, default=2, help="trials at a time")
     parser.add_argument("--at-least", type=float, default=0.92, help="share that must be noticed")
     parser.add_argument("--state", type=Path, help="file to keep what is known in")
     args = parser.parse_args(argv)
     known: dict[str, str | None] = json.loads(args.state.read_text()) if args.state and args.state.is_file() else {}
-    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        for name in COPIED:
-            source, target = ROOT / name, Path(folder) / name
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, target, ignore=ignored) if source.is_dir() else shutil.copy(source, target)
-        mutations = chosen(args.count, args.seed, args.places)
-        for number, mutation in enumerate(mutations, 1):
-            name = f"{mutation.file}:{mutation.line}: {mutation.what}"
-            if name not in known:
-                known[name] = killed_by(mutation, Path(folder), args.processes)
-                if args.state:
-                    args.state.write_text(json.dumps(known, indent=1))
-            print(
-                f"{number:3} {'noticed ' if known[name] else 'SURVIVED'} {name}\n      {known[name] or ''}", flush=True
-            )
+    for module in LOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    mutations = {f"{each.file}:{each.line}: {each.what}": each for each in chosen(args.count, args.seed, args.places)}
+    with (
+        tempfile.TemporaryDirectory(prefix="mutations-", ignore_cleanup_errors=True) as folder,
+        multiprocessing.get_context("fork").Pool(args.processes) as pool,
+    ):
+        jobs: list[Any] = [(UNCHANGED, None, Path(folder))]
+        jobs += [(name, mutation, Path(folder)) for name, mutation in mutations.items() if name not in known]
+        for number, (name, verdict) in enumerate(pool.imap_unordered(try_out, jobs)):
+            if name == UNCHANGED:
+                if verdict is not None:
+                    print(f"tests fail although nothing is changed: {verdict}")
+                    return 2
+                continue
+            known[name] = verdict
+            if args.state:
+                args.state.write_text(json.dumps(known, indent=1))
+            print(f"{number:3} {'noticed ' if verdict else 'SURVIVED'} {name}\n      {verdict or ''}", flush=True)
     noticed = sum(verdict is not None for verdict in known.values())
     print(f"{noticed} of {len(known)} noticed: {noticed / len(known):.0%}")
     return 0 if noticed >= args.at_least * len(known) else 1
