@@ -34,6 +34,7 @@ CORE = [
     "nanoinfer/model/model_runner.py",
     "nanoinfer/scheduling",
     "nanoinfer/sessions/inference.py",
+    "nanoinfer/sessions/offline_scheduler.py",
 ]
 
 # Why no notebook shows a file ("nanoinfer/cache/kv_storage.py"), a class with its methods

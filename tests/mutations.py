@@ -165,7 +165,7 @@ def failure(places: list[str], copied: Path) -> str | None:
                 code = int(pytest.main(["-x", "-p", "no:cacheprovider", "--tb=no", *places]))
             sys.stdout.flush()
             os._exit(code)
-    end, status = time.monotonic() + HANG_S, 0
+    end = time.monotonic() + HANG_S
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > end:
             os.killpg(child, signal.SIGKILL)

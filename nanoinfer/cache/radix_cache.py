@@ -138,9 +138,8 @@ class RadixCache:
         if known < len(tokens):
             parent = path[-1] if path else self.root
             new_slots = slots[known : len(tokens)].astype(np.int32)
-            self._evictable_size += len(tokens) - known
-            self.insertions += 1
             self._append(parent, tokens[known:].copy(), new_slots, extra_key, grow)
+            self.insertions += 1
         return known
 
     def evict(self, num_tokens: int) -> int:
@@ -335,12 +334,14 @@ class RadixCache:
     ) -> None:
         if parent is grow and parent is not self.root and not parent.children and not parent.lock_ref:
             parent.key, parent.value = np.concatenate((parent.key, tokens)), np.concatenate((parent.value, slots))
+            self._evictable_size += len(tokens)
             self._eviction_queue.note_change(parent)
             self.observers.grew(parent, len(tokens))
             return
         leaf = TreeNode(self._edge(tokens, extra_key), tokens, slots, parent, self._clock)
         parent.children[leaf.edge] = leaf
         self.num_nodes += 1
+        self._evictable_size += len(leaf)
         self._eviction_queue.offer(leaf)
         self.observers.inserted(leaf)
 

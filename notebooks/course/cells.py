@@ -12,9 +12,8 @@ def unread(cells: Sequence[object], names: Collection[str]) -> str | None:
     any_name = "|".join(map(re.escape, names))
     others = rf"@extend\(\s*(?:{any_name})\b|(?:{any_name})\s*(?::[^=]*)?=(?!=)"
     gives = re.compile(rf"^(?:(?:async\s+)?(?:def|class)\s+(?:{any_name})\b|{others})", re.MULTILINE)
-    misspelt = re.compile(
-        rf"^(?:(?:\w+\s+){{1,2}}(?:{any_name})\b|{others})", re.MULTILINE
-    )  # `deff name(...):` is no definition
+    # Also `deff name(...):`, which is no definition.
+    misspelt = re.compile(rf"^(?:(?:\w+\s+){{1,2}}(?:{any_name})\b|{others})", re.MULTILINE)
     for cell in reversed(cells) if names else ():
         if not isinstance(cell, str):
             continue

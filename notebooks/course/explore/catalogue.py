@@ -1,4 +1,4 @@
-"""The explorables of the package by name; `python -m notebooks.course.explore` writes them."""
+"""The explorables of the series by name; `python -m notebooks.course.explore` writes them."""
 
 from collections.abc import Callable
 
