@@ -1,5 +1,6 @@
 """Engine: requests in, tokens out, one step at a time."""
 
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
@@ -16,8 +17,9 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.make import scheduler_for
+from nanoinfer.engine.by_hand import ByHand
 from nanoinfer.engine.stats import EngineStats, engine_stats
-from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.engine.step_guard import Loop, StepGuard
 from nanoinfer.errors import AdapterError, EngineClosedError, InvalidRequestError, QueueFullError
 from nanoinfer.grammars.grammars import Grammars, NewMatcher
 from nanoinfer.model.layers.logits_processor import Likeliest
@@ -43,8 +45,8 @@ class Engine:
     """Serves one model to many requests at once. All work is done inside `step()`.
 
     Only one thread at a time may drive it by hand (`add_request`, `step`): while requests that this thread added are
-    unfinished, another thread gets a RuntimeError. Everything else may be called from any thread, and waits for the
-    current step to end.
+    unfinished, another thread gets a RuntimeError. So does a step by hand while `loop`, the thread behind an LLM or an
+    AsyncEngine, has work. Everything else may be called from any thread, and waits for the current step to end.
 
     `clock` returns seconds, for deadlines, latencies and step times. `draft_runner` runs the draft model of
     `drafter="model"`: over the same rows, and a pool of the same size.
@@ -81,13 +83,24 @@ class Engine:
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
+        self._by_hand = ByHand(self._guard, self.open_requests)
+        self.paused_by: dict[int, threading.Thread] = {}  # by request id
         self._ids = count()
         self._closed = False
 
     @property
     def turns(self) -> Turns:
-        """Says which thread is in the engine, and which thread may step it."""
+        """Lets one thread at a time into the engine."""
         return self._guard.turns
+
+    @property
+    def loop(self) -> Loop:
+        """The EngineLoop that owns this engine, if `loop_of` has made one; otherwise one that never has work."""
+        return self._guard.loop
+
+    @loop.setter
+    def loop(self, loop: Loop) -> None:
+        self._guard.loop = loop
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -111,7 +124,7 @@ class Engine:
         Raises InvalidRequestError (a ValueError) when the request can never be served, QueueFullError when too many
         requests wait, EngineClosedError after `shutdown`. Nothing has changed then.
         """
-        self.turns.drive(self.open_requests.ids, step=False)
+        self._by_hand.check()
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
         return self.prepare(request)  # type: ignore[return-value]  # `submit` makes the id of it
 
@@ -213,7 +226,8 @@ class Engine:
             for req in self._open_group(request_id).reqs:
                 if not req.finished:
                     self.scheduler.pause(req)
-            self.turns.note_pause(request_id, self.open_requests.groups)
+            self.paused_by = {i: thread for i, thread in self.paused_by.items() if i in self.open_requests.groups}
+            self.paused_by[request_id] = threading.current_thread()
 
     def resume(self, request_id: int) -> None:
         """Queue a paused request again: ahead of requests that were never admitted if it was admitted before, else behind.
@@ -223,7 +237,8 @@ class Engine:
         with self.turns.visit():
             for req in self._open_group(request_id).reqs:
                 self.scheduler.resume(req)
-            self.turns.pausers.pop(request_id, None)
+            self.paused_by.pop(request_id, None)
+        self.loop.wake()
 
     def load_adapter(self, name: str, path: str | Path) -> Adapter:
         """Read the adapter in the folder `path`, in PEFT's format. Requests can use it from now on, by its `name`.
@@ -267,9 +282,15 @@ class Engine:
 
         return self._guard.hand_out(close)
 
+    @property
+    def is_closed(self) -> bool:
+        """True when it takes no more requests: it was shut down, or its runner is broken."""
+        return self._closed or self.model_runner.broken is not None
+
     def has_unfinished(self) -> bool:
         """True while `step()` has something to do or to deliver."""
-        return bool(self.open_requests) or self.has_work()
+        with self.turns.visit():
+            return bool(self.open_requests) or self.has_work()
 
     def has_work(self) -> bool:
         """True while a step would compute or end something. A paused request is no work until its deadline."""
@@ -299,8 +320,7 @@ class Engine:
         Ctrl-C and other Python signal handlers can interrupt the model's pass and sampling, with the same consequences,
         but never the bookkeeping around them (see StepGuard).
         """
-        self.turns.drive(self.open_requests.ids, step=True)
-        return self._guard.step(self._one_pass)
+        return self._guard.step(self._one_pass, self._by_hand.check_step)
 
     def _one_pass(self) -> Batch | None:
         """Schedule → run the model → sample → process → collect. None when there is nothing to do."""

@@ -1,17 +1,53 @@
 """StepGuard: everything that has to happen around a pass, so that the code of the pass itself stays simple."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from nanoinfer.engine.stats import StepMeter, log_step
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, Update, made
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.threads.signals import raised_by_handler, uninterrupted
 from nanoinfer.threads.turns import Turns
+
+
+class Loop(Protocol):
+    """What owns an engine that requests reach through doors: an EngineLoop. All of it is called during a turn."""
+
+    is_stepping: bool
+
+    def has_work(self) -> bool:
+        """True while a request of a door has something to do."""
+
+    def request_ids(self) -> set[int]:
+        """The requests of doors that have not ended. May be called at any time."""
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        """Hand out updates to the doors of their requests; returns the outputs of requests that were added by hand."""
+
+    def wake(self) -> None:
+        """Have it look whether there is work. May be called at any time."""
+
+
+class NoLoop:
+    """Of an engine that is only driven by hand."""
+
+    is_stepping = False
+
+    def has_work(self) -> bool:
+        return False
+
+    def request_ids(self) -> set[int]:
+        return set()
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        return [made(update) for update in updates]
+
+    def wake(self) -> None: ...
 
 
 class StepGuard:
@@ -32,42 +68,51 @@ class StepGuard:
         self, scheduler: Scheduler, open_requests: OpenRequests, runner: ModelRunner, clock: Callable[[], float]
     ):
         self.meter, self.turns = StepMeter(), Turns()
+        self.loop: Loop = NoLoop()
         self._runner = runner
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
         self._in_pass = False  # True from the start of a pass until its requests have their tokens or have ended
         self._error: BaseException | None = None  # what an unfinished pass raised, if it is known
 
-    def step(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
-        """Make one pass and return the outputs to deliver. Raises what the pass or a delayed signal handler raises.
+    def step(self, one_pass: Callable[[], Batch | None], check: Callable[[], None]) -> list[RequestOutput]:
+        """Make one pass and return the outputs of requests that were added by hand; others go to the doors of the loop.
 
-        A step by hand does not return the outputs of requests that an LLM's calls wait for, because those calls get them.
+        `check` is called first, in the same turn. Raises what it, the pass or a delayed signal handler raises.
         """
-        theirs = {} if self.turns.is_mine else self.turns.callers
-        return self.hand_out(lambda: [out for out in self._guarded(one_pass) if out.request_id not in theirs])
 
-    def hand_out(self, outputs_of: Callable[[], list[RequestOutput]]) -> list[RequestOutput]:
-        """Call a function without interruptions, and return its outputs to the caller. If it raises, or a delayed signal
-        handler does, the caller does not get the outputs, and the next step returns them. RuntimeError inside a pass.
+        def checked() -> list[Update]:
+            check()
+            return self._guarded(one_pass)
+
+        return self.hand_out(checked, only_by_hand=True)
+
+    def hand_out(self, outputs_of: Callable[[], Sequence[Update]], only_by_hand: bool = False) -> list[RequestOutput]:
+        """Call a function without interruptions, and return its outputs to the caller; doors of the loop get theirs, too.
+        If it raises, or a delayed signal handler does, the caller does not get its outputs, and the next step returns
+        them. RuntimeError inside a pass.
         """
-        outputs: list[RequestOutput] = []
+        by_hand: list[RequestOutput] = []
         try:
             with self.turns.visit():
                 self.turns.check_between_passes()
-                outputs = outputs_of()
-            return outputs  # noqa: RET504 - a handler may raise until here, and then the outputs are kept
-        except BaseException:
-            with self.turns.visit(let_handlers_in=False):
-                self._open.hold_again(outputs)
+                updates = outputs_of()
+                by_hand = self.loop.deliver(updates)
+            return by_hand if only_by_hand else [made(update) for update in updates]
+        except BaseException:  # a handler may raise until after the return
+            if by_hand:
+                with self.turns.visit(let_handlers_in=False):
+                    self._open.hold_again(by_hand)
+            self.loop.wake()  # outputs that are held may be of its doors
             raise
 
-    def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[RequestOutput]:
+    def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[Update]:
         started = self._clock()
         self._end_unfinished_pass()
         self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
         self._pass(one_pass, started)
         while self._scheduler.passes_left:  # only with num_scheduler_steps > 1
             self._pass(one_pass, self._clock())
-        return self._open.deliver()
+        return self._open.deliver_updates()
 
     def _pass(self, one_pass: Callable[[], Batch | None], started: float) -> None:
         """Make one pass of a step, which counts as having begun at `started`."""

@@ -1,14 +1,13 @@
-"""AsyncEngine: an engine in a separate thread, and coroutines that submit, stream and cancel requests.
+"""AsyncEngine: coroutines that submit, stream and cancel requests.
 
 There are two sides, and one way from each to the other:
 
-    coroutines (any number, any event loop)              the engine's thread (engine_thread.py)
+    coroutines (any number, any event loop)              the thread that owns the engine (engine_loop.py)
     ──────────────────────────────────────              ───────────────────────────────────────────
     `post(command)`   ──── SimpleQueue ────►             runs commands between two steps, then steps
     `Delivery.queue`  ◄──── call_soon_threadsafe ────    sends the outputs of a step, one call per event loop
 
-Requests are checked and tokenized on the coroutines' side, so a long prompt does not keep other requests waiting. The
-engine's thread alone does everything else. When it has nothing to do, it sleeps in `SimpleQueue.get`.
+Requests are checked and tokenized on the coroutines' side, so a long prompt does not keep other requests waiting.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ from typing import Any, TypeVar
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.stats import EngineStats
+from nanoinfer.frontends.async_door import AsyncDoor
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
-from nanoinfer.frontends.engine_thread import EngineThread
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import keywords
@@ -37,42 +36,52 @@ SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so
 
 
 class AsyncEngine:
-    """Serves one model to many coroutines at once, from a separate thread: `async with AsyncEngine(llm) as engine: ...`.
+    """Serves one model to many coroutines at once: `async with AsyncEngine(llm) as engine: ...`.
 
     `llm`: an LLM, an Engine, or the name or directory of a model, which is loaded with `LLM(llm, **options)`. The
     attribute `llm` is that LLM or Engine.
 
-    It takes over the engine: no other code may step it or add requests to it until `shutdown`, and after that it accepts
-    no more requests. All methods may be called from any number of tasks and event loops at the same time. If a task is
-    cancelled while it waits for a request, the request is aborted. An exception in a step ends the requests of that step:
-    their readers get a StepFailedError, and the engine continues.
+    Several of them, and the calls of the LLM, may use one engine at once: their requests are computed in the same passes.
+    `shutdown` ends the requests of this one, and shuts the engine down only if the model was loaded here. All methods may
+    be called from any number of tasks and event loops at the same time. If a task is cancelled while it waits for a
+    request, the request is aborted. An exception in a step ends the requests of that step: their readers get a
+    StepFailedError, and the engine continues.
     """
 
     @keywords({"model": "llm", "model_path": "llm"})
     def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
         self.llm = load_or_take(llm, options)
+        self._owns_engine = self.llm is not llm
         self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
-        self._engine.turns.reserve("an AsyncEngine", self._engine.open_requests.ids)
-        self._thread = EngineThread(self._engine)
+        self._door = AsyncDoor(self._engine)
+        self._after_step: Callable[[Engine], object] | None = None
 
     @property
     def engine(self) -> Engine:
-        """The engine that it serves with. It belongs to the thread; `visit` is the way to look into it."""
+        """The engine that it serves with. `visit` is the way to look into it."""
         return self._engine
 
     @property
     def is_closed(self) -> bool:
-        """True when it accepts no more requests: it was shut down, its thread has ended, or its runner is broken."""
-        return self._thread.is_closed or self._engine.model_runner.broken is not None
+        """True when it accepts no more requests: it was shut down, its engine was, or that engine's runner is broken."""
+        door = self._door
+        return door.is_closed or door.loop.is_closed or self._engine.is_closed
 
     @property
     def after_step(self) -> Callable[[Engine], object] | None:
-        """Called in the thread after every step, before its outputs are handed out: a seam for what watches the engine."""
-        return self._thread.after_step
+        """Called in the engine's thread after every step, before its outputs are handed out: a seam for what watches the
+        engine. None again when it has failed."""
+        looks = self._door.loop.after_step
+        return self._after_step if self._after_step in looks else None
 
     @after_step.setter
     def after_step(self, look: Callable[[Engine], object] | None) -> None:
-        self._thread.after_step = look
+        looks = self._door.loop.after_step
+        if self._after_step in looks:
+            looks.remove(self._after_step)
+        self._after_step = look
+        if look is not None:
+            looks.append(look)
 
     # --- for coroutines ----------------------------------------------------------------------------------------------
 
@@ -96,6 +105,7 @@ class AsyncEngine:
         `max_unread`: a request whose reader is so many pieces behind is paused, and goes on when half of them are read. So
         a slow reader holds neither slots nor ever more text.
         """
+        self._door.check_open()
         if _takes_long(requests):
             groups = await asyncio.to_thread(lambda: [self._engine.prepare(request) for request in requests])
         else:
@@ -106,16 +116,10 @@ class AsyncEngine:
         """As `add_all`, for what `Engine.prepare` returned in a thread of the caller's."""
         if max_unread is not None and (isinstance(max_unread, bool) or max_unread < 1):
             raise ValueError(f"max_unread={max_unread!r}: must be None or an integer of at least 1")
-        loop = asyncio.get_running_loop()
-        thread = self._thread
-        deliveries = [Delivery(loop, max_unread, thread.hold) for _ in groups]
-        try:
-            request_ids = await thread.call(lambda: thread.add(deliveries, groups))
-        except asyncio.CancelledError:
-            for delivery in deliveries:
-                thread.drop(delivery, keep_reading=False)
-            raise
-        return [AsyncStream(each, i, thread.drop) for each, i in zip(deliveries, request_ids, strict=True)]
+        loop, door = asyncio.get_running_loop(), self._door
+        deliveries = [Delivery(loop, max_unread, door.hold) for _ in groups]
+        request_ids = await door.add(deliveries, groups)
+        return [AsyncStream(delivery, i, door.drop) for delivery, i in zip(deliveries, request_ids, strict=True)]
 
     async def _submit(self, request: Request) -> AsyncStream:
         return (await self.add_all([request]))[0]
@@ -210,20 +214,20 @@ class AsyncEngine:
 
     async def abort(self, request_id: int) -> None:
         """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or already ended."""
-        await self._thread.call(lambda: self._thread.abort(request_id))
+        await self._door.call(lambda: self._door.abort(request_id))
 
     async def pause(self, request_id: int) -> None:
         """Call `Engine.pause` between two steps. The stream's next piece comes after `resume`."""
-        await self._thread.call(lambda: self._engine.pause(request_id))
+        await self._door.call(lambda: self._engine.pause(request_id))
 
     async def resume(self, request_id: int) -> None:
         """Call `Engine.resume` between two steps."""
-        await self._thread.call(lambda: self._engine.resume(request_id))
+        await self._door.call(lambda: self._engine.resume(request_id))
 
     async def visit(self, function: Callable[[Engine], T]) -> T:
         """Call `function(engine)` in the engine's thread, between two steps, and return or raise what it does. All requests
         wait for it, so it must be quick. EngineClosedError after `shutdown`."""
-        return await self._thread.call(lambda: function(self._engine))
+        return await self._door.call(lambda: function(self._engine))
 
     async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
         """`visit`, for servers that may have several engines: one result per engine, and here there is one."""
@@ -231,15 +235,17 @@ class AsyncEngine:
 
     async def stats(self) -> EngineStats:
         """Call `Engine.stats` between two steps."""
-        return await self._thread.call(self._engine.stats)
+        return await self._door.call(self._engine.stats)
 
     async def check_integrity(self) -> None:
         """Call `Engine.check_integrity` between two steps."""
-        await self._thread.call(self._engine.check_integrity)
+        await self._door.call(self._engine.check_integrity)
 
     async def shutdown(self) -> None:
-        """Abort every request, free all slots and stop the thread. May be called again."""
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.end)
+        """Abort every request of this AsyncEngine and accept no more; if the model was loaded here, shut its engine down.
+        May be called again."""
+        await asyncio.to_thread(self._door.close, self._owns_engine)
+        self.after_step = None
 
     async def __aenter__(self) -> "AsyncEngine":
         return self

@@ -65,8 +65,8 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> StreamPiece:
-        """The next piece. StepFailedError when a step that computed the request raised, EngineClosedError when the engine's
-        thread ended unexpectedly."""
+        """The next piece. StepFailedError when a step that computed the request raised, EngineClosedError when it
+        was lost because of a bug."""
         if self._output is None:
             item = await self._delivery.queue.get()
             self._delivery.note_read()

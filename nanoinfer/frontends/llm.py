@@ -250,28 +250,27 @@ class LLM:
 
     def shutdown(self) -> list[RequestOutput]:
         """End all requests and accept no more (see `Engine.shutdown`). Open streams end with the reason `abort`."""
-        return self.engine.shutdown()
+        outputs = self.engine.shutdown()
+        self._calls.loop.end()
+        return outputs
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
         call = self._calls.open([group], stream=True)
         try:
-            while True:
-                was_done = call.done  # looked up before reading, so that the last piece is not missed
-                yield from call.read()
-                if was_done:
-                    return
-                self._calls.wait(call)
+            while not call.done:
+                pieces, _ = self._calls.wait(call)
+                yield from pieces
         finally:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        with uninterrupted():  # except during passes, and while waiting for another thread's pass
+        with uninterrupted():  # except while waiting
             call = self._calls.open(groups)
             try:
                 with Progress(len(groups), show_progress) as progress:
                     while not call.done:
-                        self._calls.wait(call)
-                        progress.ended(call.newly_ended())
+                        _, ended = self._calls.wait(call)
+                        progress.ended(ended)
             finally:
                 self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from nanoinfer.requests.deadlines import Deadlines
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput
+from nanoinfer.requests.outputs import RequestGroup, RequestOutput, Update, made
 from nanoinfer.requests.req import Req
 
 
@@ -16,7 +16,7 @@ class OpenRequests:
         self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
         self._expected: WeakSet[RequestGroup] = WeakSet()
         self._deadlines = Deadlines()
-        self._undelivered: dict[int, RequestOutput | RequestGroup] = {}  # a group: its output when it is delivered
+        self._undelivered: dict[int, Update] = {}  # a group: its output when it is delivered
 
     def __bool__(self) -> bool:
         """True while there are outputs to deliver."""
@@ -88,20 +88,20 @@ class OpenRequests:
 
     def hold_again(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs that could not be handed out, unless newer ones are held by now."""
-        again: dict[int, RequestOutput | RequestGroup] = {output.request_id: output for output in outputs}
+        again: dict[int, Update] = {output.request_id: output for output in outputs}
         self._undelivered = again | self._undelivered
 
     def deliver(self) -> list[RequestOutput]:
         """Hand out everything that is held."""
-        outputs = [_output(held) for held in self._undelivered.values()]
-        self._undelivered = {}
-        return outputs
+        return [made(held) for held in self.deliver_updates()]
+
+    def deliver_updates(self) -> list[Update]:
+        """As `deliver`, with groups where outputs are not made yet. They are of requests that go on, or are in time to be
+        asked for the output before the next pass."""
+        updates, self._undelivered = list(self._undelivered.values()), {}
+        return updates
 
     def withdraw(self, request_id: int) -> list[RequestOutput]:
         """Hand out the output held for one request, if there is one."""
         held = self._undelivered.pop(request_id, None)
-        return [] if held is None else [_output(held)]
-
-
-def _output(held: RequestOutput | RequestGroup) -> RequestOutput:
-    return held.output() if isinstance(held, RequestGroup) else held
+        return [] if held is None else [made(held)]

@@ -200,6 +200,15 @@ class RequestGroup:
         )
 
 
+# What a step says of a request: its output or, while it goes on, only its group, of which an output can be made.
+Update = RequestOutput | RequestGroup
+
+
+def made(update: Update) -> RequestOutput:
+    """The output, which is made now if it was not."""
+    return update.output() if isinstance(update, RequestGroup) else update
+
+
 class PieceReader:
     """Reads a request's output piece by piece: each read returns what is new since the last one."""
 

@@ -80,6 +80,8 @@ class Scheduler:
         if decoding:
             self.planned = self._make_room_for(decoding)
             self._budget.refill()
+            if not self.planned:  # all of them gave way to a prompt that is computed in chunks
+                return Scheduler.schedule(self)
             return self._decode(self.planned)
         if self.waiting or self.prefilling:
             raise RuntimeError(
@@ -256,10 +258,10 @@ class Scheduler:
             self._retract(req)
             staying = [other for other in staying if other is not req]
             retracted += 1
-        if retracted:
-            self.new_token_ratio.rise(staying)
-        else:
+        if not retracted:
             self.new_token_ratio.decay()
+        elif staying:
+            self.new_token_ratio.rise(staying)
         return staying
 
     def _retract(self, req: Req) -> None:

@@ -68,17 +68,19 @@ class Served(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop computing, for good."""
+        """Compute no more requests of this server."""
 
 
 class InProcess(Served):
-    """An LLM, an Engine, or the name or directory of a model, served by an AsyncEngine in this process."""
+    """An LLM, an Engine, or the name or directory of a model, served by an AsyncEngine in this process. `close` shuts the
+    engine down only if the model was loaded here."""
 
     local = True
     core: Engine
 
     def __init__(self, llm: Any):
         self._llm = load_or_take(llm, {})
+        self._is_loaded_here = self._llm is not llm
         self.core = self._llm.engine if isinstance(self._llm, LLM) else self._llm
         self.name = str(self._llm.model.name) if isinstance(self._llm, LLM) else "nanoinfer"
         self._engine: AsyncEngine | None = None
@@ -96,7 +98,7 @@ class InProcess(Served):
             return self._engine
 
     async def close(self) -> None:
-        if self._engine is None:
-            await asyncio.to_thread(self.core.shutdown)
-        else:
+        if self._engine is not None:
             await self._engine.shutdown()
+        if self._is_loaded_here:
+            await asyncio.to_thread(self._llm.shutdown)

@@ -1,8 +1,9 @@
 """Engines over a model that tests let through pass by pass; LLMs and AsyncEngines around them."""
 
 import threading
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,8 +12,11 @@ from nanoinfer.frontends.calls import Calls
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from tests.helpers.engines import Clock, V, make_engine
+from tests.helpers.engines import assert_all_free as assert_all_free
 from tests.helpers.waiting import HANG_S, Worker, until, until_async
 from tests.helpers.waiting import run as run
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -49,7 +53,7 @@ class Gate:
 
 
 class Commands(SimpleQueue[Any]):
-    """The commands of an AsyncEngine's thread, and how it waits for them.
+    """The commands of an engine's thread, and how it waits for them.
 
     `is_waiting`: it sleeps until one comes, and for nothing else. With a `clock`, a wait that has a limit is over at once,
     and so much time has passed; `limits` has these limits.
@@ -94,6 +98,19 @@ def in_a_pass(llm: LLM, gate: Gate, prompt: list[int], params: SamplingParams) -
     return thread
 
 
+def between_passes(engine: Engine, gate: Gate, function: Callable[..., T], *args: Any) -> T:
+    """Call a function that needs a turn, here, while a pass waits at the gate. That pass is let through, and no other."""
+
+    def let_through() -> None:
+        until(lambda: engine.turns.waiting, "somebody who waits for a turn")
+        gate.let_one_through()
+
+    letting = Worker(let_through)
+    result = function(*args)
+    letting.result()
+    return result
+
+
 async def arrival(gate: Gate, number: int) -> None:
     """Until the engine's thread waits at the gate in its pass of that number."""
     await until_async(lambda: gate.arrivals >= number, f"pass {number}")
@@ -107,10 +124,3 @@ async def idle(engine: AsyncEngine) -> None:
     """Until nothing is left to do. Each `stats` is answered between two steps."""
     while (stats := await engine.stats()).running or stats.waiting:
         pass
-
-
-def assert_all_free(engine: Engine) -> None:
-    engine.check_integrity()
-    stats = engine.stats()
-    assert (stats.free_slots, stats.running, stats.waiting) == (stats.total_slots, 0, 0)
-    assert engine.model_runner.req_to_token_pool.available_size() == engine.config.max_running_requests

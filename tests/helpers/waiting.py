@@ -35,6 +35,25 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(asyncio.wait_for(test(), timeout=HANG_S))
 
 
+class Paced:
+    """A logits processor that waits in each pass after the first `passes`, until `open`. For `SamplingParams`."""
+
+    def __init__(self, passes: int):
+        self._permits = threading.Semaphore(passes)
+        self._is_open = self.is_waiting = False
+
+    def open(self) -> None:
+        """Let all passes through from now on."""
+        self._is_open = True
+        self._permits.release()
+
+    def __call__(self, token_ids: Any, logits: T) -> T:
+        self.is_waiting = not self._is_open
+        assert self._is_open or self._permits.acquire(timeout=HANG_S), "this pass is not let through"
+        self.is_waiting = False
+        return logits
+
+
 class Worker(threading.Thread):
     """A thread that calls a function at once. `result()` returns what it returned, or raises what it raised."""
 

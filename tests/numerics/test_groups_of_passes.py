@@ -1,5 +1,6 @@
 """num_scheduler_steps with a model: whatever is asked for, in any pool, groups of passes return the same."""
 
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -112,9 +113,8 @@ def test_streams_come_in_groups_and_say_the_same(model: LoadedModel, k: int) -> 
     (wanted,) = tiny_llm(model).generate(prompt, asked)
     llm = tiny_llm(model, num_scheduler_steps=k)
     pieces = list(llm.stream(prompt, asked))
-    counts = [len(piece.token_ids) for piece in pieces if piece.token_ids]
-    assert counts[: 1 + 11 // k] == [1] + [k] * (11 // k)  # the prompt's pass, then groups
-    assert sum(counts) == 12
+    received = set(accumulate(len(piece.token_ids) for piece in pieces))
+    assert received <= {*range(1, 12, k), 12}  # the prompt's pass, then groups; several where the reader is behind
     assert "".join(piece.text for piece in pieces) == wanted.text
     assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
 
@@ -124,7 +124,7 @@ def test_streams_come_in_groups_and_say_the_same(model: LoadedModel, k: int) -> 
 
     groups = run(streamed)
     assert [token for group in groups for token in group] == wanted.token_ids
-    assert max(map(len, groups)) >= k
+    assert set(accumulate(map(len, groups))) <= {*range(1, 12, k), 12}
 
 
 def test_a_stream_that_is_left_in_the_middle_gives_all_slots_back(model: LoadedModel) -> None:

@@ -122,4 +122,4 @@ def test_a_server_ends_while_somebody_watches() -> None:
         assert next(lines) == "event: frame"
         up.end()
         assert "event: end" in list(lines)
-    assert up.service.core.turns.taken_by is None, "the engine has been shut down"
+    assert up.service.engine.is_closed

@@ -16,6 +16,8 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
   without gaps: after every step they must come to the blocks of the tree's paths.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
+- `doors`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop, are
+  slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
@@ -62,10 +64,10 @@ from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.soak import suites, traffic
-from tests.soak.episodes import alarms, by_hand, exits, grammars, threads
+from tests.soak.episodes import alarms, by_hand, doors, exits, grammars, threads
 
 # Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
-KINDS = {"by hand": 8, "panics": 2, "threads": 12, "alarms": 12, "grammars": 8, "exits": 1}
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1}
 KINDS |= {"tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
 ONLY_IF_ASKED_FOR = ("server", "ray")
 # What needs nothing that is made beforehand.
@@ -75,6 +77,7 @@ APART = {
     "server": traffic.run_episode,
     "ray": suites.run_ray,
 }
+OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": alarms.run_episode}
 EXITS = 4  # processes per episode
 SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
 
@@ -121,10 +124,9 @@ class Soak:
             if kind == "grammars":
                 quantization, config = None, grammars.random_config(rng)
                 engine, counts = grammars.run_episode(self.stories, rng, config)
-            elif kind in ("threads", "alarms"):
+            elif kind in OF_AN_LLM:
                 llm = tiny_llm(model, draft_model=draft_model, **config)
-                run_episode = threads.run_episode if kind == "threads" else alarms.run_episode
-                counts = run_episode(llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
+                counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
                 engine = llm.engine
             else:
                 tokenizer = WordTokenizer() if kind == "panics" else None
@@ -219,6 +221,7 @@ def main(argv: list[str] | None = None) -> int:
             if episodes % 20 == 0:
                 print(_line(seed, sums, start, resident_mib()), flush=True)
     resident_end = resident_mib()
+    doors.check_that_threads_end()  # nothing refers to their engines any more
     print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
     print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from nanoinfer import LLM, AsyncEngine, EngineClosedError
-from tests.helpers.async_engines import Commands, arrival, assert_all_free, gated
-from tests.helpers.engines import Clock, greedy, make_engine
-from tests.helpers.waiting import run, until_async
+from nanoinfer import LLM, AsyncEngine, AsyncStream, EngineClosedError
+from tests.helpers.async_engines import Commands, Gate, arrival, assert_all_free, following, gated, llm_around
+from tests.helpers.engines import Clock, finish, greedy, make_engine
+from tests.helpers.waiting import Worker, run, until_async
 
 
 def test_shutdown_ends_streams_and_may_be_called_again() -> None:
@@ -48,32 +48,98 @@ def test_leaving_the_context_by_an_error_stops_the_thread() -> None:
     run(test)
 
 
-def test_an_engine_with_requests_of_its_own_is_not_taken_over() -> None:
-    engine = make_engine()
-    engine.add_request([1], greedy())
-    with pytest.raises(ValueError, match="unfinished requests"):
-        AsyncEngine(engine)
-
-
-def test_an_engine_serves_one_front_alone() -> None:
+def test_requests_added_by_hand_keep_their_outputs_while_an_async_engine_serves() -> None:
     async def test() -> None:
-        llm = LLM("story", max_total_tokens=64, max_context_len=32)
-        async with AsyncEngine(llm) as front:
-            with pytest.raises(ValueError, match="an AsyncEngine is already using its engine"):
-                AsyncEngine(llm)
-            waiting = await front.add([1], greedy(8))
-            for call in (
-                lambda: llm.generate([1], greedy()),
-                lambda: next(llm.stream([1], greedy())),
-                lambda: llm.engine.add_request([1], greedy()),
-                llm.engine.step,
-            ):
-                with pytest.raises(RuntimeError, match="an AsyncEngine is using this engine: call its methods"):
-                    call()
-            assert len((await waiting.output()).token_ids) == 8
-            llm.engine.check_integrity()  # to look is possible from any thread
+        engine = make_engine()
+        by_hand = engine.add_request([70], greedy(2))
+        async with AsyncEngine(engine) as front:
+            assert (await front.generate([5], greedy(5))).token_ids == following(5, 5)
+        assert finish(engine)[by_hand].token_ids == [71, 72]
+        assert_all_free(engine)
+
+    run(test)
+
+
+async def added(gate: Gate, front: AsyncEngine, token: int) -> AsyncStream:
+    """A request that is added after the pass that waits at the gate; the next one waits there, too."""
+    await arrival(gate, 1)
+    adding = asyncio.create_task(front.add([token], greedy(20)))
+    await asyncio.sleep(0)  # it is posted
+    gate.let_one_through()
+    await arrival(gate, 2)
+    return await adding
+
+
+def test_several_doors_serve_one_engine_at_once_with_the_tokens_that_each_gives_alone() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as first, AsyncEngine(llm) as second:
+            streams = [await first.add([1], greedy(20)), await added(gate, second, 30)]
+            call = Worker(llm.generate, [[50], [70]], greedy(20))
+            await until_async(lambda: engine.turns.waiting, "the call")
+            gate.open()
+            assert [(await stream.output()).token_ids for stream in streams] == [following(1, 20), following(30, 20)]
+            assert [output.token_ids for output in await asyncio.to_thread(call.result)] == [
+                following(50, 20),
+                following(70, 20),
+            ]
+        assert gate.passes <= 24, "all in the same passes"
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_an_async_engine_closes_itself_and_leaves_the_llm_and_other_doors_open() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        llm = llm_around(engine)
+        first, second = AsyncEngine(llm), AsyncEngine(llm)
+        mine, other = await first.add([1], greedy(20)), await added(gate, second, 30)
+        closing = asyncio.create_task(first.shutdown())
+        await until_async(lambda: len(engine.turns.waiting) >= 1, "who closes")
+        gate.open()
+        await closing
+        assert (await mine.output()).finish_reason == "abort"
+        assert (first.is_closed, second.is_closed) == (True, False)
         with pytest.raises(EngineClosedError):
-            llm.generate([1], greedy())
+            await first.generate([1], greedy())
+        assert (await other.output()).token_ids == following(30, 20)
+        await second.shutdown()
+        assert (await asyncio.to_thread(llm.generate, [5], greedy(2)))[0].token_ids == [6, 7]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_an_async_engine_that_has_loaded_its_model_shuts_it_down() -> None:
+    async def test() -> None:
+        async with AsyncEngine("story", max_total_tokens=64, max_context_len=32) as front:
+            assert len((await front.generate([1], greedy(3))).token_ids) == 3
+        assert isinstance(front.llm, LLM)
+        with pytest.raises(EngineClosedError):
+            front.llm.generate([1], greedy(3))
+
+    run(test)
+
+
+def test_after_the_llm_was_shut_down_its_async_engines_refuse() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as front:
+            stream = await front.add([5], greedy(20))
+            await arrival(gate, 1)
+            ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
+            await until_async(lambda: engine.turns.waiting, "the shutdown")
+            gate.open()
+            await ending
+            assert (await stream.output()).finish_reason == "abort"
+            assert front.is_closed
+            with pytest.raises(EngineClosedError):
+                await front.generate([1], greedy(3))
+            with pytest.raises(EngineClosedError):
+                await front.stats()
 
     run(test)
 
@@ -82,7 +148,7 @@ def test_an_engine_serves_one_front_alone() -> None:
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     """The commands of the thread that a test starts."""
     commands = Commands()
-    monkeypatch.setattr("nanoinfer.frontends.engine_thread.SimpleQueue", lambda: commands)
+    monkeypatch.setattr("nanoinfer.engine.engine_loop.SimpleQueue", lambda: commands)
     return commands
 
 
@@ -90,7 +156,6 @@ def test_an_idle_engine_sleeps(commands: Commands) -> None:
     async def test() -> None:
         engine, _ = gated()
         async with AsyncEngine(engine) as front:
-            await until_async(lambda: commands.is_waiting, "a wait before the first request")
             await front.generate([1], greedy(2))
             await until_async(lambda: commands.is_waiting, "a wait without a limit")
             await front.stats()

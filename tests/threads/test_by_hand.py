@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import Engine
-from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
+from tests.helpers.async_engines import between_passes, following, gated, in_a_pass, llm_around
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.waiting import Worker, until
 
@@ -24,12 +24,14 @@ def test_a_second_thread_that_drives_an_engine_by_hand_is_told_what_to_use(call:
     assert_all_free(engine)
 
 
-def test_a_step_by_hand_is_refused_while_another_thread_waits_for_a_call() -> None:
+def test_a_step_by_hand_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     call = in_a_pass(llm, gate, [5], greedy(3))
-    with pytest.raises(RuntimeError, match=r"other threads are waiting for an LLM's calls.*LLM\.generate"):
-        engine.step()
+    with pytest.raises(
+        RuntimeError, match=r"own thread is serving requests of an LLM or an AsyncEngine.*LLM\.generate"
+    ):
+        between_passes(engine, gate, engine.step)
     gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert step(engine) == {}
@@ -60,9 +62,9 @@ def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     caller = in_a_pass(llm, gate, [5], greedy(3))
-    (rid,) = engine.turns.callers
+    (rid,) = llm._calls._calls
     looker = Worker(LOOKS[call], engine, rid)
-    until(lambda: engine.turns._visitors == 1, "a visitor")
+    until(lambda: engine.turns.waiting, "a visitor")
     assert looker.is_alive()
     gate.let_one_through()  # steps wait for the looker, who waits for this pass
     result = looker.result()
@@ -78,17 +80,18 @@ def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
     assert_all_free(engine)
 
 
-def test_a_step_by_hand_gives_nothing_of_a_stream_which_still_gets_it_all() -> None:
-    engine = make_engine()
+def test_a_step_by_hand_gives_nothing_of_a_paused_stream_which_still_gets_it_all() -> None:
+    engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     stream = llm.stream([5], greedy(5))
+    gate.let_one_through()
     pieces = [next(stream)]
+    between_passes(engine, gate, engine.pause, pieces[0].request_id)
+    gate.open()
     rid = engine.add_request([70], greedy(2))
     outputs = [output for _ in range(4) for output in engine.step()]
     assert {output.request_id for output in outputs} == {rid}
-    pieces += [next(stream)]
-    while engine.has_unfinished():
-        assert engine.step() == []
+    engine.resume(pieces[0].request_id)
     pieces += stream
     assert [token for piece in pieces for token in piece.token_ids] == following(5, 5)
     assert_all_free(engine)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nanoinfer import Engine, StepFailedError
+from nanoinfer.frontends.calls import Calls
 from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
 from tests.helpers.engines import Clock, assert_all_free, greedy
 from tests.helpers.waiting import HANG_S, Worker, until
@@ -18,14 +19,14 @@ def test_calls_of_two_threads_are_in_one_pass() -> None:
     llm = llm_around(engine)
     first = in_a_pass(llm, gate, [5], greedy(4))
     second = Worker(llm.generate, [[50], [70]], greedy(3))
-    until(lambda: engine.turns._visitors == 1, "a visitor")  # it comes in before the next pass
+    until(lambda: engine.turns.waiting, "a visitor")  # it comes in before the next pass
     gate.let_one_through()
-    until(lambda: len(engine.turns.callers) == 3)
+    until(lambda: len(llm._calls._calls) == 3)
     gate.open()
     assert first.result()[0].token_ids == following(5, 4)
     assert [output.token_ids for output in second.result()] == [following(50, 3), following(70, 3)]
     assert gate.passes <= 6  # 1 + 1 to extend the second thread's, and the rest together; apart it would be 7
-    assert not engine.turns.callers
+    assert not llm._calls._calls
     assert_all_free(engine)
 
 
@@ -38,15 +39,13 @@ def test_a_failing_logits_processor_of_one_thread_does_not_fail_the_call_of_anot
     llm = llm_around(engine)
     good = in_a_pass(llm, gate, [5], greedy(6))
     bad = Worker(llm.generate, [50], greedy(6, logits_processors=[failing]))
-    until(
-        lambda: engine.turns._visitors == 1, "a visitor"
-    )  # its prompt is the next pass, of which the good one is no part
+    until(lambda: engine.turns.waiting, "a visitor")  # its prompt is the next pass, of which the good one is no part
     gate.open()
     with pytest.raises((LookupError, StepFailedError)) as raised:
         bad.result()
     assert isinstance(raised.value, LookupError) or isinstance(raised.value.__cause__, LookupError)
     assert good.result()[0].token_ids == following(5, 6)
-    assert not engine.turns.callers
+    assert not llm._calls._calls
     assert_all_free(engine)
 
 
@@ -55,7 +54,7 @@ def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_c
     llm = llm_around(engine)
     first = in_a_pass(llm, gate, [5], greedy(8))
     second = Worker(llm.generate, [50], greedy(8))
-    until(lambda: engine.turns._visitors == 1, "a visitor")
+    until(lambda: engine.turns.waiting, "a visitor")
     gate.error, gate.error_at = LookupError("a broken model"), 3  # both decode in it
     gate.open()
     errors: list[BaseException] = []
@@ -71,7 +70,7 @@ def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_c
 
 
 def test_who_comes_to_look_during_a_turn_waits_for_the_next_step_if_one_waits_too() -> None:
-    """Visits go before steps, but those that wait when a step ends, and no others: lookers keep no call waiting."""
+    """Threads come in in their order: lookers keep no call waiting."""
     engine, gate = gated(open_at_once=False)
     llm, goes_on = llm_around(engine), threading.Event()
     call = in_a_pass(llm, gate, [5], greedy(3))
@@ -81,18 +80,35 @@ def test_who_comes_to_look_during_a_turn_waits_for_the_next_step_if_one_waits_to
             assert goes_on.wait(HANG_S)
 
     first = Worker(look_for_long)
-    until(lambda: engine.turns._visitors == 1, "a visitor")
+    until(lambda: engine.turns.waiting, "a visitor")
     gate.let_one_through()
-    until(lambda: engine.turns._steppers == 1 and not engine.turns._visitors, "the visit")
+    until(lambda: [thread.name for thread in engine.turns.waiting] == ["nanoinfer-engine"], "the visit")
     second = Worker(engine.stats)
-    until(lambda: engine.turns._visitors == 1, "a visitor")
+    until(lambda: len(engine.turns.waiting) == 2, "a visitor")
     goes_on.set()
     first.result()
     until(lambda: gate.arrivals == 2, "the second pass")
-    assert engine.turns._visitors == 1
+    assert len(engine.turns.waiting) == 1
     gate.open()
     assert second.result().running == 1
     assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_a_call_from_inside_the_engine_is_refused() -> None:
+    engine, _ = gated()
+    llm, answers = llm_around(engine), list[BaseException]()
+
+    def calling(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(RuntimeError, match="computing a pass") as refused:
+            llm.generate([70], greedy(2))
+        answers.append(refused.value)
+        return logits
+
+    assert llm.generate([5], greedy(2, logits_processors=[calling]))[0].token_ids == [6, 7]
+    assert len(answers) == 2
+    with engine.turns.visit(), pytest.raises(RuntimeError, match="this thread is in the engine"):
+        llm.generate([70], greedy(2))
     assert_all_free(engine)
 
 
@@ -107,7 +123,7 @@ def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[E
     until(lambda: gate.arrivals > before, "a pass")
     (rid,) = engine.open_requests.groups
     pause = Worker(engine.pause, rid)
-    until(lambda: engine.turns._visitors == 1, "a visitor")
+    until(lambda: engine.turns.waiting, "a visitor")
     gate.open()
     pause.result()
     assert engine.stats().paused == 1
@@ -115,10 +131,12 @@ def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[E
 
 
 def test_a_call_waits_until_another_thread_resumes_what_it_has_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, check = [], Calls._check_paused
+    monkeypatch.setattr("nanoinfer.frontends.calls.SECONDS_BETWEEN_LOOKS", 0.001)
+    monkeypatch.setattr(Calls, "_check_paused", lambda *args: looks.append(1) or check(*args))
     engine, rid, call = paused_by_another()
-    looks, wait = [], engine.turns.let_handlers_in
-    monkeypatch.setattr(engine.turns, "let_handlers_in", lambda *seconds: looks.append(seconds) or wait(*seconds))
-    until(lambda: len(looks) > 2, "a look")
+    before = len(looks)
+    until(lambda: len(looks) > before + 2, "a look")
     engine.resume(rid)
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)
@@ -128,6 +146,7 @@ def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
     clock = Clock()
     engine, _, call = paused_by_another(10.0, clock=clock)
     clock.now += 10.0
+    engine.loop.wake()  # it sleeps until the real time has passed
     (output,) = call.result()
     assert (output.finish_reason, output.token_ids) == ("timeout", [6])
     assert_all_free(engine)

@@ -1,46 +1,14 @@
-"""ExitGate, as Python closes it when it exits: whom it waits for, whom it lets in. Here the test's clock is its clock."""
+"""ExitGate, as Python closes it when it exits: whom it waits for, and whom it lets in."""
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nanoinfer.threads import exit_gate as module
-from nanoinfer.threads.exit_gate import SECONDS_IN_ONE_WAIT, ExitGate
-from tests.helpers.engines import Clock
+from nanoinfer.threads.exit_gate import ExitGate
 from tests.helpers.interrupts import Interrupted, raising
 from tests.helpers.waiting import HANG_S, Worker, until
-
-
-class Watched(ExitGate):
-    """A gate that notes whether threads that look at it would be let in, and before each look calls `before_look`."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock = clock
-        self.looks: list[bool] = []
-        self.before_look: Callable[[], object] = lambda: None
-
-    def _exit_function_waits(self) -> bool:
-        self.before_look()
-        self.looks.append(super()._exit_function_waits())
-        return self.looks[-1]
-
-    def let_pass(self, seconds: float) -> None:
-        self.clock.now += seconds
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock))
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LOOKS", 0.001)
-    gate = Watched(clock)
-    yield gate
-    gate._is_closed = False  # no thread is left waiting
 
 
 def pass_through(gate: ExitGate) -> None:
@@ -48,19 +16,21 @@ def pass_through(gate: ExitGate) -> None:
         pass
 
 
-def test_closing_waits_for_the_threads_inside_and_calls_what_was_given_before_and_after(gate: Watched) -> None:
-    said = []
+def test_closing_waits_for_the_threads_inside_and_calls_what_was_given_before_and_after() -> None:
+    gate, said = ExitGate(), []
 
     class Told:
         def before(self) -> None:
+            assert not gate.is_closed
             said.append("before")
 
         def after(self) -> None:
+            assert not gate._inside
             said.append("after")
 
     def stay() -> None:
         with gate:
-            until(lambda: gate._is_closed, "a closed gate")
+            until(lambda: gate.is_closed, "a closed gate")
             pass_through(gate)  # who is inside may go in again
             said.append("left")
 
@@ -76,66 +46,62 @@ def test_closing_waits_for_the_threads_inside_and_calls_what_was_given_before_an
     thread.result()
 
 
-def test_a_thread_that_comes_late_waits_however_long_the_exit_takes_and_the_main_thread_goes_in(gate: Watched) -> None:
+def test_a_thread_that_comes_late_ends_and_the_main_thread_goes_in() -> None:
+    gate = ExitGate()
     gate.close()
     late = Worker(pass_through, gate)
-    for _ in range(3):
-        before = len(gate.looks)
-        until(lambda: len(gate.looks) > before, "a look")  # noqa: B023
-        gate.let_pass(100 * SECONDS_IN_ONE_WAIT)
-        pass_through(gate)
-    assert not any(gate.looks)
-    assert late.is_alive()
+    with pytest.raises(SystemExit, match="Python is exiting"):
+        late.result()
+    pass_through(gate)
+    assert gate.lets_in()
+    assert not Worker(gate.lets_in).result()
+    assert not gate._inside
 
 
-def test_no_thread_is_let_in_while_closing_waits_for_another(gate: Watched) -> None:
-    """The main thread is in a wait, but no exit function of the user's is."""
-
-    def pass_time() -> None:
-        if not gate._is_empty:
-            gate.let_pass(100 * SECONDS_IN_ONE_WAIT)
+def test_no_thread_is_let_in_while_closing_waits_for_another() -> None:
+    gate, lates = ExitGate(), list[Worker]()
 
     def come_late() -> None:
-        until(lambda: gate._is_closed, "a closed gate")
+        until(lambda: gate.is_closed, "a closed gate")
         pass_through(gate)
 
     def stay() -> None:
         with gate:
-            until(lambda: len(gate.looks) > 3, "looks of the one outside")
+            lates.append(Worker(come_late))
+            until(lambda: not lates[0].is_alive(), "the end of the one that comes late")
+            assert threading.current_thread() in gate._inside
 
-    gate.before_look = pass_time
-    late, inside = Worker(come_late), Worker(stay)
-    until(lambda: gate._inside, "a thread inside")
+    inside = Worker(stay)
+    until(lambda: lates, "a thread inside")
     gate.close()
-    assert not any(gate.looks)
-    assert late.is_alive()
     inside.result()
+    with pytest.raises(SystemExit):
+        lates[0].result()
 
 
-@pytest.mark.parametrize("how", ["join", "event", "condition"])
-def test_a_thread_is_let_in_when_an_exit_function_has_waited_for_a_second(gate: Watched, how: str) -> None:
-    ended, changed = threading.Event(), threading.Condition()
+def test_a_thread_that_one_inside_has_admitted_comes_in_although_the_gate_is_closed() -> None:
+    gate, inside = ExitGate(), threading.Event()
 
-    def come_late() -> None:
+    def help() -> None:
+        until(lambda: gate.is_closed, "a closed gate")
         pass_through(gate)
-        ended.set()
-        with changed:
-            changed.notify_all()
+        gate.__exit__()
 
+    helper = threading.Thread(target=help)
+
+    def stay() -> None:
+        with gate:
+            gate.admit(helper)
+            helper.start()
+            inside.set()
+
+    worker = Worker(stay)
+    assert inside.wait(HANG_S)
     gate.close()
-    late = Worker(come_late)
-    gate.before_look = lambda: gate.let_pass(0.4 * SECONDS_IN_ONE_WAIT)
-    if how == "join":
-        late.join(HANG_S)
-    elif how == "event":
-        ended.wait(HANG_S)
-    else:
-        with changed:
-            changed.wait_for(ended.is_set, HANG_S)
-    *before, last = gate.looks
-    assert (any(before), last) == (False, True)
-    assert len(before) >= 3  # one that sees the wait, and two that find it too short
-    late.result()
+    assert not gate._inside
+    worker.result()
+    helper.join(HANG_S)
+    assert not helper.is_alive()
 
 
 @pytest.mark.parametrize("method", ["__enter__", "__exit__"])
@@ -159,8 +125,8 @@ def test_a_handler_that_raises_at_the_gate_leaves_its_lock_free(monkeypatch: pyt
     Worker(pass_through, gate).result()
 
 
-def test_after_a_fork_nobody_waits_for_threads_that_are_left_behind(gate: Watched) -> None:
-    leaves = threading.Event()
+def test_after_a_fork_nobody_waits_for_threads_that_are_left_behind() -> None:
+    gate, leaves = ExitGate(), threading.Event()
 
     def stay() -> None:
         with gate._changed:

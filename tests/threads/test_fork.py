@@ -18,7 +18,7 @@ def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine()
     call = in_a_pass(llm, gate, [5], greedy(3))
 
     def let_pass() -> None:
-        until(lambda: engine.turns._visitors == 1, "a fork that waits for the pass to end")
+        until(lambda: engine.turns.waiting, "a fork that waits for the pass to end")
         gate.open()
 
     opener = Worker(let_pass)
@@ -29,7 +29,7 @@ def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine()
         try:
             code = 0 if llm.generate([70], greedy(2))[0].token_ids == [71, 72] else 2
             engine.check_integrity()
-            code = code if len(engine.turns.callers) + engine.stats().running == 0 else 3
+            code = code if len(engine.loop.request_ids()) + engine.stats().running == 0 else 3
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

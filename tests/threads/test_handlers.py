@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from nanoinfer import StepFailedError
 from nanoinfer.frontends.calls import Calls
-from tests.helpers.async_engines import gated, in_a_pass, llm_around
-from tests.helpers.engines import assert_all_free, greedy, make_engine, step
+from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.interrupts import Interrupted, raising
-from tests.helpers.waiting import Worker, until
+from tests.helpers.waiting import HANG_S, Worker, until
 
 
 @pytest.fixture
@@ -47,25 +46,32 @@ def test_a_request_that_another_threads_pass_has_begun_is_ended_when_add_request
     assert_all_free(engine)
 
 
+def strike_main_thread() -> None:
+    """SIGALRM, whose handler then runs in the main thread, even where that waits for a lock."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)  # type: ignore[arg-type]
+
+
 @pytest.mark.usefixtures("_alarm")
-def test_a_handler_that_raises_in_a_pass_of_other_threads_requests_ends_the_main_threads_call() -> None:
-    """Its own request waits; the exception is for the main thread all the same."""
-    engine, gate = gated(rows=1)
+@pytest.mark.parametrize("where", ["submit", "wait"])
+def test_a_handler_that_raises_ends_the_main_threads_call_and_no_other(where: str) -> None:
+    engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
-    other = llm.stream([5], greedy(30))
-    Worker(next, other).result()
+    other = in_a_pass(llm, gate, [5], greedy(30))
 
-    def alarm(*args: Any) -> Any:
-        gate.model = model
-        signal.raise_signal(signal.SIGALRM)
+    def strike() -> None:
+        until(lambda: engine.turns.waiting, "the main thread's call")
+        if where == "wait":
+            gate.let_one_through()
+            until(lambda: gate.arrivals == 2 and len(engine.open_requests.groups) == 2, "a pass with its request")
+        strike_main_thread()
 
-    model, gate.model = gate.model, alarm
+    striker = Worker(strike)
     with pytest.raises(Interrupted):
         llm.generate([50], greedy(2))
-    with pytest.raises(StepFailedError) as raised:
-        list(other)
-    assert isinstance(raised.value.__cause__, Interrupted)
-    assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
+    striker.result()
+    gate.open()
+    assert other.result()[0].token_ids == following(5, 30)
+    assert (engine.stats().aborted, engine.stats().finished) == (int(where == "wait"), 1)
     assert_all_free(engine)
 
 
@@ -80,7 +86,7 @@ def test_a_handler_may_call_while_its_thread_waits_for_the_pass_of_another() -> 
         answers.append(llm.generate([70], greedy(2))[0].token_ids)
 
     def strike() -> None:
-        until(lambda: engine.turns._visitors == 1, "the main thread's visit")
+        until(lambda: engine.turns.waiting, "the main thread's visit")
         signal.raise_signal(signal.SIGALRM)  # its handler runs in the main thread
 
     before = signal.signal(signal.SIGALRM, handler)
@@ -110,7 +116,7 @@ def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
     with pytest.raises(Interrupted) as caught:
         next(llm.stream([5], greedy(2)))
     assert caught.tb is not None  # and with it all frames: nothing is left to garbage collection
-    assert (len(engine.scheduler.waiting), engine.turns.callers) == (0, {})
+    assert (len(engine.scheduler.waiting), llm._calls._calls, engine.loop.request_ids()) == (0, {}, set())
     assert_all_free(engine)
 
 
@@ -118,11 +124,8 @@ def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
 def test_a_call_that_was_interrupted_twice_is_closed_whoever_keeps_the_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = make_engine()
+    engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
-
-    def interrupted(*args: Any) -> Any:
-        signal.raise_signal(signal.SIGALRM)
 
     def close(call: Any) -> None:
         if sys._getframe(1).f_code.co_name == "_stream":  # the second alarm, before it can do anything
@@ -130,14 +133,20 @@ def test_a_call_that_was_interrupted_twice_is_closed_whoever_keeps_the_exception
         Calls.close(llm._calls, call)
 
     stream = llm.stream([5], greedy(5))
+    gate.let_one_through()
     next(stream)
-    monkeypatch.setattr(engine.sampler, "sample", interrupted)
     monkeypatch.setattr(llm._calls, "close", close)
     with pytest.raises(Interrupted) as caught:
-        next(stream)
+        interrupted_read(stream)
     assert caught.tb is not None  # and with it the call
-    assert engine.turns.callers == {}
+    gate.open()
+    until(lambda: not llm._calls._calls, "the end of the call")
     assert_all_free(engine)
+
+
+def interrupted_read(stream: Any) -> None:
+    Worker(strike_main_thread)
+    next(stream)
 
 
 @pytest.mark.usefixtures("_alarm")
@@ -145,9 +154,15 @@ def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_thre
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`Thread.is_alive` marks a thread as ended when it is interrupted."""
-    engine, gate = gated(open_at_once=False)
-    call = in_a_pass(llm_around(engine), gate, [5], greedy(3))
+    engine, is_over = make_engine(), threading.Event()
     is_alive = threading.Thread.is_alive
+
+    def drive() -> None:
+        engine.add_request([5], greedy(3))
+        assert is_over.wait(HANG_S)
+
+    driver = Worker(drive)
+    until(lambda: engine.open_requests.groups, "its request")
 
     def asked(thread: threading.Thread) -> bool:
         signal.raise_signal(signal.SIGALRM)
@@ -158,6 +173,9 @@ def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_thre
         with pytest.raises(Interrupted) as caught:
             engine.step()
     assert isinstance(caught.value.__context__, RuntimeError)  # the refusal came before the handler ran
-    gate.open()
-    assert call.result()[0].token_ids == [6, 7, 8]
+    assert driver.is_alive()
+    is_over.set()
+    driver.result()
+    (output,) = finish(engine).values()
+    assert output.token_ids == [6, 7, 8]
     assert_all_free(engine)

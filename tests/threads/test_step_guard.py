@@ -44,7 +44,7 @@ BOOKKEEPING: dict[str, Callable[[Engine], tuple[Any, str]]] = {
     "slots": lambda engine: (engine.model_runner.token_to_kv_pool, "alloc"),
     "process": lambda engine: (engine.scheduler, "process_batch_result"),
     "collect": lambda engine: (engine.open_requests, "collect"),
-    "deliver": lambda engine: (engine.open_requests, "deliver"),
+    "deliver": lambda engine: (engine.open_requests, "deliver_updates"),
 }
 
 

@@ -147,6 +147,7 @@ class Replica:
 
     async def __del__(self) -> None:
         await self.engine.shutdown()
+        await asyncio.to_thread(self.llm.shutdown)
 
     # --- in the engine's thread ---------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Episodes in which a signal handler raises at random moments while the main thread uses an engine and its LLM.
 
-The alarm raises only where nanoinfer's code is running: what the harness itself knows is never cut in two. Which calls are
-made follows from the seed; where an alarm strikes does not, because the operating system's timer decides that.
+What a handler raises ends the call that it interrupts, and nothing else: calls of other threads never see it. The alarm
+raises only where nanoinfer's code is running: what the harness itself knows is never cut in two. Which calls are made
+follows from the seed; where an alarm strikes does not, because the operating system's timer decides that.
 """
 
 import gc
@@ -25,7 +26,7 @@ from nanoinfer.frontends.calls import Call
 from nanoinfer.threads import signals
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, random_job
-from tests.soak.episodes.threads import Crowd, random_jobs
+from tests.soak.episodes.threads import REFUSED, Crowd, random_jobs
 
 PACKAGE = str(Path(nanoinfer.__file__).parent)
 CALLS = 60
@@ -132,11 +133,11 @@ class Alarmed:
         self.check()
 
     def step(self) -> None:
-        """By hand; refused while other threads wait for calls."""
+        """By hand; refused while calls are in flight."""
         try:
             outputs, _ = self.attempt(self.engine.step)
         except RuntimeError as error:
-            if "other threads are waiting" not in str(error):
+            if REFUSED not in str(error):
                 raise
             return
         self.look_at(outputs or [])
@@ -177,15 +178,20 @@ class Alarmed:
         raise AssertionError(f"requests {left} of a call that is over ({job.how}, {cut=}, held by {held_by})")
 
     def _in_flight(self) -> list[int]:
+        """The requests of calls of this thread."""
         with self.engine.turns.visit():
-            callers = self.engine.turns.callers
-            return [request_id for request_id, thread in callers.items() if thread is threading.current_thread()]
+            calls = {request_id: reference() for request_id, reference in self.llm._calls._calls.items()}
+            me = threading.current_thread()
+            return [request_id for request_id, call in calls.items() if call is not None and call.thread is me]
 
     def check(self) -> None:
-        """Exactly the requests known to be open are, beside those of calls; every slot has one owner."""
+        """Exactly the requests known to be open are, beside those of calls, and these are the loop's; every slot has one
+        owner."""
         with self.engine.turns.visit():
             self.engine.check_integrity()
-            by_hand = self.engine.open_requests.ids() - self.engine.turns.callers.keys()
+            of_calls = self.engine.loop.request_ids()
+            assert of_calls == self.llm._calls._calls.keys(), "the loop and its door disagree"
+            by_hand = self.engine.open_requests.ids() - of_calls
             assert by_hand == self.open.keys(), f"open: {by_hand}, known: {self.open.keys()}"
         assert signals._active is None, "a shield is left"
 
@@ -197,7 +203,7 @@ def run_episode(
     counts: Counter[str] = Counter()
     world = Alarmed(llm, rng, counts)
     workers = int(rng.integers(1, 4)) if rng.random() < 0.5 else 0
-    crowd = Crowd(llm, counts, forgiven=interrupted)
+    crowd = Crowd(llm, counts)
     jobs = random_jobs(rng, oracle, prompts, max_new_tokens, [15] * workers)
     mine = [random_job(rng, oracle, prompts, max_new_tokens) for _ in range(CALLS)]
     with installed(world.handler):

@@ -1,12 +1,14 @@
 """Processes that end while requests are in flight, at a random moment and in a random way.
 
 `python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once
-per seed; the child makes an LLM and an AsyncEngine, keeps them busy, and leaves. Its return code must be the one that
-Python gives for that way of leaving. What is in flight follows from the seed; what the moment of leaving meets does not.
+per seed; the child makes an LLM and an AsyncEngine, of one engine or of two, keeps them busy, and leaves. Its return code
+must be the one that Python gives for that way of leaving, and it must have said nothing else. What is in flight follows
+from the seed; what the moment of leaving meets does not.
 """
 
 import argparse
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -15,15 +17,17 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from nanoinfer import AsyncEngine, SamplingParams
+from nanoinfer import LLM, AsyncEngine, EngineClosedError, SamplingParams, StreamPiece
 from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.tiny_llm import tiny_llm
 
@@ -46,35 +50,50 @@ def random_scene(rng: random.Random) -> dict[str, Any]:
         "daemons": rng.choice([0, 0, 1, 3]),
         "threads": rng.choice([0, 0, 1, 2]),
         "asynchronous": rng.choice(ASYNC),
+        "shared": rng.random() < 0.5,  # one engine for all
+        "streams": rng.choice([0, 0, 1, 2]),  # left half read
         "main_calls": rng.random() < 0.5,
         "seconds": rng.choice([0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.1)]),
     }
-    return scene if scene["daemons"] or scene["threads"] or scene["asynchronous"] != "none" else random_scene(rng)
+    busy = any(scene[kind] for kind in ("daemons", "threads", "streams")) or scene["asynchronous"] != "none"
+    return scene if busy else random_scene(rng)
 
 
 def act(scene: dict[str, Any], model: LoadedModel) -> None:
     """Everything up to the end of main, in a process that is about to leave."""
-    llm = tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
+    llm = new_llm(model)
     params = SamplingParams(max_new_tokens=30, temperature=0.0)
 
-    def calls(count: int | None) -> None:
-        done = 0
-        while done != count:
+    def calls(count: int) -> None:
+        for _ in range(count):
             llm.generate([[1, 2, 3], [4, 5]], params, use_tqdm=False)
             for _ in llm.stream([6, 7], params):
                 pass
-            done += 1
+
+    def calls_until_the_end() -> None:
+        with suppress(EngineClosedError):
+            while True:
+                calls(1)
 
     for _ in range(scene["daemons"]):
-        threading.Thread(target=calls, args=[None], daemon=True).start()
+        threading.Thread(target=calls_until_the_end, daemon=True).start()
     for _ in range(scene["threads"]):
         threading.Thread(target=calls, args=[1]).start()
     leave = leaving(scene)
     if scene["asynchronous"] != "none":
-        other = tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
-        with_async_engine(AsyncEngine(other), params, scene, leave)
+        with_async_engine(AsyncEngine(llm if scene["shared"] else new_llm(model)), params, scene)
+    for i in range(scene["streams"]):
+        streams.append(llm.stream([8, i], params))
+        next(streams[-1])
     stay(scene, lambda: calls(1))
     leave()
+
+
+streams: list[Iterator[StreamPiece]] = []  # kept until the end
+
+
+def new_llm(model: LoadedModel) -> LLM:
+    return tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
 
 
 def leaving(scene: dict[str, Any]) -> Callable[[], None]:
@@ -116,9 +135,7 @@ def stay(scene: dict[str, Any], call: Callable[[], None]) -> None:
             time.sleep(0.001)
 
 
-def with_async_engine(
-    engine: AsyncEngine, params: SamplingParams, scene: dict[str, Any], leave: Callable[[], None]
-) -> None:
+def with_async_engine(engine: AsyncEngine, params: SamplingParams, scene: dict[str, Any]) -> None:
     """Requests of an AsyncEngine in flight, in main's event loop or another thread's; nothing is shut down."""
 
     async def busy(seconds: float) -> None:
@@ -131,9 +148,14 @@ def with_async_engine(
         await asyncio.sleep(max(0.0, end - time.monotonic()))
         tasks.append(asyncio.create_task(engine.generate([5], params)))
 
+    def run(seconds: float) -> None:
+        with suppress(EngineClosedError, RuntimeError):  # asyncio's, for a coroutine that Python's exit has ended
+            asyncio.run(busy(seconds))
+
     def with_loop(close: bool, seconds: float) -> None:
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(busy(seconds))
+        with suppress(EngineClosedError, RuntimeError):
+            loop.run_until_complete(busy(seconds))
         if close:
             loop.close()
         loops.append(loop)
@@ -141,15 +163,23 @@ def with_async_engine(
     loops: list[asyncio.AbstractEventLoop] = []
     how = scene["asynchronous"]
     if how == "run":
-        asyncio.run(busy(scene["seconds"]))
+        run(scene["seconds"])
     elif how == "loop closed first":
         with_loop(True, scene["seconds"])
     elif how == "loop left open":
         with_loop(False, scene["seconds"])
     elif how == "in a daemon thread":
-        threading.Thread(target=lambda: asyncio.run(busy(SECONDS)), daemon=True).start()
+        threading.Thread(target=run, args=[SECONDS], daemon=True).start()
     else:
         threading.Thread(target=with_loop, args=[True, scene["seconds"] / 2], daemon=True).start()
+
+
+def without_words_of_asyncio() -> None:
+    """It says which tasks were pending or had not begun when their loop was closed, and that they cannot be ended now."""
+    warnings.simplefilter("ignore", RuntimeWarning)
+    logging.getLogger("asyncio").disabled = True
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda it: None if str(it.exc_value) == "Event loop is closed" else hook(it)
 
 
 def wait_for(pid: int, seconds: float) -> int | None:
@@ -163,6 +193,14 @@ def wait_for(pid: int, seconds: float) -> int | None:
     os.kill(pid, signal.SIGABRT)  # faulthandler says where it hung
     os.waitpid(pid, 0)
     return None
+
+
+def is_right(said: str, way: str) -> bool:
+    """Nothing, beside what Python says about an exception. One that a handler raises may also cut asyncio in two, which
+    then says more."""
+    if way in ("KeyboardInterrupt", "SIGTERM handled"):
+        return "Fatal Python error" not in said and "the engine's thread" not in said
+    return said.endswith("ValueError: on purpose\n") if way == "exception" else said == ""
 
 
 def run_episode(checkpoint: Path, seed: int, count: int) -> Counter[str]:
@@ -192,14 +230,15 @@ def main() -> None:
                 os.dup2(output.fileno(), 2)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 torch.set_num_threads(1)  # torch makes its thread pool anew, which two threads may not do at once
+                without_words_of_asyncio()
                 act(scene, model)
                 return
-            code = wait_for(pid, SECONDS)
-            if code != WAYS[scene["way"]]:
+            code, way = wait_for(pid, SECONDS), scene["way"]
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+            if code != WAYS[way] or not is_right(said, way):
                 failures += 1
-                output.seek(0)
-                said = output.read().decode(errors="replace")[-6000:]
-                print(f"FAILED --seed {seed}: {scene}: return code {code}, must be {WAYS[scene['way']]}\n{said}")
+                print(f"FAILED --seed {seed}: {scene}: return code {code}, must be {WAYS[way]}\n{said[-6000:]}")
     print(f"{args.count} exits, {failures} wrong")
     sys.exit(1 if failures else 0)
 

@@ -154,16 +154,16 @@ from dataclasses import replace
 from nanoinfer import LLM
 from nanoinfer.cli.main import main
 
-def stuck_at(length):
+def stuck_at(engine, length):
     def processor(ids, logits):
-        while len(ids) == length:
+        while len(ids) == length and not engine.turns.later:  # until the call that is stopped waits to be ended
             time.sleep(0.01)
         return logits
     return processor
 
 stream = LLM.stream
 LLM.stream = lambda self, prompt, params: stream(
-    self, prompt, replace(params, ignore_eos=True, logits_processors=[stuck_at(len(prompt) + 5)]))
+    self, prompt, replace(params, ignore_eos=True, logits_processors=[stuck_at(self.engine, len(prompt) + 5)]))
 sys.exit(main(["chat", "--temperature", "0", "--max-new-tokens", "450"]))
 """
 NO_PROMPT_TOOLKIT = "sys.modules['prompt_toolkit'] = None"

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cli.chat import Chat
 from nanoinfer.cli.main import main
 from tests.helpers.interrupts import raising
+from tests.helpers.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent.parent
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
@@ -57,7 +59,8 @@ def test_an_answer_that_ctrl_c_stops_in_a_pass_counts_as_aborted(llm: LLM, monke
     forward = llm.engine.model_runner.forward
 
     def interrupted(*args: object) -> object:
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        until(lambda: llm.engine.turns.later, "the end of the call")
         return forward(*args)
 
     monkeypatch.setattr(llm.engine.model_runner, "forward", interrupted)

@@ -55,13 +55,13 @@ def test_an_adapter_under_an_old_name_never_finds_the_old_kv(checkpoint: Checkpo
 
 def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint) -> None:
     llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
-    stream = llm.stream(PROMPTS[0], PARAMS, adapter="small")
-    next(stream)
+    request_id = llm.engine.add_request(PROMPTS[0], PARAMS, adapter="small")
+    llm.engine.step()
     with pytest.raises(AdapterError, match=r"adapter='small': requests use it: 1 \(the first: request_id=0\)"):
         llm.unload_adapter("small")
     llm.unload_adapter("large")
     assert [*llm.adapters] == ["small", "some"]
-    stream.close()
+    llm.engine.abort(request_id)
     llm.unload_adapter("small")
     with pytest.raises(AdapterError, match="adapter='small': no such adapter; loaded: 'some'; None is the base model"):
         llm.unload_adapter("small")

@@ -19,6 +19,7 @@ from nanoinfer import (
 from nanoinfer.requests.deadlines import Deadlines
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import Clock, assert_all_free, greedy, make_engine, step
+from tests.helpers.waiting import Paced, Worker, until
 
 
 def finish(engine: Engine) -> dict[int, RequestOutput]:
@@ -254,9 +255,13 @@ def test_what_was_prepared_before_a_shutdown_is_refused_after_it() -> None:
 
 def test_streams_that_are_being_read_end_with_a_shutdown() -> None:
     llm = LLM("story")
-    stream = llm.stream("Once upon a time", SamplingParams(max_new_tokens=50))
+    paced = Paced(1)
+    stream = llm.stream("Once upon a time", SamplingParams(max_new_tokens=50, logits_processors=[paced]))
     next(stream)
-    llm.shutdown()
-    assert [piece.finish_reason for piece in stream] == ["abort"]
+    ending = Worker(llm.shutdown)
+    until(lambda: llm.engine.turns.waiting, "the shutdown")
+    paced.open()
+    ending.result()
+    assert list(stream)[-1].finish_reason == "abort"
     with pytest.raises(EngineClosedError):
         llm.generate("a")

@@ -1,5 +1,7 @@
 """LLM.stream, as its callers see it."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams, StreamPiece
-from tests.helpers.interrupts import InterruptedModel
+from tests.helpers.waiting import Paced, Worker, until
 
 Checkpoint = Callable[..., Path]
 TEXT = "Once upon a time"
@@ -62,15 +64,14 @@ def test_increments_joined_are_what_generate_gives(llm: LLM, params: SamplingPar
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [output.finish_reason]
     assert {piece.prompt_tokens for piece in pieces} == {output.prompt_tokens}
     assert {piece.cached_tokens for piece in pieces} == {output.prompt_tokens - 1}
-    assert len(pieces) == len(output.token_ids)
+    assert len(pieces) <= len(output.token_ids)  # fewer when the reader was behind
 
 
 def test_a_stream_never_splits_a_character(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     count = script(monkeypatch, llm, MIXED)
     pieces = list(llm.stream(TEXT, greedy(count)))
     assert joined(pieces)[0] == MIXED
-    assert len(pieces) == count
-    assert any(not piece.text for piece in pieces)  # there was something to hold back
+    assert len(pieces) <= count
     assert not any("\ufffd" in piece.text for piece in pieces)
 
 
@@ -115,24 +116,30 @@ def test_a_stream_catches_up_after_generate_was_called_in_between(llm: LLM) -> N
     llm.generate("The dog", greedy(30))
     rest = list(stream)
     assert joined([first, *rest]) == (wanted.text, wanted.token_ids)
-    assert len(rest) == 1
+    assert len(rest) <= 9
 
 
 def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> None:
-    stream, other = llm.stream(TEXT, greedy(50)), llm.stream("The dog", greedy(6))
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
     next(stream)
-    next(other)
+    other = Worker(llm.generate, "The dog", greedy(6))
+    until(lambda: llm.engine.turns.waiting, "the other call")
     stream.close()  # type: ignore[attr-defined]
-    assert llm.engine.stats()["running"] == 1
-    llm.engine.check_integrity()
-    assert len(joined(list(other))[1]) == 5
+    paced.open()
+    assert len(other.result()[0].token_ids) == 6
+    assert llm.engine.stats()["aborted"] == aborted + 1
+    assert not llm.engine.has_unfinished()
 
 
 def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
-    for piece in llm.stream(TEXT, greedy(50)):
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    for piece in llm.stream(TEXT, greedy(50, logits_processors=[paced])):
         assert llm.engine.is_unfinished(piece.request_id)
         break
+    paced.open()
     assert not llm.engine.has_unfinished()
+    assert llm.engine.stats()["aborted"] == aborted + 1
 
 
 def test_a_stream_checks_at_once_and_queues_when_it_is_first_read(llm: LLM) -> None:
@@ -143,11 +150,14 @@ def test_a_stream_checks_at_once_and_queues_when_it_is_first_read(llm: LLM) -> N
 
 
 def test_a_stream_whose_request_is_aborted_ends_and_says_so(llm: LLM) -> None:
-    stream = llm.stream(TEXT, greedy(50))
+    paced = Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
     rid = next(stream).request_id
-    assert llm.engine.abort(rid) is not None
-    (last,) = stream
-    assert (last.text, last.token_ids, last.finish_reason) == ("", [], "abort")
+    abort = Worker(llm.engine.abort, rid)
+    until(lambda: llm.engine.turns.waiting, "who aborts")
+    paced.open()
+    assert abort.result().token_ids
+    assert list(stream)[-1].finish_reason == "abort"
 
 
 def test_a_stream_of_n_completions_marks_each_piece_with_its_index(llm: LLM) -> None:
@@ -161,15 +171,22 @@ def test_a_stream_of_n_completions_marks_each_piece_with_its_index(llm: LLM) -> 
     assert {piece.index for piece in pieces} == {0, 1, 2}
 
 
-def test_an_interrupted_stream_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = llm.engine.model_runner
-    stream = llm.stream(TEXT, greedy(50))
+def interrupted(stream: Iterator[StreamPiece]) -> None:
+    """Ctrl-C here, before the next piece has come."""
+    Worker(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
     next(stream)
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "model", InterruptedModel(runner.model, at=1))
-        with pytest.raises(KeyboardInterrupt):
-            next(stream)
+
+
+def test_an_interrupted_stream_leaves_nothing_behind(llm: LLM) -> None:
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
+    next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(stream)
+    stream.close()  # type: ignore[attr-defined]
+    paced.open()
     assert list(stream) == []
+    assert llm.engine.stats()["aborted"] == aborted + 1
 
 
 def test_a_checkpoint_without_tokenizer_serves_ids_and_says_so_of_text_and_chats(checkpoint: Checkpoint) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from nanoinfer import AsyncEngine, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
-from tests.helpers.async_engines import llm_around
+from tests.helpers.async_engines import between_passes, gated, llm_around, run
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import FakeServer
 
@@ -108,15 +108,6 @@ def test_a_request_that_has_ended_or_never_was_can_be_neither_paused_nor_resumed
             getattr(engine, call)(unknown)
 
 
-def test_a_call_that_would_wait_for_paused_requests_alone_raises() -> None:
-    llm = llm_around(make_engine())
-    stream = llm.stream([5, 6], greedy(4))
-    first = next(stream)
-    llm.engine.pause(first.request_id)
-    with pytest.raises(RuntimeError, match="every request is paused"):
-        next(stream)
-
-
 # --- in the queue ----------------------------------------------------------------------------------------------------
 
 
@@ -191,20 +182,30 @@ def test_a_request_that_ended_before_its_deadline_is_no_work() -> None:
     assert engine.seconds_to_deadline() is None
 
 
-def test_reading_a_paused_stream_raises_although_another_callers_output_is_kept() -> None:
-    llm = llm_around(make_engine())
-    stream = llm.stream([5, 6], greedy(8))
+def test_reading_a_stream_that_this_thread_has_paused_raises() -> None:
+    engine, gate = gated(open_at_once=False)
+    stream = llm_around(engine).stream([5, 6], greedy(8))
+    gate.let_one_through()
     first = next(stream)
-    other = llm.engine.add_request([7, 8], greedy(3))
-    llm.engine.pause(first.request_id)
+    other = between_passes(engine, gate, engine.add_request, [7, 8], greedy(3))
+    between_passes(engine, gate, engine.pause, first.request_id)
+    gate.open()
     with pytest.raises(RuntimeError, match="every request is paused"):
         list(stream)
-    assert finish(llm.engine)[other].finish_reason == "length"
+    assert finish(engine)[other].finish_reason == "length"
+    assert_all_free(engine)
 
 
-def test_an_async_engine_is_not_made_of_one_with_paused_requests() -> None:
+def test_an_async_engine_is_made_of_an_engine_with_paused_requests() -> None:
     engine = make_engine()
-    engine.pause(engine.add_request([5], greedy(2)))
-    assert not engine.has_unfinished()
-    with pytest.raises(ValueError, match="has unfinished requests"):
-        AsyncEngine(engine)
+    paused = engine.add_request([5], greedy(2))
+    engine.pause(paused)
+
+    async def serve() -> None:
+        async with AsyncEngine(engine) as front:
+            assert (await front.generate([50], greedy(2))).token_ids == [51, 52]
+
+    run(serve)
+    engine.resume(paused)
+    assert finish(engine)[paused].token_ids == [6, 7]
+    assert_all_free(engine)

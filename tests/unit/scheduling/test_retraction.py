@@ -9,6 +9,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.input_metadata import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine
 from tests.helpers.fakes import FakeServer, assert_as_expected
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
@@ -234,3 +235,22 @@ def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
 def test_a_conservativeness_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="schedule_conservativeness="):
         LLM("no/such/model", schedule_conservativeness=value)
+
+
+def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -> None:
+    """It has more output than they, from before it was paused, so they are retracted first."""
+    options: dict[str, Any] = {"chunked_prefill_size": 4, "schedule_conservativeness": GAMBLE}
+    engine = make_engine(slots=23, disable_radix_cache=True, **options)
+    long = engine.add_request(list(range(10)), greedy(10))
+    for _ in range(9):
+        engine.step()
+    engine.pause(long)
+    short = engine.add_request([50, 51], greedy(15))
+    engine.step()
+    engine.step()
+    engine.resume(long)
+    outputs = finish(engine)
+    assert outputs[long].token_ids == list(range(10, 20))
+    assert outputs[short].token_ids == list(range(52, 67))
+    assert engine.stats().retractions >= 1
+    assert_all_free(engine)

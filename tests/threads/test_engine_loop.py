@@ -1,0 +1,127 @@
+"""EngineLoop where something goes wrong around it: its thread cannot start, and others change what it serves."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nanoinfer import AsyncEngine, StreamPiece
+from nanoinfer.requests.outputs import PieceReader
+from tests.helpers.async_engines import arrival, following, gated, in_a_pass, llm_around
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine
+from tests.helpers.waiting import Worker, run, until, until_async
+
+
+def test_a_thread_that_cannot_start_leaves_nothing_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    llm = llm_around(engine)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            llm.generate([5], greedy(2))
+    assert (engine.open_requests.ids(), engine.loop.request_ids(), llm._calls._calls) == (set(), set(), {})
+    assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
+    assert_all_free(engine)
+
+
+def test_a_step_by_hand_that_waits_for_a_turn_is_refused_if_a_call_comes_before_it() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    with engine.turns.visit():
+        call = Worker(llm.generate, [5], greedy(2))
+        until(lambda: engine.turns.waiting, "the call")
+        step = Worker(engine.step)
+        until(lambda: len(engine.turns.waiting) == 2, "the step")
+    with pytest.raises(RuntimeError, match="own thread is serving"):
+        step.result()
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7]
+    assert_all_free(engine)
+
+
+def test_a_call_whose_deadline_passes_in_a_step_by_hand_that_fails_ends_all_the_same() -> None:
+    clock = Clock()
+    engine, gate = gated(clock=clock)
+    llm = llm_around(engine)
+    by_hand = engine.add_request([50], greedy(3))
+    gate.close()
+    call = Worker(lambda: llm.generate([5], greedy(3), timeout_s=10.0))
+    until(lambda: gate.arrivals == 1, "a pass")
+    pausing = Worker(engine.pause, next(iter(llm._calls._calls)))
+    until(lambda: engine.turns.waiting, "who pauses")
+    gate.open()
+    pausing.result()
+    schedule = engine.scheduler.schedule
+
+    def overdue_and_broken() -> Any:
+        engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+        raise ZeroDivisionError
+
+    engine.scheduler.schedule = overdue_and_broken  # type: ignore[method-assign]
+    has_work, engine.loop.has_work = engine.loop.has_work, lambda: False  # type: ignore[method-assign]
+    clock.now += 10.0  # as if it passed between the check and the pass
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.loop.has_work = has_work  # type: ignore[method-assign]
+    engine.loop.wake()
+    assert call.result()[0].finish_reason == "timeout"
+    assert finish(engine)[by_hand].error is not None  # it was to be in that pass
+    assert_all_free(engine)
+
+
+def test_a_reader_that_falls_behind_and_reads_on_during_one_pass_is_not_left_paused() -> None:
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        async with AsyncEngine(engine) as front:
+            stream = await front.add([5], greedy(3))
+            await arrival(gate, 1)
+            delivery = stream._delivery
+            for is_held in (True, False):
+                delivery.is_held = is_held
+                front._door.hold(delivery, is_held)
+            gate.open()
+            assert (await stream.output()).token_ids == [6, 7, 8]
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_an_async_engine_that_has_ended_looks_no_more() -> None:
+    async def test() -> None:
+        engine, looks = make_engine(), list[int]()
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as front:
+            front.after_step = lambda core: looks.append(1)
+            await front.generate([5], greedy(2))
+        seen = len(looks)
+        assert seen == 2
+        assert (await asyncio.to_thread(llm.generate, [5], greedy(2)))[0].token_ids == [6, 7]
+        assert len(looks) == seen
+        await until_async(lambda: not engine.loop.request_ids())
+
+    run(test)
+
+
+def test_pieces_that_cannot_be_made_end_their_call_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    other = in_a_pass(llm, gate, [50], greedy(5))
+    read = PieceReader.read
+
+    def broken(reader: PieceReader) -> Iterator[StreamPiece]:
+        if reader._group.reqs[0].num_output_tokens >= 2:
+            raise ZeroDivisionError("no piece")
+        return read(reader)
+
+    monkeypatch.setattr(PieceReader, "read", broken)
+    gate.open()
+    with pytest.raises(ZeroDivisionError, match="no piece"):
+        list(llm.stream([5], greedy(50)))
+    assert other.result()[0].token_ids == following(50, 5)
+    assert_all_free(engine)
