@@ -17,7 +17,7 @@ import numpy as np
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.owner_checks import check_owners
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import NO_SLOTS, Req
 
 
 class CacheManager:
@@ -73,7 +73,7 @@ class CacheManager:
         """Undo `lock_prefix` for a request that is not admitted after all."""
         assert req.last_node is not None
         self.radix_cache.dec_lock_ref(req.last_node)
-        req.prefix_indices, req.last_node = req.prefix_indices[:0], None
+        req.prefix_indices, req.last_node = NO_SLOTS, None
         req.prefix_len = req.tree_len = 0
 
     def alloc_slots(self, need_size: int) -> np.ndarray:
@@ -140,7 +140,7 @@ class CacheManager:
             unused = np.concatenate((row[req.tree_len : known], row[len(tokens) : req.allocated_len]))
         self.token_to_kv_pool.free(unused)
         self.req_to_token_pool.free([req.req_pool_idx])
-        req.req_pool_idx, req.last_node, req.prefix_indices = None, None, req.prefix_indices[:0]
+        req.req_pool_idx, req.last_node, req.prefix_indices = None, None, NO_SLOTS
         req.prefix_len = req.tree_len = req.allocated_len = req.kv_len = 0
 
     def check_integrity(self, running: Iterable[Req]) -> None:

@@ -36,8 +36,11 @@ class ByHand:
 
     @uninterrupted()  # if a handler raised in `Thread.is_alive`, Python would believe that the thread has ended
     def _check_other(self, driver: threading.Thread | None) -> None:
-        if driver is not None and driver.is_alive() and self._open.ids() - self._guard.loop.request_ids():
-            raise RuntimeError(
-                f"thread {driver.name!r} drives this engine by hand, and its requests have not ended: only one thread may "
-                f"do so. To share an engine between threads, {USE_INSTEAD}"
-            )
+        if driver is None or not driver.is_alive():
+            return
+        with self._guard.turns.visit():
+            if self._open.ids() - self._guard.loop.request_ids():
+                raise RuntimeError(
+                    f"thread {driver.name!r} drives this engine by hand, and its requests have not ended: only one thread "
+                    f"may do so. To share an engine between threads, {USE_INSTEAD}"
+                )

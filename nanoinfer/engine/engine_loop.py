@@ -25,6 +25,9 @@ from nanoinfer.threads.signals import uninterrupted
 Command = Callable[[], object]
 logger = logging.getLogger("nanoinfer.engine")
 
+EXITING = "Python is exiting: this engine takes no more requests"
+SECONDS_IN_ONE_SLEEP = 3600.0  # a deadline may be further away than threads can wait
+
 
 class Door(Protocol):
     """A front-end through which requests come. Its methods are called while no pass runs."""
@@ -43,8 +46,9 @@ class EngineLoop:
     """Serves with an engine whatever comes through its doors, in passes that they share (`loop_of` returns it).
 
     Its thread starts with the first request or command, sleeps while there is no work, and ends with `end`, at exit, or
-    when nothing refers to the engine any more. `after_step`: functions of the engine, called in that thread after every
-    step, before its outputs are handed out. `is_closed`: it accepts no more requests and commands.
+    when garbage collection finds that nothing refers to the engine any more. `after_step`: functions of the engine, called
+    in that thread after every step, before its outputs are handed out. `is_closed`: it accepts no more requests and
+    commands.
     """
 
     def __init__(self, engine: Engine):
@@ -62,12 +66,24 @@ class EngineLoop:
 
     # --- for any thread ----------------------------------------------------------------------------------------------
 
+    def check_open(self) -> None:
+        """EngineClosedError when no more requests and commands are accepted."""
+        if self.is_closed:
+            raise EngineClosedError(
+                EXITING if exit_gate.is_closing else "this engine has been shut down; it takes no more requests"
+            )
+
+    def check_may_wait(self) -> None:
+        """RuntimeError in a thread that is in the engine: the loop could not serve what it waits for."""
+        if self._turns.is_mine:
+            self._turns.check_between_passes()
+            raise RuntimeError("this thread is in the engine, which cannot serve a call before it has left")
+
     def submit(self, groups: Sequence[RequestGroup], door: Door) -> list[int]:
         """Queue requests, all or none, and return their ids; `door` gets their outputs. Errors as `Engine.submit_all`."""
         with self._turns.visit():
             self._turns.check_between_passes()
-            if self.is_closed:
-                raise EngineClosedError("this engine has been shut down; it takes no more requests")
+            self.check_open()
             self._start()
             request_ids = self._engine.submit_all(groups)
             self._doors.update(dict.fromkeys(request_ids, door))
@@ -83,8 +99,7 @@ class EngineLoop:
     def post(self, command: Command) -> None:
         """Have the thread run `command` between two steps. EngineClosedError when it runs no more."""
         with self._starting:
-            if self.is_closed:
-                raise EngineClosedError("this engine has been shut down")
+            self.check_open()
             self._start()
             self._commands.put(command)
 
@@ -113,7 +128,7 @@ class EngineLoop:
             for request_id in list(self._doors):
                 self._engine.abort(request_id)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not self._turns.is_mine and thread is not threading.current_thread():
             self._commands.put(None)
             thread.join()
 
@@ -141,14 +156,13 @@ class EngineLoop:
             door = self._doors.get(update.request_id)
             if door is None:
                 by_hand.append(made(update))
-            elif not update.finished:
-                by_door.setdefault(door, []).append(update)
-            else:
-                by_door.setdefault(door, []).append(made(update))
+                continue
+            by_door.setdefault(door, []).append(update)
+            if update.finished:
                 del self._doors[update.request_id]
         for door, its_updates in by_door.items():
             try:
-                door.hand_out(its_updates)
+                door.hand_out([made(update) if update.finished else update for update in its_updates])
             except BaseException as error:  # a bug, and no other door is to suffer from it
                 logger.exception("outputs could not be handed out")
                 self._lose(door, error)
@@ -166,7 +180,7 @@ class EngineLoop:
             if self._thread is not None:
                 return
             if exit_gate.is_closing:
-                raise EngineClosedError("Python is exiting: this engine takes no more requests")
+                raise EngineClosedError(EXITING)
             args = weakref.ref(self), self._commands
             thread = threading.Thread(target=_serve, args=args, name="nanoinfer-engine", daemon=True)
             thread.start()
@@ -282,7 +296,7 @@ def _serve(reference: "weakref.ref[EngineLoop]", commands: SimpleQueue[Command |
     seconds: float | None = None
     while True:
         try:
-            command = commands.get(timeout=seconds)
+            command = commands.get(timeout=None if seconds is None else min(seconds, SECONDS_IN_ONE_SLEEP))
         except Empty:
             command = None
         loop = reference()

@@ -33,8 +33,9 @@ class AsyncDoor:
 
     def check_open(self) -> None:
         """EngineClosedError when it has been closed, or its loop has ended."""
-        if self.is_closed or self.loop.is_closed:
-            raise EngineClosedError("this engine has been shut down")
+        self.loop.check_open()
+        if self.is_closed:
+            raise EngineClosedError("this AsyncEngine has been shut down")
 
     async def call(self, function: Callable[[], T]) -> T:
         """Have the loop call `function` between two steps, wait, and return or raise what it does."""
@@ -49,6 +50,7 @@ class AsyncDoor:
                     future.set_exception(error)
 
         self.check_open()
+        self.loop.check_may_wait()
         self.loop.post(command)
         return await asyncio.wrap_future(future)
 
@@ -64,7 +66,7 @@ class AsyncDoor:
         self.loop.use_threads_of_caller()
         try:
             return await self.call(submit)
-        except asyncio.CancelledError:
+        except BaseException:  # it was cancelled, for example
             for delivery in deliveries:
                 self.drop(delivery, keep_reading=False)
             raise
@@ -125,7 +127,7 @@ class AsyncDoor:
         self._deliveries.lose(failure)
 
     def after_fork(self) -> None:
-        """In a forked process, which has not got the event loops: abort all requests."""
+        """In a forked process, in which no event loop goes on: abort all requests."""
         for request_id in self._deliveries.request_ids():
             self._deliveries.forget(request_id)
             self.loop.drop(request_id)

@@ -244,8 +244,10 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         """Abort every request of this AsyncEngine and accept no more; if the model was loaded here, shut its engine down.
         May be called again."""
-        await asyncio.to_thread(self._door.close, self._owns_engine)
-        self.after_step = None
+        try:
+            await asyncio.to_thread(self._door.close, self._owns_engine)
+        finally:
+            self.after_step = None
 
     async def __aenter__(self) -> "AsyncEngine":
         return self

@@ -13,6 +13,7 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece, Update
+from nanoinfer.threads.exit_gate import exit_gate
 from nanoinfer.threads.signals import interruptible, uninterrupted
 
 SECONDS_BETWEEN_LOOKS = 0.5  # a signal handler may have paused, in the thread that waits, what it waits for
@@ -82,12 +83,12 @@ class Calls:
 
     def open(self, groups: Sequence[RequestGroup], stream: bool = False) -> Call:
         """Queue the requests of a call, all or none. Errors as in `Engine.submit_all`; RuntimeError in code that the
-        engine's own thread runs: it would wait for itself."""
+        engine's own thread runs: it would wait for itself. When Python is exiting, SystemExit ends other threads."""
         call, turns = Call(groups, stream), self._engine.turns
         ids = [group.request_id for group in groups]
-        if turns.is_mine:
-            turns.check_between_passes()
-            raise RuntimeError("this thread is in the engine, which cannot serve a call before it has left")
+        if not exit_gate.lets_call():
+            raise SystemExit("Python is exiting")
+        self.loop.check_may_wait()
         self.loop.use_threads_of_caller()
         try:
             with turns.visit():
@@ -113,8 +114,8 @@ class Calls:
         as the cause. RuntimeError when all its requests are paused, and by this thread. When it raises, the call is over.
         """
         try:
-            self.loop.start()
             while True:
+                self.loop.start()  # there is none in a process that a signal handler has forked
                 self._check_paused(call)
                 try:
                     return call.receive(SECONDS_BETWEEN_LOOKS)

@@ -37,6 +37,11 @@ class FinishReason(StrEnum):
     TIMEOUT = "timeout"  # timeout_s has passed
 
 
+# A tensor of its own in each request would be freed by whoever holds the request last. In a thread that is alive while
+# Python exits, that aborts the process.
+NO_SLOTS = torch.empty(0, dtype=torch.int32)
+
+
 class Req:
     """One request, and where its K/V is.
 
@@ -73,7 +78,7 @@ class Req:
         self.token_ids[: self.prompt_len] = prompt_ids
 
         self.req_pool_idx: int | None = None
-        self.prefix_indices = torch.empty(0, dtype=torch.int32)  # slots found in the tree at admission
+        self.prefix_indices = NO_SLOTS  # found in the tree at admission
         self.prefix_len = self.tree_len = self.allocated_len = self.kv_len = 0
         self.last_node: Any = None  # the node of the radix tree that it holds a lock on
         self.chunk_end = 0  # the position at which the current EXTEND pass stops computing

@@ -26,8 +26,15 @@ class ExitGate:
         self._inside: dict[threading.Thread, int] = {}
         self.is_closing = False  # True: Python exits
         self.is_closed = False  # True: no other thread is let in
+        self._kept: list[
+            Callable[[], None]
+        ] = []  # or another thread could free, while Python exits, what the last one used
         self._before_closing: list[WeakMethod[Callable[[], None]]] = []
         self._after_closing: list[WeakMethod[Callable[[], None]]] = []
+
+    def lets_call(self) -> bool:
+        """False in a thread that begins a call when Python is exiting."""
+        return not self.is_closing or threading.current_thread() is threading.main_thread()
 
     def lets_in(self) -> bool:
         """False in a thread that comes too late."""
@@ -80,9 +87,9 @@ class ExitGate:
     def close(self) -> None:
         """Close the gate; Python calls this at exit."""
         self.is_closing = True
-        for reference in list(self._before_closing):
-            if (method := reference()) is not None:
-                method()
+        self._kept = [method for reference in list(self._before_closing) if (method := reference()) is not None]
+        for method in self._kept:
+            method()
         with self._changed:
             self.is_closed = True
             while self._others_are_inside():

@@ -3,7 +3,8 @@
 Python may run a signal's handler between any two bytecodes. Suppose a handler raises (Ctrl-C's KeyboardInterrupt, or the
 usual timeout by SIGALRM) between "the slot has left the request" and "the slot is in the tree". Then that slot is lost for
 good, although someone who stops a notebook cell keeps using the same engine. So handlers wait while bookkeeping runs, and
-run where most of the time is spent: in the model's pass and in sampling.
+run where most of the time is spent: while a call waits for its outputs or, in a step by hand, in the model's pass and in
+sampling.
 """
 
 import _signal  # type: ignore[import-not-found]  # its functions take a tenth of the time of those in `signal`

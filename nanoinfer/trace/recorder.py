@@ -78,7 +78,7 @@ class Recorder:
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
-        if hasattr(engine.step, "recorder"):
+        if hasattr(engine._guard._guarded, "recorder"):
             raise ValueError(
                 "engine: is already being recorded (an LLM made with trace=True has its trace in llm.trace)"
             )
@@ -132,7 +132,7 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        self._watch(engine, "step", self._on_step)
+        self._watch(engine._guard, "_guarded", self._on_step)  # in the step's turn, if the step is not refused
         self._watch(engine, "submit_all", self._on_submit)
         self._watch(scheduler, "schedule", self._on_schedule)
         self._watch(scheduler, "end", self._on_end)
@@ -181,13 +181,13 @@ class Recorder:
 
     # --- the step ------------------------------------------------------------------------------------------------
 
-    def _on_step(self, step: Call) -> Any:
+    def _on_step(self, step: Call, one_pass: Call) -> Any:
         with uninterrupted():
             self.settle()
             self._in_step, self._pass = True, []
             self._event = self._new_event(ev.FAILED)
         try:
-            return step()
+            return step(one_pass)
         except BaseException as error:
             self._event.error = f"{type(error).__name__}: {error}"
             raise

@@ -1,15 +1,18 @@
 """EngineLoop where something goes wrong around it: its thread cannot start, and others change what it serves."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from nanoinfer import AsyncEngine, StreamPiece
+from nanoinfer import AsyncEngine, Engine, StreamPiece
 from nanoinfer.requests.outputs import PieceReader
-from tests.helpers.async_engines import arrival, following, gated, in_a_pass, llm_around
+from nanoinfer.trace import Recorder
+from tests.helpers.async_engines import arrival, between_passes, following, gated, in_a_pass, llm_around
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine
 from tests.helpers.waiting import Worker, run, until, until_async
 
@@ -124,4 +127,80 @@ def test_pieces_that_cannot_be_made_end_their_call_and_no_other(monkeypatch: pyt
     with pytest.raises(ZeroDivisionError, match="no piece"):
         list(llm.stream([5], greedy(50)))
     assert other.result()[0].token_ids == following(50, 5)
+    assert_all_free(engine)
+
+
+def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = Worker(lambda: llm.generate([5], greedy(3), timeout_s=1e10))
+    until(lambda: gate.arrivals == 1, "a pass")
+    (rid,) = llm._calls._calls
+    between_passes(engine, gate, engine.pause, rid)
+    gate.open()
+    until(lambda: not engine.turns.waiting, "the sleep")
+    engine.resume(rid)
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_who_is_in_the_engine_may_shut_it_down_but_not_wait_for_it() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as front:
+
+            def ask(core: Engine) -> None:
+                asyncio.run(front.generate([5], greedy(2)))
+
+            with pytest.raises(RuntimeError, match="this thread is in the engine"):
+                await front.visit(ask)
+            assert (await front.generate([5], greedy(2))).token_ids == [6, 7]
+        with engine.turns.visit():
+            llm.shutdown()
+
+    run(test)
+
+
+def test_a_step_by_hand_that_is_refused_is_no_part_of_a_trace() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm, trace = llm_around(engine), Recorder(engine).trace
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    with pytest.raises(RuntimeError, match="own thread is serving"):
+        between_passes(engine, gate, engine.step)
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert [event.mode for event in trace.events if event.is_step] == ["EXTEND", "DECODE", "DECODE"]
+    assert [event.error for event in trace.events if event.error] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_call_goes_on_in_a_process_that_a_signal_handler_forks_while_it_waits() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm, children = llm_around(engine), list[int]()
+
+    def fork(number: int, frame: Any) -> None:
+        opener = Worker(lambda: (until(lambda: engine.turns.waiting, "the fork"), gate.open()))
+        children.append(os.fork())
+        if children[0]:
+            opener.result()
+
+    def strike() -> None:
+        until(lambda: gate.arrivals == 1, "a pass")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)  # type: ignore[arg-type]
+
+    before = signal.signal(signal.SIGALRM, fork)
+    try:
+        striker = Worker(strike)
+        tokens = llm.generate([5], greedy(3))[0].token_ids
+        if children == [0]:
+            os._exit(0 if tokens == [6, 7, 8] else 2)
+        striker.result()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        if children == [0]:
+            os._exit(1)
+    assert tokens == [6, 7, 8]
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
     assert_all_free(engine)
