@@ -129,8 +129,8 @@ class Calls:
     def _check_paused(self, call: Call) -> None:
         """RuntimeError if this thread would wait for itself: it has paused all that the call still waits for."""
         by, me = self._engine.paused_by, threading.current_thread()
-        if not by:
-            return
+        if not any(by.get(group.request_id) is me for group in call.groups):
+            return  # looked up without a turn, for which each piece would wait
         with self._engine.turns.visit():
             open_groups = [group for group in call.groups if self._engine.is_unfinished(group.request_id)]
             if open_groups and all(by.get(group.request_id) is me and group.timeout_s is None for group in open_groups):

@@ -96,8 +96,7 @@ class OpenRequests:
         return [made(held) for held in self.deliver_updates()]
 
     def deliver_updates(self) -> list[Update]:
-        """As `deliver`, with groups where outputs are not made yet. They are of requests that go on, or are in time to be
-        asked for the output before the next pass."""
+        """As `deliver`, with a group where the output is not made yet: whoever wants it makes it before the next pass."""
         updates, self._undelivered = list(self._undelivered.values()), {}
         return updates
 
