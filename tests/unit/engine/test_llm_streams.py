@@ -72,6 +72,7 @@ def test_a_stream_never_splits_a_character(llm: LLM, monkeypatch: pytest.MonkeyP
     pieces = list(llm.stream(TEXT, greedy(count)))
     assert joined(pieces)[0] == MIXED
     assert len(pieces) <= count
+    assert script(monkeypatch, llm, "😀") > 1, "there was something to hold back"
     assert not any("\ufffd" in piece.text for piece in pieces)
 
 
@@ -116,7 +117,7 @@ def test_a_stream_catches_up_after_generate_was_called_in_between(llm: LLM) -> N
     llm.generate("The dog", greedy(30))
     rest = list(stream)
     assert joined([first, *rest]) == (wanted.text, wanted.token_ids)
-    assert len(rest) <= 9
+    assert len(rest) <= 1  # all its passes were made with those of `generate`
 
 
 def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> None:
