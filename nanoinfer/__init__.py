@@ -1,4 +1,4 @@
-"""nanoinfer: an SGLang-style LLM inference engine small enough to read in an evening."""
+"""nanoinfer: an SGLang-style LLM inference engine to read: nanoinfer/README.md lists the files of its core, in order."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     )
     from nanoinfer.frontends.async_engine import AsyncEngine, AsyncStream
     from nanoinfer.frontends.llm import LLM
-    from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+    from nanoinfer.requests.outputs import RequestOutput
     from nanoinfer.requests.req import FinishReason
     from nanoinfer.requests.sampling_params import SamplingParams
+    from nanoinfer.requests.stream_pieces import StreamPiece
 
 __version__ = "0.1.0"
 
@@ -57,9 +58,10 @@ _FILES = {
         "WeightMismatchError",
     ),
     "frontends.llm": ("LLM",),
-    "requests.outputs": ("RequestOutput", "StreamPiece"),
+    "requests.outputs": ("RequestOutput",),
     "requests.req": ("FinishReason",),
     "requests.sampling_params": ("SamplingParams",),
+    "requests.stream_pieces": ("StreamPiece",),
     "engine.stats": ("EngineStats",),
 }
 

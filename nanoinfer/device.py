@@ -1,4 +1,4 @@
-"""Devices and dtypes: the only module that distinguishes "cpu", "cuda" and "npu"."""
+"""Devices and dtypes: which there are, and what differs between "cpu", "cuda" and "npu"."""
 
 import importlib
 import os
@@ -68,11 +68,6 @@ def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
     if stream is None or device.type == "cpu":
         return nullcontext()
     return getattr(torch, device.type).stream(stream)
-
-
-def captures_graphs(device: torch.device) -> bool:
-    """True for CUDA, whose kernels torch can record as a graph (see model/cuda_passes.py)."""
-    return device.type == "cuda"
 
 
 def import_torch_npu() -> Any:

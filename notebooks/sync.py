@@ -3,7 +3,8 @@
 A cell whose first line is `# in nanoinfer/cache/radix_cache.py` holds definitions of that file, letter for letter:
 functions, classes, constants, calls like `SCHEDULE_POLICIES.update(...)`, or methods under `@extend(RadixCache)`. A class
 may be shown with some of its methods only. A cell that shows all of `Name` carries the tag `whole-Name`, which this tool
-adds: methods that the class gains later then appear in the cell by themselves.
+adds: methods that the class gains later then appear in the cell by themselves. The file may also be one of the course:
+`# in notebooks/course/regular_expression.py`.
 
 Without options: fails on drift, with a diff. `--write` fills in the text of the sources; the names alone are enough, and
 bodies may be `...` (`class Name: ...` is the whole class; a class with nothing but a docstring is its header, docstring and
@@ -40,8 +41,7 @@ CORE = [
 # Why no notebook shows a file ("nanoinfer/cache/kv_storage.py"), a class with its methods
 # ("nanoinfer/cache/radix_cache.py:RadixCache") or a definition ("nanoinfer/cache/radix_cache.py:RadixCache.reset").
 NOT_TAUGHT: dict[str, str] = {
-    "nanoinfer/scheduling/batch.py:Batch.only_likeliest": "lets a captured pass leave out logits that no request looks at",
-    "nanoinfer/scheduling/batch.py:only_likeliest": "the same for requests that are in no batch yet",
+    "nanoinfer/scheduling/batch.py:only_likeliest": "lets a captured pass leave out logits that no request looks at",
     "nanoinfer/cache/block_events.py": "for other machines: what they are told of a tree",
     "nanoinfer/cache/block_feed.py": "for other machines: what they are told of a tree, numbered",
     "nanoinfer/cache/int8_kv_storage.py": "another KVStorage: 12 shows what 8 bits cost, with weights",

@@ -10,8 +10,8 @@ from tqdm.auto import tqdm
 
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.attention import TorchNativeBackend
-from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.request import Request
+from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler

@@ -25,7 +25,10 @@ from nanoinfer.bench.workloads import Job
 from nanoinfer.engine.engine import Engine
 from nanoinfer.kernels.program import Program
 from nanoinfer.model.captured_passes import CapturedPass
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.model_runner import ModelRunner
 
 OTHER = "other"  # the rest of the step: work outside all wrapped functions
 FORWARD = "forward: other"  # the rest of the model's pass: residual sums, views, modules that are not listed below
@@ -152,34 +155,30 @@ class Profiler:
         self._replace(type(self.engine), "step", step)
 
     def _wrap_metadata(self) -> None:
-        original = InputMetadata.create.__func__  # type: ignore[attr-defined]
+        original = InputMetadata.of.__func__  # type: ignore[attr-defined]
 
         @wraps(original)
-        def create(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def of(cls: type, *args: Any) -> Any:
             start = self._enter()
             try:
-                return original(cls, *args, **kwargs)
+                return original(cls, *args)
             finally:
                 self._leave("metadata", start)
 
-        self._replace(InputMetadata, "create", classmethod(create))
+        self._replace(InputMetadata, "of", classmethod(of))
 
     def _wrap_forward(self) -> None:
-        """Note the kind of each pass. A VERIFY is computed as a DECODE, by a second call inside the first."""
-        original, runner, depth = type(self.engine.model_runner).forward, self.engine.model_runner, 0
+        """Note the kind of each pass of the engine's runner, not of a draft model's."""
+        runner = self.engine.model_runner
+        original = type(runner).forward_batch
 
         @wraps(original)
-        def forward(called: Any, batch: Any, forward_mode: ForwardMode, *args: Any) -> Any:
-            nonlocal depth
-            if called is runner and not depth:
-                self._modes.append(forward_mode.name.lower())
-            depth += 1
-            try:
-                return original(called, batch, forward_mode, *args)
-            finally:
-                depth -= 1
+        def forward_batch(called: ModelRunner, batch: ForwardBatch) -> LogitsOutput:
+            if called is runner:
+                self._modes.append(batch.forward_mode.name.lower())
+            return original(called, batch)
 
-        self._replace(type(runner), "forward", forward)
+        self._replace(type(runner), "forward_batch", forward_batch)
 
     def _wrap_captured(self) -> None:
         """Time captured passes as a whole, and their calls in C++. The pass that records counts like one in Python."""

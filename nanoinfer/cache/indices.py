@@ -45,3 +45,15 @@ def consecutive_runs(numbers: np.ndarray) -> list[tuple[int, int]]:
     starts = numbers[np.concatenate(([0], breaks))]
     ends = numbers[np.concatenate((breaks - 1, [numbers.size - 1]))] + 1
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading elements are equal. Compares growing chunks, so the cost depends on the answer, not the lengths."""
+    done, chunk, limit = 0, 1024, min(len(a), len(b))
+    while done < limit:
+        stop = min(done + chunk, limit)
+        differ = a[done:stop] != b[done:stop]
+        if differ.any():
+            return done + int(differ.argmax())
+        done, chunk = stop, 2 * chunk
+    return limit

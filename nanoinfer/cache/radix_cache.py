@@ -12,7 +12,7 @@ import torch
 
 from nanoinfer.cache.block_events import BlockEvent
 from nanoinfer.cache.eviction import EvictionQueue
-from nanoinfer.cache.indices import Indices, as_int_array
+from nanoinfer.cache.indices import Indices, as_int_array, common_prefix_len
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.tree_blocks import TreeBlocks
 from nanoinfer.cache.tree_checks import check_nodes, node_line
@@ -27,18 +27,6 @@ class MatchResult(NamedTuple):
 
     indices: torch.Tensor
     last_node: TreeNode
-
-
-def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading elements are equal. Compares growing chunks, so the cost depends on the answer, not the lengths."""
-    done, chunk, limit = 0, 1024, min(len(a), len(b))
-    while done < limit:
-        stop = min(done + chunk, limit)
-        differ = a[done:stop] != b[done:stop]
-        if differ.any():
-            return done + int(differ.argmax())
-        done, chunk = stop, 2 * chunk
-    return limit
 
 
 class RadixCache:

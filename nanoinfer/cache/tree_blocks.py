@@ -17,7 +17,7 @@ from nanoinfer.cache.block_events import (
 )
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver
-from nanoinfer.requests.req import AdapterKey
+from nanoinfer.requests.adapter_key import AdapterKey
 
 logger = logging.getLogger(__name__)
 Nodes = Callable[[], Iterable[tuple[int, TreeNode]]]

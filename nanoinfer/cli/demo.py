@@ -7,8 +7,8 @@ import numpy as np
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM, make_engine
+from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.req import AdapterKey
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.terminal import filled, room, shortened, side_by_side, styled, width

@@ -9,7 +9,7 @@ import numpy as np
 from nanoinfer.cluster.costs import MeasuredPass, PassCosts, attended_pairs, fit
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.sampling_params import SamplingParams
 
 DECODE_PASSES = 12  # of each batch size and context length, in a round

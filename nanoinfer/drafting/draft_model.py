@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -9,10 +10,9 @@ import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.model.verify import DecodeRows
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import NO_TOKEN, Req
 from nanoinfer.sampling.random_numbers import uniform
@@ -65,10 +65,10 @@ class DraftModel:
             ahead = [Ahead(reqs[i], steps) for i in asked]
             if steps or sum(starts) + len(reqs) == ends.sum():
                 tokens = np.array([req.token_ids.item(req.num_tokens - 1) for req in ahead])
-                batch = self._rows(tokens, rows[asked], ends[asked] - 1 + steps, likeliest)
+                batch = self._decode(tokens, rows[asked], ends[asked] - 1 + steps, likeliest)
                 if can_run_ahead and self._run_ahead(batch, ahead, asked, counts):
                     return frozenset(asked)
-                logits = self._runner.forward(batch, ForwardMode.DECODE)[0]
+                logits = self._runner.forward_batch(batch).to_sample
             else:
                 logits = self._first_step(reqs, starts, ends, rows, likeliest)
             drafts: list[int] = self._sampler.sample(logits, ahead).tolist()  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ class DraftModel:
             steps += 1
         return frozenset()
 
-    def _run_ahead(self, batch: DecodeRows, reqs: Sequence[Ahead], asked: Sequence[int], total: list[int]) -> bool:
+    def _run_ahead(self, batch: ForwardBatch, reqs: Sequence[Ahead], asked: Sequence[int], total: list[int]) -> bool:
         """Optimisation: all drafts of `reqs` that are missing, without returning to Python between the passes, the first of
         which is `batch`. `total[asked[i]]` drafts are wanted of `reqs[i]`, and lowered as in `_draft`. False if nothing is
         captured for it.
@@ -110,18 +110,18 @@ class DraftModel:
     def _first_step(
         self, reqs: list[Req], starts: list[int], ends: np.ndarray, rows: np.ndarray, likeliest: bool
     ) -> torch.Tensor | Likeliest:
-        """The logits of each request's newest token. Computes its missing tokens: as rows of a DECODE, like a VERIFY, or
-        in EXTENDs if there are many, such as a prompt."""
-        of_each = ends - np.array(starts)
-        if of_each.sum() > min(MOST_ROWS, self._chunk_size):
+        """The logits of each request's newest token. Computes its missing tokens: in a DECODE, as a VERIFY does, or in
+        EXTENDs if there are many, such as a prompt."""
+        new_lens = ends - np.array(starts)
+        if new_lens.sum() > min(MOST_ROWS, self._chunk_size):
             return self._extend(reqs, starts, ends.tolist())
         tokens = np.concatenate(
             [req.token_ids[start : req.num_tokens] for req, start in zip(reqs, starts, strict=True)]
         )
         positions = np.concatenate([*map(np.arange, starts, ends)])
-        batch = self._rows(tokens, rows.repeat(of_each), positions, likeliest)
-        logits = self._runner.forward(batch, ForwardMode.DECODE)[0]
-        last = torch.from_numpy(of_each.cumsum() - 1)
+        batch = self._decode(tokens, rows.repeat(new_lens), positions, likeliest)
+        logits = self._runner.forward_batch(batch).to_sample
+        last = torch.from_numpy(new_lens.cumsum() - 1)
         if isinstance(logits, Likeliest):
             return Likeliest(logits.token_ids[last], logits.logits[last])
         return logits[last]
@@ -133,20 +133,20 @@ class DraftModel:
         for spans in chunks(starts, ends, self._chunk_size):
             places, begins, stops = zip(*spans, strict=True)
             batch = Batch.of_spans([reqs[i] for i in places], ForwardMode.EXTEND, begins, stops, self._cache)
-            batch.adapter_places = None
-            logits, _ = self._runner.forward(batch, ForwardMode.EXTEND)
-            assert isinstance(logits, torch.Tensor)
+            logits = self._runner.forward_batch(replace(batch, adapter_places=None)).logits
             found.append(logits[[row for row, (i, _, stop) in enumerate(spans) if stop == ends[i]]])
         return torch.cat(found)
 
-    def _rows(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool) -> DecodeRows:
-        """The pass of one token for each of `rows`, at these positions, all [T]."""
-        return DecodeRows(
-            torch.from_numpy(tokens),
-            torch.from_numpy(rows),
-            torch.from_numpy((positions + 1).astype(np.int32)),
-            torch.from_numpy(self._cache.rows[rows, positions]),
+    def _decode(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool) -> ForwardBatch:
+        """The pass over these tokens of the requests in `rows`, at these positions, all [T]."""
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            input_ids=torch.from_numpy(tokens),
+            req_pool_indices=torch.from_numpy(rows),
+            seq_lens=torch.from_numpy((positions + 1).astype(np.int32)),
+            out_cache_loc=torch.from_numpy(self._cache.rows[rows, positions]),
             only_likeliest=likeliest,
+            size_varies=True,
         )
 
     def _first_missing(self, req: Req) -> int:

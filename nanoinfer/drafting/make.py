@@ -7,6 +7,7 @@ from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_model import DraftModel
+from nanoinfer.drafting.draft_sampler import DraftSampler
 from nanoinfer.drafting.drafter import Drafter, Surroundings
 from nanoinfer.drafting.forced import GrammarDrafter
 from nanoinfer.drafting.ngram import NgramDrafter
@@ -23,7 +24,7 @@ def _draft_model(surroundings: Surroundings) -> Drafter:
     runner = surroundings.draft_runner
     if runner is None:
         raise ValueError("drafter='model': needs a draft_model")
-    sampler = surroundings.sampler.as_for_drafts()
+    sampler = DraftSampler(surroundings.sampler.kernels)
     return DraftModel(runner, surroundings.cache, sampler, surroundings.chunked_prefill_size)
 
 

@@ -22,7 +22,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_lengths import DraftLengths, Turn
 from nanoinfer.drafting.drafter import Drafter
 from nanoinfer.model.captured_passes import coarse_size
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.batch import Batch, only_likeliest
 from nanoinfer.scheduling.scheduler import Scheduler
@@ -61,13 +61,13 @@ class DraftingScheduler(Scheduler):
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> None:
-        """As `Scheduler.process_batch_result`. After a VERIFY, there is a token for each of `batch.rows`; a request gets
-        those up to the first that differs from its draft, or up to the one that ends it."""
+        """As `Scheduler.process_batch_result`. After a VERIFY, there is a token for each of `batch.choosing`. A request
+        gets those up to the first that differs from its draft, or up to the one that ends it."""
         if batch.forward_mode is not ForwardMode.VERIFY:
             super().process_batch_result(batch, token_ids, logprobs)
             self._decoded_tokens += len(batch.reqs) * (batch.forward_mode is ForwardMode.DECODE)
         else:
-            self._append(batch, self._accepted(batch, token_ids, logprobs))
+            self._append(self._accepted(batch, token_ids, logprobs))
             self._forget_finished()
         self._last_step = self._clock()
         if batch.forward_mode is ForwardMode.EXTEND:

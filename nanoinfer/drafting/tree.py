@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from nanoinfer.cache.radix_cache import common_prefix_len
+from nanoinfer.cache.indices import common_prefix_len
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 

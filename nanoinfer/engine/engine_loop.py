@@ -18,7 +18,8 @@ import torch
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import EngineClosedError
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput, Update, made
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.request_group import RequestGroup, Update, made
 from nanoinfer.threads.exit_gate import exit_gate
 from nanoinfer.threads.signals import uninterrupted
 

@@ -122,7 +122,7 @@ class StepMeter:
     """Counts steps and their tokens, and times the recent ones."""
 
     def __init__(self) -> None:
-        self.extend_steps = self.decode_steps = self.output_tokens = 0
+        self.extend_steps = self.decode_steps = 0
         self.has_logged = False
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
 
@@ -130,7 +130,6 @@ class StepMeter:
         """Count one step, an extend or else a decode (or verify), that took `seconds`."""
         self.extend_steps += extend
         self.decode_steps += not extend
-        self.output_tokens += output_tokens
         self._recent.append((extend, output_tokens, seconds))
 
     def recent(self) -> RecentSteps:
@@ -184,7 +183,7 @@ def engine_stats(
         evicted_tokens=cache.evicted_tokens,
         prompt_tokens=scheduler.prompt_tokens,
         cached_tokens=scheduler.cached_tokens,
-        output_tokens=meter.output_tokens,
+        output_tokens=scheduler.output_tokens,
         drafted_tokens=scheduler.drafted_tokens,
         accepted_tokens=scheduler.accepted_tokens,
         new_token_ratio=scheduler.new_token_ratio.value,

@@ -1,53 +1,20 @@
 """StepGuard: everything that has to happen around a pass, so that the code of the pass itself stays simple."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from nanoinfer.engine.loop_protocol import Loop, NoLoop
 from nanoinfer.engine.stats import StepMeter, log_step
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
-from nanoinfer.requests.outputs import RequestOutput, Update, made
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
+from nanoinfer.requests.request_group import Update, made
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.threads.signals import raised_by_handler, uninterrupted
 from nanoinfer.threads.turns import Turns
-
-
-class Loop(Protocol):
-    """What owns an engine that requests reach through doors: an EngineLoop. All of it is called during a turn."""
-
-    is_stepping: bool
-
-    def has_work(self) -> bool:
-        """True while a request of a door has something to do."""
-
-    def request_ids(self) -> set[int]:
-        """The requests of doors that have not ended. May be called at any time."""
-
-    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
-        """Hand out updates to the doors of their requests; returns the outputs of requests that were added by hand."""
-
-    def wake(self) -> None:
-        """Have it look whether there is work. May be called at any time."""
-
-
-class NoLoop:
-    """Of an engine that is only driven by hand."""
-
-    is_stepping = False
-
-    def has_work(self) -> bool:
-        return False
-
-    def request_ids(self) -> set[int]:
-        return set()
-
-    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
-        return [made(update) for update in updates]
-
-    def wake(self) -> None: ...
 
 
 class StepGuard:
@@ -69,6 +36,7 @@ class StepGuard:
     ):
         self.meter, self.turns = StepMeter(), Turns()
         self.loop: Loop = NoLoop()
+        self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext  # what a trace sees of a step
         self._runner = runner
         self._scheduler, self._open, self._clock = scheduler, open_requests, clock
         self._in_pass = False  # True from the start of a pass until its requests have their tokens or have ended
@@ -79,47 +47,59 @@ class StepGuard:
 
         `check` is called first, in the same turn. Raises what it, the pass or a delayed signal handler raises.
         """
+        by_hand: list[RequestOutput] = []
+        try:
+            with self.turns.visit():
+                self.turns.check_between_passes()
+                check()
+                with self.around_step():
+                    started = self._clock()
+                    self._end_unfinished_pass()
+                    self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
+                    goes_on = True
+                    while goes_on:  # for several passes only with num_scheduler_steps > 1
+                        before = self._scheduler.retractions, self._scheduler.output_tokens
+                        with self._pass():
+                            batch = one_pass()
+                        self._note(batch, started, *before)
+                        started, goes_on = self._clock(), self._scheduler.passes_left > 0
+                    updates = self._open.deliver_updates()
+                by_hand = self.loop.deliver(updates)
+            return by_hand  # noqa: RET504 (a handler may raise until after the return)
+        except BaseException:
+            self._keep(by_hand)
+            raise
 
-        def checked() -> list[Update]:
-            check()
-            return self._guarded(one_pass)
+    def hand_out(self, updates_of: Callable[[], Sequence[Update]]) -> list[RequestOutput]:
+        """Call a function without interruptions, and return its outputs; doors of the loop get theirs, too.
 
-        return self.hand_out(checked, only_by_hand=True)
-
-    def hand_out(self, outputs_of: Callable[[], Sequence[Update]], only_by_hand: bool = False) -> list[RequestOutput]:
-        """Call a function without interruptions, and return its outputs to the caller; doors of the loop get theirs, too.
-        If it raises, or a delayed signal handler does, the caller does not get its outputs, and the next step returns
-        them. RuntimeError inside a pass.
+        If it raises, or a delayed signal handler does, the caller does not get its outputs, and the next step returns them.
+        RuntimeError inside a pass.
         """
         by_hand: list[RequestOutput] = []
         try:
             with self.turns.visit():
                 self.turns.check_between_passes()
-                updates = outputs_of()
+                updates = updates_of()
                 by_hand = self.loop.deliver(updates)
-            return by_hand if only_by_hand else [made(update) for update in updates]
-        except BaseException:  # a handler may raise until after the return
-            if by_hand:
-                with self.turns.visit(let_handlers_in=False):
-                    self._open.hold_again(by_hand)
-            self.loop.wake()  # outputs that are held may be of its doors
+            return [made(update) for update in updates]
+        except BaseException:
+            self._keep(by_hand)
             raise
 
-    def _guarded(self, one_pass: Callable[[], Batch | None]) -> list[Update]:
-        started = self._clock()
-        self._end_unfinished_pass()
-        self.end(self._open.overdue(started), FinishReason.TIMEOUT, "timed_out")
-        self._pass(one_pass, started)
-        while self._scheduler.passes_left:  # only with num_scheduler_steps > 1
-            self._pass(one_pass, self._clock())
-        return self._open.deliver_updates()
+    def _keep(self, by_hand: Sequence[RequestOutput]) -> None:
+        """The next step returns these outputs, which nobody has got."""
+        if by_hand:
+            with self.turns.visit(let_handlers_in=False):
+                self._open.hold_again(by_hand)
+        self.loop.wake()  # outputs that are held may be of its doors
 
-    def _pass(self, one_pass: Callable[[], Batch | None], started: float) -> None:
-        """Make one pass of a step, which counts as having begun at `started`."""
-        retracted = self._scheduler.retractions
+    @contextmanager
+    def _pass(self) -> Iterator[None]:
+        """Around a pass: when it raises, its requests end."""
         self._in_pass = self.turns.is_computing = True
         try:
-            batch = one_pass()
+            yield
         except BaseException as error:
             self.turns.is_computing, self._error = False, error
             with uninterrupted():  # even if it was raised while handlers were let in
@@ -128,11 +108,13 @@ class StepGuard:
                     self.end(list(self._open.groups), FinishReason.ABORT, "failed", self._runner.broken)
             raise
         self._in_pass = self.turns.is_computing = False
+
+    def _note(self, batch: Batch | None, started: float, retractions: int, output_tokens: int) -> None:
+        """Count and log a pass that counts as having begun at `started`, when there had been so many of both."""
         if batch is not None:
-            seconds = self._clock() - started
-            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, batch.num_sampled, seconds)
-            retracted = self._scheduler.retractions - retracted
-            log_step(batch, self._scheduler, self.meter, self._runner, retracted, seconds)
+            seconds, scheduler = self._clock() - started, self._scheduler
+            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, scheduler.output_tokens - output_tokens, seconds)
+            log_step(batch, scheduler, self.meter, self._runner, scheduler.retractions - retractions, seconds)
 
     def end(
         self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None

@@ -15,7 +15,8 @@ from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.frontends.async_stream import Delivery
 from nanoinfer.frontends.deliveries import Deliveries
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput, Update
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.request_group import RequestGroup, Update
 
 T = TypeVar("T")
 logger = logging.getLogger("nanoinfer.engine")

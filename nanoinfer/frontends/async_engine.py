@@ -25,10 +25,12 @@ from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import keywords
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.request import Prompt, Request, params_or_default
+from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.requests.translations import NamedAdapter
 
 T = TypeVar("T")

@@ -12,7 +12,9 @@ from weakref import ReferenceType, ref
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.requests.outputs import PieceReader, RequestGroup, RequestOutput, StreamPiece, Update
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.request_group import RequestGroup, Update
+from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
 from nanoinfer.threads.exit_gate import exit_gate
 from nanoinfer.threads.signals import interruptible, uninterrupted
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.frontends.async_stream import Delivery, Item, send
-from nanoinfer.requests.outputs import PieceReader, RequestGroup, StreamPiece, Update, made
+from nanoinfer.requests.request_group import RequestGroup, Update, made
+from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,13 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ATTRIBUTES, LLM_ELSEWHERE
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import attribute_answers, keywords
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.progress import Progress
 from nanoinfer.requests.request import Prompt, Request, got, params_or_default
+from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.request_keywords import IN_PARAMS, request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.threads.signals import uninterrupted
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """The interface between the model's layers and the kernels that compute their arithmetic."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -109,14 +108,4 @@ class Kernels(Protocol):
         come second: finite, except where a score is NaN or +infinity, or where all are -infinity. There, the token means
         nothing.
         """
-        ...
-
-
-class Recording(Protocol):
-    """A pass that was recorded once, to be computed again without Python: a Program, or a CudaGraph on a GPU."""
-
-    outputs: Sequence[torch.Tensor]
-
-    def replay(self) -> None:
-        """Compute the outputs again, in place, from what is now in the memory that was read."""
         ...

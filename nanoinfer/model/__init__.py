@@ -1,7 +1,8 @@
 """From token ids to logits: the description of a pass, the runner, the decoder and its families."""
 
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.model_runner import ModelRunner
 
 __all__ = ["ForwardMode", "InputMetadata", "ModelConfig", "ModelRunner"]

@@ -16,9 +16,10 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.adapter_rows import AdapterRows
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.linear import Linear
-from nanoinfer.model.layers.logits_processor import Likeliest
+from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
 
 
 def padded_size(num_requests: int) -> int:
@@ -38,76 +39,71 @@ def coarse_size(num_rows: int) -> int:
 
 
 class CapturedPass:
-    """One pass of `size` requests with `num_new` new tokens each, T = size · num_new: its buffers and its program.
+    """A DECODE of `size` requests: its buffers and its program.
 
-    `fill` and `run` are all that a caller needs. Rows of padding are as `advance_step` leaves them: token 0,
-    position 0, slot −1. They have no K/V, and the kernels skip them where they can.
+    `fill` and `run` are all that a caller needs. Padding is as `advance_step` leaves it: token 0, position 0, slot −1. It
+    has no K/V, and the kernels skip it where they can.
     """
 
-    def __init__(self, runner: Any, size: int, num_new: int = 1, only_likeliest: bool = False, adapted: bool = False):
-        self.num_new = num_new
+    def __init__(self, runner: Any, size: int, only_likeliest: bool = False, adapted: bool = False):
         table = runner.req_to_token_pool.req_to_token
         self._width = table.shape[1]
-        tokens = size * num_new
-        self.input_ids = torch.zeros(tokens, dtype=torch.int64)
-        self.metadata = InputMetadata(
-            forward_mode=ForwardMode.DECODE if num_new == 1 else ForwardMode.EXTEND,
-            batch_size=size,
-            total_num_tokens=tokens,
-            max_seq_len=0,  # unknown; the engine has checked that sequences fit
+        self.batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            input_ids=torch.zeros(size, dtype=torch.int64),
             req_pool_indices=torch.zeros(size, dtype=torch.int32),
-            start_loc=torch.zeros(size, dtype=torch.int32),
             seq_lens=torch.zeros(size, dtype=torch.int32),
+            out_cache_loc=torch.full((size,), -1, dtype=torch.int32),
+        )
+        self.metadata = InputMetadata(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=size,
+            total_num_tokens=size,
+            max_seq_len=0,  # unknown; the engine has checked that sequences fit
+            req_pool_indices=self.batch.req_pool_indices,
+            start_loc=torch.zeros(size, dtype=torch.int32),
+            seq_lens=self.batch.seq_lens,
             prefix_lens=None,
-            positions=torch.zeros(tokens, dtype=torch.int64),
+            positions=torch.zeros(size, dtype=torch.int64),
             req_to_token_pool=runner.req_to_token_pool,
             token_to_kv_pool=runner.token_to_kv_pool,
-            out_cache_loc=torch.full((tokens,), -1, dtype=torch.int32),
-            qo_indptr=torch.arange(0, tokens + 1, num_new, dtype=torch.int32),
+            out_cache_loc=self.batch.out_cache_loc,
+            qo_indptr=torch.arange(size + 1, dtype=torch.int32),
             kv_indptr=torch.zeros(size, dtype=torch.int32),
             kv_indices=table.view(-1),  # a request's slots are its row: nothing is copied
+            batch=self.batch,
             only_likeliest=only_likeliest,
-            adapters=AdapterRows(np.full(tokens, -1), runner.adapters.tables) if adapted else None,
+            adapters=AdapterRows(np.full(size, -1), runner.adapters.tables) if adapted else None,
             attention_backend=runner.attention_backend,
         )
-        names = ("positions", "seq_lens", "out_cache_loc", "kv_indptr")
-        self._ids, self._positions, self._seq_lens, self._slots, self._starts = (
-            tensor.numpy() for tensor in (self.input_ids, *(getattr(self.metadata, name) for name in names))
+        buffers = (self.batch.input_ids, self.batch.seq_lens, self.batch.out_cache_loc)
+        derived = (self.metadata.positions, self.metadata.kv_indptr)
+        self._ids, self._seq_lens, self._slots, self._positions, self._starts = (
+            tensor.numpy() for tensor in (*buffers, *derived)
         )
-        self._new = np.arange(num_new)
         self._network = runner.model if isinstance(runner.model, nn.Module) else None
         self._run = runner.run
         self.program: Program | None = None
 
-    def fill(
-        self,
-        input_ids: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-        adapter_places: np.ndarray | None = None,
-    ) -> None:
-        """Take a batch of at most `size` requests, each with `num_new` new tokens: `input_ids` and `out_cache_loc` [T],
-        rows, `seq_lens` and `adapter_places` [B], as in InputMetadata."""
-        lens = seq_lens.numpy()  # numpy's assignments take a tenth of torch's time
-        count, tokens = len(lens), len(lens) * self.num_new
-        self._ids[:tokens] = input_ids.numpy()
-        self._slots[:tokens] = out_cache_loc.numpy()
+    def fill(self, batch: ForwardBatch) -> None:
+        """Take a DECODE of at most `size` requests."""
+        lens = batch.seq_lens.numpy()  # numpy's assignments take a tenth of torch's time
+        count = len(lens)
+        self._ids[:count] = batch.input_ids.numpy()
+        self._slots[:count] = batch.out_cache_loc.numpy()
         self._seq_lens[:count] = lens
-        self._starts[:count] = req_pool_indices.numpy() * self._width
-        self._positions[:tokens] = (lens[:, None] - self.num_new + self._new).reshape(-1)
-        if tokens < len(self._ids):
-            self._ids[tokens:], self._slots[tokens:], self._positions[tokens:] = 0, -1, 0
+        self._starts[:count] = batch.req_pool_indices.numpy() * self._width
+        self._positions[:count] = lens - 1
+        if count < len(self._ids):
+            self._ids[count:], self._slots[count:], self._positions[count:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
-        if adapter_places is not None:
+        if batch.adapter_places is not None:
             assert self.metadata.adapters is not None, "captured without adapters"
-            of_rows = np.full(len(self._ids), -1, dtype=np.int32)
-            of_rows[:tokens] = adapter_places.repeat(self.num_new)
-            self.metadata.adapters.fill(of_rows)
+            self.metadata.adapters.fill(np.pad(batch.adapter_places, (0, len(self._ids) - count), constant_values=-1))
 
     def run(self) -> Sequence[torch.Tensor]:
-        """Compute what `fill` took: logits [T, V], padding included, or those of their Likeliest, if no more is wanted
-        and the head can find them by itself. The next run overwrites them.
+        """Compute what `fill` took: logits [size, V], padding included, or the two tensors of their Likeliest, if no more
+        is wanted and the head can find them by itself. The next run overwrites them.
 
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
@@ -119,8 +115,8 @@ class CapturedPass:
 
     def run_ahead(self, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Compute what `fill` took and then, from one pass to the next, each request's next tokens, `counts[i]` of them:
-        int64 [max(counts), B]. Arguments as in Program.replay_ahead, for the B requests that were taken. Only with one new
-        token per request, and after the first `run`."""
+        int64 [max(counts), B]. Arguments as in Program.replay_ahead, for the B requests that were taken. Only after the
+        first `run`."""
         assert self.program is not None
         padding = len(self._ids) - len(counts)
         if padding:
@@ -128,18 +124,19 @@ class CapturedPass:
             numbers = np.pad(numbers, ((0, 0), (0, padding)))
         of_pass = self.metadata
         table = of_pass.req_to_token_pool.req_to_token
-        rows = self.input_ids, of_pass.positions, of_pass.seq_lens, of_pass.out_cache_loc, of_pass.kv_indptr, table
+        rows = (
+            self.batch.input_ids,
+            of_pass.positions,
+            of_pass.seq_lens,
+            of_pass.out_cache_loc,
+            of_pass.kv_indptr,
+            table,
+        )
         return self.program.replay_ahead(rows, counts, temperatures, numbers)[:, : len(counts) - padding]
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
-        output = self._run(self.input_ids, self.metadata)
+        output = self._run(self.batch.input_ids, self.metadata)
         return output.likeliest or (output.logits,)
-
-
-def _of_rows(outputs: Sequence[torch.Tensor], num_rows: int) -> torch.Tensor | Likeliest:
-    if num_rows < len(outputs[0]):  # even a slice of everything takes torch as long as a small kernel
-        outputs = [each[:num_rows] for each in outputs]
-    return Likeliest(*outputs) if len(outputs) > 1 else outputs[0]
 
 
 class _Source:
@@ -195,34 +192,31 @@ class CapturedPasses:
 
     def try_out(self) -> None:
         """Find out `reason` now, by a pass of padding alone, which stores nothing."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        self.forward(nothing, nothing, nothing, nothing)
+        nothing = torch.empty(0, dtype=torch.int32)
+        self.forward(
+            ForwardBatch(
+                forward_mode=ForwardMode.DECODE,
+                input_ids=nothing,
+                req_pool_indices=nothing,
+                seq_lens=nothing,
+                out_cache_loc=nothing,
+            )
+        )
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-        num_new: int = 1,
-        only_likeliest: bool = False,
-        adapter_places: np.ndarray | None = None,
-        coarse: bool = False,
-    ) -> torch.Tensor | Likeliest | None:
-        """Logits [T, V] of a pass over `num_new` new tokens of each request, with `only_likeliest` perhaps their Likeliest;
-        None if it cannot be captured, or while modules have forward hooks. The next captured pass overwrites them.
-        Arguments as in ModelRunner; `coarse`: as in `coarse_size`."""
+    def forward(self, batch: ForwardBatch) -> LogitsOutput | None:
+        """Compute a DECODE: logits [B, V], or with `only_likeliest` perhaps their Likeliest alone. None if it cannot be
+        captured, or while modules have forward hooks. The next captured pass overwrites the result."""
         if self._source.exchanged():
             self._start_over()
-        shape = None if self.reason or self._source.hooked() else self._shape(seq_lens, num_new, only_likeliest, coarse)
-        adapted = adapter_places is not None
+        shape = None if self.reason or self._source.hooked() else self._shape(batch)
+        adapted = batch.adapter_places is not None
         if shape is None or (adapted and not self.takes_adapters):
             return None
         passes = self._with_adapters() if adapted else self.passes
         captured = passes.get(shape)
         if captured is None:
             captured = passes[shape] = self._new_pass(*shape, adapted=adapted)
-        captured.fill(input_ids, req_pool_indices, seq_lens, out_cache_loc, adapter_places)
+        captured.fill(batch)
         try:
             outputs: Sequence[torch.Tensor] = captured.run()
         except NotCapturableError as error:
@@ -230,19 +224,20 @@ class CapturedPasses:
             self.adapted_passes.clear()
             self.reason = str(error)
             return None
-        return _of_rows(outputs, input_ids.shape[0])
+        likeliest = Likeliest(*outputs) if len(outputs) > 1 else None
+        return LogitsOutput(outputs[-1], likeliest=likeliest).first(len(batch.seq_lens))  # without padding
 
     def run_ahead(
-        self, batch: Any, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray
+        self, batch: ForwardBatch, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray
     ) -> np.ndarray | None:
-        """`CapturedPass.run_ahead` of a DECODE batch without adapters; None if it is not captured yet, or cannot be."""
+        """`CapturedPass.run_ahead` of a DECODE without adapters; None if it is not captured yet, or cannot be."""
         if not self.takes_ahead or self._source.exchanged() or self.reason or self._source.hooked():
             return None
-        shape = self._shape(batch.seq_lens, 1, batch.only_likeliest, coarse=True)
+        shape = self._shape(batch)
         captured = None if shape is None else self.passes.get(shape)
         if captured is None or captured.program is None:
             return None
-        captured.fill(batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
+        captured.fill(batch)
         return captured.run_ahead(counts, temperatures, numbers)
 
     def _why_not(self) -> str:
@@ -265,13 +260,11 @@ class CapturedPasses:
             self._tables_version = self._runner.adapters.version
         return self.adapted_passes
 
-    def _shape(
-        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, coarse: bool
-    ) -> tuple[int, ...] | None:
-        """Which of `passes` serves these sequences; None if none can."""
-        size = (coarse_size if coarse else padded_size)(seq_lens.shape[0])
-        return max(1, size), num_new, only_likeliest
+    def _shape(self, batch: ForwardBatch) -> tuple[int, ...] | None:
+        """Which of `passes` serves this batch; None if none can."""
+        size = (coarse_size if batch.size_varies else padded_size)(len(batch.seq_lens))
+        return max(1, size), batch.only_likeliest
 
     def _new_pass(self, *shape: int, adapted: bool = False) -> Any:
-        size, num_new, only_likeliest = shape
-        return CapturedPass(self._runner, size, num_new, bool(only_likeliest), adapted)
+        size, only_likeliest = shape
+        return CapturedPass(self._runner, size, bool(only_likeliest), adapted)

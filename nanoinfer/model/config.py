@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,8 +20,8 @@ ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One dense decoder. Families differ in these fields; some also put their layers together differently. Sizes are in
-    elements."""
+    """One decoder. Families differ in these fields; some also put their layers together differently. A family that needs
+    more fields has a subclass with them, as frozen as this one. Sizes are in elements."""
 
     architecture: str
     vocab_size: int
@@ -81,8 +81,9 @@ class ModelConfig:
         return config
 
     @classmethod
-    def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> "ModelConfig":
-        """For a family's `read_config`: read what all families have in common, and add this family's `fields`.
+    def of_decoder(cls, hf: Any, rope_parameters: dict[str, Any] | None = None, **fields: Any) -> Self:
+        """For a family's `read_config`: read what all families have in common, and add this family's `fields`, those of a
+        subclass too.
 
         A key that the family's code in transformers does not read has no effect there, so it must have none here. That is
         why each family itself reads what not all of them have. `rope_parameters`: given if they are not

@@ -1,8 +1,9 @@
-"""CudaPasses: decode passes that are captured as CUDA graphs, by size and width. Not yet run on a GPU.
+"""Unproven: decode passes as CUDA graphs, tested against a stand-in for torch.cuda only, never run on a GPU.
 
-They are what CapturedPasses are on a CPU, with plain torch in place of the kernels in C++. Three things differ. Rows are on
-the host, so the slots that a pass reads are copied to the GPU. Plain torch attends over a rectangle, so its width belongs
-to what is recorded. And torch takes slot −1 for the last one, so padding must be something else.
+It is all there is of CUDA graphs here, and only `capture=True` on CUDA uses it. CudaPasses are what CapturedPasses are on a
+CPU, with plain torch in place of the kernels in C++. Three things differ. Rows are on the host, so the slots that a pass
+reads are copied to the GPU. Plain torch attends over a rectangle, so its width belongs to what is recorded. And torch takes
+slot −1 for the last one, so padding must be something else.
 
 Like all passes of plain torch, they do not promise the same bits for other sizes and widths.
 """
@@ -13,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.device import captures_graphs
-from nanoinfer.kernels.base import Recording
-from nanoinfer.kernels.cuda_graph import GraphRecorder
+from nanoinfer.kernels.program import NotCapturableError
 from nanoinfer.kernels.selection import selection_of
 from nanoinfer.model.captured_passes import CapturedPasses
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 
 SMALLEST_WIDTH = 128
+WARM_UPS = 3  # as in torch's example
 # The columns of a pass's lines: token, row, length of the sequence, slot of the new token, slots of the whole sequence.
 TOKEN, ROW, LENGTH, SLOT, SEQUENCE = range(5)
 
-
-Record = Callable[[Callable[[], Sequence[torch.Tensor]]], Recording]
+Compute = Callable[[], Sequence[torch.Tensor]]
+Record = Callable[[Compute], tuple[torch.cuda.CUDAGraph, Sequence[torch.Tensor]]]
 
 
 def padded_size(num_requests: int) -> int:
@@ -49,19 +50,14 @@ class CudaPass:
         self._runner, self._size, self._width, self._record = runner, size, width, record
         self._host = np.zeros((size, SEQUENCE + width), dtype=np.int32)
         self.lines = torch.zeros((size, SEQUENCE + width), dtype=torch.int32, device=runner.token_to_kv_pool.device)
-        self.graph: Recording | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: Sequence[torch.Tensor] = ()  # of the graph
 
-    def fill(
-        self,
-        input_ids: torch.Tensor,
-        req_pool_indices: torch.Tensor,
-        seq_lens: torch.Tensor,
-        out_cache_loc: torch.Tensor,
-        adapter_places: np.ndarray | None = None,
-    ) -> None:
-        """Take a batch of 1 to `size` requests, all [B], as in InputMetadata. One copy to the GPU, which ends before this
-        returns. ValueError when no request has a slot: there is nothing to compute then."""
-        fields = [tensor.cpu().numpy() for tensor in (input_ids, req_pool_indices, seq_lens, out_cache_loc)]
+    def fill(self, batch: ForwardBatch) -> None:
+        """Take a DECODE of 1 to `size` requests. One copy to the GPU, which ends before this returns. ValueError when no
+        request has a slot: there is nothing to compute then."""
+        inputs = (batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc)
+        fields = [tensor.cpu().numpy() for tensor in inputs]
         has_slot = np.flatnonzero(fields[SLOT] >= 0)
         if not len(has_slot):
             raise ValueError("out_cache_loc: −1 for every request, must be a slot for at least one")
@@ -80,15 +76,21 @@ class CudaPass:
         The first run records. NotCapturableError when it cannot; K/V of the new tokens may have been written then.
         """
         if self.graph is None:
-            self.graph = self._record(self.compute)
-        else:
-            self.graph.replay()
-        return self.graph.outputs
+            self.graph, self._outputs = self._record(self.compute)
+        self.graph.replay()
+        return self._outputs
 
     def compute(self) -> tuple[torch.Tensor]:
         """The whole pass, on the GPU alone: everything is made from `lines`, whose place and shape are fixed."""
         rows, lens, slots = (self.lines[:, column].contiguous() for column in (ROW, LENGTH, SLOT))
         starts = torch.arange(0, self._size * self._width, self._width, dtype=torch.int32, device=lens.device)
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            input_ids=self.lines[:, TOKEN].long(),
+            req_pool_indices=rows,
+            seq_lens=lens,
+            out_cache_loc=slots,
+        )
         metadata = InputMetadata(
             forward_mode=ForwardMode.DECODE,
             batch_size=self._size,
@@ -104,9 +106,10 @@ class CudaPass:
             out_cache_loc=slots,
             kv_indptr=starts,
             kv_indices=self.lines[:, SEQUENCE:].reshape(-1),
+            batch=batch,
             attention_backend=self._runner.attention_backend,
         )
-        return (self._runner.run(self.lines[:, TOKEN].long(), metadata).logits,)
+        return (self._runner.run(batch.input_ids, metadata).logits,)
 
 
 class CudaPasses(CapturedPasses):
@@ -116,9 +119,37 @@ class CudaPasses(CapturedPasses):
     takes_adapters = False  # plain torch looks at them on the host
     takes_ahead = False  # tokens are chosen on the host
 
-    def __init__(self, runner: Any, record: Record | None = None):
+    def __init__(self, runner: Any):
         super().__init__(runner)
-        self._record = record or GraphRecorder(runner.token_to_kv_pool.device).record
+        self._stream: torch.cuda.Stream | None = None  # of all graphs, as is the pool of memory
+        self._pool: Any = None
+
+    def record(self, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Sequence[torch.Tensor]]:
+        """What `compute` launches on the GPU as a graph, and the outputs that each replay fills. NotCapturableError when
+        torch refuses: what is captured may not make the host wait for the GPU, and no other thread may use a GPU meanwhile.
+
+        A capture launches nothing. `compute` runs a few times before it, each with the same effect, because the first calls
+        of a shape set up what later ones use. All graphs may share one pool of memory: they run one after the other, and
+        none reads what another left.
+        """
+        try:
+            device = self._runner.token_to_kv_pool.device
+            side = self._stream = self._stream or torch.cuda.Stream(device)
+            current = torch.cuda.current_stream(device)
+            with torch.cuda.stream(current):  # a capture that fails does not go back to this stream by itself
+                side.wait_stream(current)
+                with torch.cuda.stream(side):
+                    for _ in range(WARM_UPS):
+                        compute()
+                current.wait_stream(side)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                    outputs = compute()
+        except RuntimeError as error:  # as all of torch's are that come from CUDA
+            reason = str(error).partition("\n")[0]
+            raise NotCapturableError(f"no CUDA graph: {reason}") from error
+        self._pool = graph.pool()
+        return graph, outputs
 
     def try_out(self) -> None:
         """Find out `reason` now, by a pass of one token in a slot that is borrowed for it: padding needs a line to copy."""
@@ -127,7 +158,15 @@ class CudaPasses(CapturedPasses):
             return
         first, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
         try:
-            self.forward(first, first, one, slots[:1])
+            self.forward(
+                ForwardBatch(
+                    forward_mode=ForwardMode.DECODE,
+                    input_ids=first,
+                    req_pool_indices=first,
+                    seq_lens=one,
+                    out_cache_loc=slots[:1],
+                )
+            )
         finally:
             pool.free(slots)
 
@@ -138,29 +177,23 @@ class CudaPasses(CapturedPasses):
             return f"its attention_backend is {backend.name}, and only torch_native is captured as CUDA graphs"
         return ""
 
-    def _shape(
-        self, seq_lens: torch.Tensor, num_new: int, only_likeliest: bool, coarse: bool
-    ) -> tuple[int, ...] | None:
+    def _shape(self, batch: ForwardBatch) -> tuple[int, ...] | None:
         """Widths are powers of two, so that a growing sequence needs few graphs, and at most half of each line is idle."""
         # No wider than the rotary tables: else the network would look at the positions, on the host.
         rotary, most = getattr(self._runner.model, "rotary", None), self._runner.req_to_token_pool.max_context_len
         most = most if rotary is None else min(most, len(rotary.cos))
-        longest = max(seq_lens.tolist(), default=1)
-        if num_new != 1 or longest > most:
+        longest = max(batch.seq_lens.tolist(), default=1)
+        if longest > most:
             return None
         width = max(SMALLEST_WIDTH, 1 << (longest - 1).bit_length())
-        return padded_size(max(1, len(seq_lens))), min(width, most)
+        return padded_size(max(1, len(batch.seq_lens))), min(width, most)
 
     def _new_pass(self, *shape: int, adapted: bool = False) -> CudaPass:
         size, width = shape
-        return CudaPass(self._runner, size, width, self._record)
+        return CudaPass(self._runner, size, width, self.record)
 
 
 def select_captured_passes(capture: str | bool, runner: Any) -> CapturedPasses | None:
-    """The captured passes that `capture` asks for, of the kind that suits the runner's device. Errors as in `select`."""
-    if not captures_graphs(runner.token_to_kv_pool.device):
-        return CapturedPasses.select(capture, runner)
-    captured = CudaPasses.select(capture, runner)
-    if captured is not None and capture == "auto" and not captured.reason:
-        captured.reason = "CUDA graphs have not been run on a GPU yet: capture=True tries them"
-    return captured
+    """The captured passes that `capture` asks for: CUDA graphs only for True, and on CUDA. Errors as in `select`."""
+    on_cuda = runner.token_to_kv_pool.device.type == "cuda"
+    return (CudaPasses if on_cuda and capture is True else CapturedPasses).select(capture, runner)

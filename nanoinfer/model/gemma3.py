@@ -32,10 +32,7 @@ class Gemma3DecoderLayer(DecoderLayer):
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As in DecoderLayer, but `rotation` is the pair that `Gemma3ForCausalLM.rotation` returns."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.input_layernorm.add(x, residual)
         x = self.post_attention_layernorm(self.self_attn(x, rotation[self.is_local], metadata, rows))
         if rows is not None:
             residual = residual[rows]

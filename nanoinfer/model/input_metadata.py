@@ -1,30 +1,17 @@
 """InputMetadata: everything that a pass needs to know about its batch. It is made once per pass and read by every layer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from nanoinfer.cache.indices import Indices, as_int_array
+from nanoinfer.cache.indices import Indices
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.adapter_rows import AdapterRows
-from nanoinfer.model.metadata_checks import check_indices, check_mode, check_requests, check_slots, check_tp_size
+from nanoinfer.model.forward_batch import UNSET, ForwardBatch, ForwardMode
+from nanoinfer.model.metadata_checks import check_indices, check_tp_size, checked_batch
 from nanoinfer.model.paged_csr import paged_csr
-
-
-class ForwardMode(Enum):
-    """EXTEND computes the new tokens of sequences, whose prefix may have K/V already. DECODE computes one token of each.
-    VERIFY is an EXTEND with logits of all new tokens: the newest one of each sequence, and drafts of those to come."""
-
-    EXTEND = auto()
-    DECODE = auto()
-    VERIFY = auto()
-
-
-UNSET: Any = None  # the value of a field until `create` fills it in
 
 
 @dataclass
@@ -35,14 +22,14 @@ class InputMetadata:
 
     | field | shape, dtype | meaning |
     |---|---|---|
-    | `forward_mode` | ForwardMode | |
-    | `positions` | [T] int64 | EXTEND, VERIFY: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
+    | `forward_mode` | ForwardMode | EXTEND or DECODE; the pictures of a VERIFY describe it like an EXTEND |
+    | `positions` | [T] int64 | EXTEND: `prefix_len..seq_len-1` of each request in turn; DECODE: `seq_len - 1` |
     | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to; layers read `out_cache_index` instead |
     | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
-    | `prompt_top_counts` | [B] or None | how many likeliest tokens each request wants beside that, at each position |
-    | `only_likeliest` | bool | captured passes: each row's likeliest token is enough, if the head can find it by itself |
+    | `only_likeliest` | bool | captured passes: the likeliest tokens are enough, if the head can find them by itself |
+    | `batch` | ForwardBatch | what this was made from, for what else is known of the pass; on the host |
     | `adapters` | AdapterRows or None | the adapter that each new token uses; None: no token uses one |
     | `attention_backend` | AttentionBackend | computes the layers' attention |
 
@@ -102,8 +89,8 @@ class InputMetadata:
     kv_indices: torch.Tensor = UNSET
     kv_last_page_len: torch.Tensor = UNSET
 
+    batch: ForwardBatch = UNSET
     logit_rows: torch.Tensor | None = None
-    prompt_top_counts: Sequence[int] | None = None
     only_likeliest: bool = False
     adapters: AdapterRows | None = None
     attention_mask: torch.Tensor | None = None
@@ -123,62 +110,63 @@ class InputMetadata:
         out_cache_cont_start: int | None = None,
         out_cache_cont_end: int | None = None,
         return_normalized_logprob: bool = False,
-        *,
-        adapter_places: np.ndarray | None = None,
-        check: bool = True,
     ) -> "InputMetadata":
-        """Derive all fields from what the scheduler knows. Shapes and dtypes: see the class's tables. Changes nothing.
+        """Check arguments made by hand, and derive all fields from them (see `of`). Changes nothing.
 
         `tp_size`: over how many processes `model_runner` splits the model. The metadata is the same in each of them.
-        `adapter_places` [B] int32: the place of each request's adapter in the model runner's AdapterPool, −1 for none.
-        `model_runner` provides `req_to_token_pool` and `token_to_kv_pool`. The slots of tokens that have K/V already come
-        from the requests' rows; those of new tokens come from `out_cache_loc`. `prefix_lens` is ignored in DECODE. The
-        arithmetic is done in numpy on the host; what the layers need is moved to the pool's device.
+        `prefix_lens` is ignored in DECODE. Shapes and dtypes: see the class's tables.
 
         Raises ValueError naming the field when shapes or values do not fit together, when two requests share a row, or
-        when a new slot is given twice or is in any request's prefix. Use `check=False` only for arguments that trusted code
-        has made or checked, such as the engine's Batch: their values are then not checked again.
+        when a new slot is given twice or is in any request's prefix.
         Source: nano-sglang's `InputMetadata`; the CSR fields are FlashInfer's.
         """
-        check_mode(forward_mode, ForwardMode, prefix_lens)
-        rows = as_int_array(req_pool_indices, "req_pool_indices")
-        seqs = as_int_array(seq_lens, "seq_lens")
-        slots = as_int_array(out_cache_loc, "out_cache_loc")
-        extend = forward_mode is not ForwardMode.DECODE
-        prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
+        span = out_cache_cont_start, out_cache_cont_end
+        check_tp_size(tp_size, getattr(model_runner, "tp_size", 1))
+        batch = checked_batch(model_runner, forward_mode, req_pool_indices, seq_lens, prefix_lens, out_cache_loc, *span)
+        metadata = cls.of(model_runner, replace(batch, wants_prompt_logprobs=return_normalized_logprob))
+        metadata.out_cache_cont_start, metadata.out_cache_cont_end = span
+        check_indices(metadata.kv_indices.cpu().numpy(), batch, model_runner.token_to_kv_pool.size)
+        return metadata
+
+    @classmethod
+    def of(cls, model_runner: Any, batch: ForwardBatch) -> "InputMetadata":
+        """Derive all fields from what the scheduler knows, which needs no checks. Changes nothing.
+
+        `model_runner` provides `req_to_token_pool` and `token_to_kv_pool`. The slots of tokens that have K/V already come
+        from the requests' rows; those of new tokens come from `out_cache_loc`. The arithmetic is done in numpy on the host;
+        what the layers need is moved to the pool's device.
+        """
         pool, kv_pool = model_runner.req_to_token_pool, model_runner.token_to_kv_pool
-        if check:
-            check_tp_size(tp_size, getattr(model_runner, "tp_size", 1))
-            check_requests(rows, seqs, prefixes, pool)
-            check_slots(slots, int((seqs - prefixes).sum()), kv_pool.size, out_cache_cont_start, out_cache_cont_end)
+        extend, seqs, slots = batch.prefix_lens is not None, batch.seq_lens.numpy(), batch.out_cache_loc.numpy()
+        prefixes = seqs - 1 if batch.prefix_lens is None else batch.prefix_lens.numpy()
         positions = np.concatenate([*map(np.arange, prefixes, seqs)]) if extend else prefixes
+        start, end = _neighbours(slots)
         metadata = cls(
-            forward_mode=forward_mode,
-            batch_size=len(rows),
+            forward_mode=batch.forward_mode,
+            batch_size=len(seqs),
             total_num_tokens=int(seqs.sum()),
             max_seq_len=int(seqs.max()),
-            req_pool_indices=_int32(rows),
+            req_pool_indices=batch.req_pool_indices,
             start_loc=_int32(seqs.cumsum() - seqs),
-            seq_lens=_int32(seqs),
-            prefix_lens=_int32(prefixes) if extend else None,
-            positions=torch.from_numpy(positions),
+            seq_lens=batch.seq_lens,
+            prefix_lens=batch.prefix_lens,
+            positions=torch.from_numpy(positions.astype(np.int64, copy=False)),
             req_to_token_pool=pool,
             token_to_kv_pool=kv_pool,
-            out_cache_loc=_int32(slots),
-            out_cache_cont_start=out_cache_cont_start,
-            out_cache_cont_end=out_cache_cont_end,
-            other_kv_index=None if extend else int(slots[0]),
-            return_normalized_logprob=return_normalized_logprob,
-            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if forward_mode is ForwardMode.EXTEND else None,
+            out_cache_loc=batch.out_cache_loc,
+            out_cache_cont_start=start,
+            out_cache_cont_end=end,
+            other_kv_index=None if extend else slots.item(0),
+            return_normalized_logprob=batch.wants_prompt_logprobs,
+            batch=batch,
+            logit_rows=_int32((seqs - prefixes).cumsum() - 1) if batch.forward_mode is ForwardMode.EXTEND else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
-        if adapter_places is not None:
-            metadata.adapters = AdapterRows(adapter_places.repeat(seqs - prefixes), model_runner.adapters.tables)
-        metadata.init_flashinfer_args(tp_size)
+        if batch.adapter_places is not None:
+            metadata.adapters = AdapterRows(batch.adapter_places.repeat(seqs - prefixes), model_runner.adapters.tables)
+        metadata.init_flashinfer_args()
         if extend:
             metadata.init_extend_args()
-        if check:
-            check_indices(metadata.kv_indices.numpy(), slots, rows, seqs, prefixes, kv_pool.size)
         for name, value in vars(metadata).items():
             if isinstance(value, torch.Tensor):
                 setattr(metadata, name, value.to(kv_pool.device))
@@ -187,7 +175,7 @@ class InputMetadata:
     def init_extend_args(self) -> None:
         """Fill in `extend_seq_lens`, `extend_start_loc` and `max_extend_len` from `seq_lens` and `prefix_lens`.
 
-        `create` calls it; the name is nano-sglang's. ValueError in DECODE, because `prefix_lens` is None there.
+        `of` calls it; the name is nano-sglang's. ValueError in DECODE, because `prefix_lens` is None there.
         """
         if self.prefix_lens is None:
             raise ValueError("prefix_lens=None: only an EXTEND pass has extend arguments")
@@ -198,7 +186,7 @@ class InputMetadata:
     def init_flashinfer_args(self, tp_size: int = 1) -> None:
         """Fill in the CSR fields `qo_indptr`, `kv_indptr`, `kv_indices` and `kv_last_page_len` from the others.
 
-        `create` calls it; the name is nano-sglang's. This is FlashInfer's description for page size 1, whatever the
+        `of` calls it; the name is nano-sglang's. This is FlashInfer's description for page size 1, whatever the
         pool's page size. It is the same in all `tp_size` processes over which a model is split: slots have the same numbers
         everywhere.
         """
@@ -235,3 +223,9 @@ class InputMetadata:
 
 def _int32(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.astype(np.int32, copy=False))
+
+
+def _neighbours(slots: np.ndarray) -> tuple[int, int] | tuple[None, None]:
+    """`slots` as a range (start, end) if they are consecutive, else (None, None)."""
+    start, end = slots.item(0), slots.item(-1) + 1
+    return (start, end) if slots.tolist() == list(range(start, end)) else (None, None)

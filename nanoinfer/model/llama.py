@@ -56,9 +56,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """`down(activation(gate(x)) * up(x))`, with gate and up in one product. With silu this is SwiGLU (Shazeer, 2020)."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(self, config: ModelConfig, size: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        size = config.intermediate_size
         self.gate_up_proj = GatedLinear(config.hidden_size, size, config.activation, config.mlp_bias, dtype, device)
         self.down_proj = Linear(size, config.hidden_size, config.mlp_bias, dtype, device)
 
@@ -75,7 +74,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
         self.self_attn = Attention(config, layer_id, dtype, device)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
-        self.mlp = MLP(config, dtype, device)
+        self.mlp = self.new_mlp(config, layer_id, dtype, device)
+
+    def new_mlp(self, config: ModelConfig, layer_id: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """The MLP of this layer. A family may have another module that is called like it, in all layers or in some."""
+        return MLP(config, config.intermediate_size, dtype, device)
 
     def forward(
         self,
@@ -90,10 +93,7 @@ class DecoderLayer(nn.Module):
 
         `rows` [k]: once the K/V of all tokens is stored, continue with these rows only.
         """
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, rotation, metadata, rows)
         if rows is not None:
             residual = residual[rows]

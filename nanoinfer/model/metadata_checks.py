@@ -1,23 +1,48 @@
 """The checks of InputMetadata.create and ModelRunner: a ValueError names the wrong argument before anything is written.
 
-The engine's passes skip them, except `check_mode`: the arguments come from its own Batch and need no checks.
+The engine's passes skip them: what its scheduler has planned needs no checks.
 """
 
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
+from nanoinfer.cache.indices import Indices, as_int_array
 from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 
 
-def check_mode(forward_mode: Any, modes: type[Enum], prefix_lens: Any) -> None:
-    """`forward_mode` must be one of `modes`, and all but DECODE need prefix lengths."""
-    if not isinstance(forward_mode, modes):
-        raise ValueError(f"forward_mode={forward_mode!r}: must be a {modes.__name__}")
-    if forward_mode.name != "DECODE" and prefix_lens is None:
+def checked_batch(
+    runner: Any,
+    forward_mode: ForwardMode,
+    req_pool_indices: Indices,
+    seq_lens: Indices,
+    prefix_lens: Indices | None,
+    out_cache_loc: Indices,
+    cont_start: int | None,
+    cont_end: int | None,
+) -> ForwardBatch:
+    """The arguments of `InputMetadata.create` as a ForwardBatch, without token ids. ValueError naming a wrong one."""
+    if not isinstance(forward_mode, ForwardMode):
+        raise ValueError(f"forward_mode={forward_mode!r}: must be a ForwardMode")
+    extend = forward_mode is not ForwardMode.DECODE
+    if extend and prefix_lens is None:
         raise ValueError(f"prefix_lens=None: {forward_mode.name} needs one per request")
+    rows, seqs = as_int_array(req_pool_indices, "req_pool_indices"), as_int_array(seq_lens, "seq_lens")
+    slots = as_int_array(out_cache_loc, "out_cache_loc")
+    prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
+    check_requests(rows, seqs, prefixes, runner.req_to_token_pool)
+    check_slots(slots, int((seqs - prefixes).sum()), runner.token_to_kv_pool.size, cont_start, cont_end)
+    of_each = (torch.from_numpy(array.astype(np.int32, copy=False)) for array in (rows, seqs, prefixes, slots))
+    row_indices, lens, prefix, locs = of_each
+    return ForwardBatch(
+        forward_mode=forward_mode,
+        req_pool_indices=row_indices,
+        seq_lens=lens,
+        prefix_lens=prefix if extend else None,
+        out_cache_loc=locs,
+    )
 
 
 def check_tp_size(tp_size: int, split_over: int) -> None:
@@ -75,12 +100,11 @@ def check_slots(slots: np.ndarray, num_new: int, size: int, start: int | None, e
         raise ValueError(f"out_cache_cont_start={start}, out_cache_cont_end={end}: must be the range of out_cache_loc")
 
 
-def check_indices(
-    kv_indices: np.ndarray, slots: np.ndarray, rows: np.ndarray, seqs: np.ndarray, prefixes: np.ndarray, size: int
-) -> None:
+def check_indices(kv_indices: np.ndarray, batch: ForwardBatch, size: int) -> None:
     """Slots of tokens before this pass must be in the pool, since backends read there, and must not be written to."""
+    rows, seqs, slots = (t.numpy() for t in (batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc))
     row, position = rows.repeat(seqs), np.arange(len(kv_indices)) - (seqs.cumsum() - seqs).repeat(seqs)
-    is_prefix = position < prefixes.repeat(seqs)
+    is_prefix = position < (seqs - batch.new_lens.numpy()).repeat(seqs)
     for i in np.flatnonzero(is_prefix & ((kv_indices < 0) | (kv_indices >= size)))[:1]:
         raise ValueError(f"req_to_token[{row[i]}, {position[i]}]={kv_indices[i]}: must be in 0..{size - 1}")
     for i in np.flatnonzero(is_prefix & np.isin(kv_indices, slots))[:1]:

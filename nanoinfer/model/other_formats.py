@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests.tokenizer_files import read_object
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -50,7 +51,8 @@ def unsupported_kind(config: Path) -> str:
         kinds.append(f"quantized with {method or 'an unknown method'}")
     elif (beside := config.with_name(QUANTIZE_CONFIG)).is_file():
         kinds.append(f"quantized with {(read_object(beside) or {}).get('quant_method') or 'gptq'}")
-    if any(isinstance(said.get(field), int) and said[field] > 1 for field in EXPERTS):
+    served = {*map(str, raw.get("architectures") or ())} & MODEL_FAMILIES.keys()
+    if not served and any(isinstance(said.get(field), int) and said[field] > 1 for field in EXPERTS):
         kinds.append("a mixture of experts")
     if any("vision" in field for field in raw):
         kinds.append("a model with vision")

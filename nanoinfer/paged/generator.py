@@ -22,7 +22,8 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import AdapterError, KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, as_loaded_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.attention import BlockKV, PagedAttention
@@ -246,21 +247,23 @@ def make_metadata(inputs: PagedInputs, runner: ModelRunner, adapter_places: np.n
     If a slot is −1, so are `out_cache_loc` and, except for padding, `kv_indices`.
     """
     mode = ForwardMode.DECODE if inputs.one_token_each else ForwardMode.EXTEND
-    rows, seq_lens, prefix_lens = np.arange(len(inputs.rows)), inputs.seq_lens, inputs.prefix_lens
-    metadata = InputMetadata.create(
-        runner,
-        runner.tp_size,
-        mode,
-        rows,
-        seq_lens,
-        prefix_lens,
-        inputs.slots,
+    batch = ForwardBatch(
+        forward_mode=mode,
+        input_ids=torch.from_numpy(inputs.input_ids),
+        req_pool_indices=_int32(np.arange(len(inputs.rows))),
+        seq_lens=_int32(inputs.seq_lens),
+        prefix_lens=_int32(inputs.prefix_lens) if mode is ForwardMode.EXTEND else None,
+        out_cache_loc=_int32(inputs.slots),
         adapter_places=adapter_places,
-        check=False,
     )
+    metadata = InputMetadata.of(runner, batch)
     device, head = metadata.positions.device, inputs.lm_head_indices
     metadata.positions = torch.from_numpy(inputs.position_ids).to(device)
     metadata.logit_rows = None if head is None else torch.from_numpy(head).to(device)
     metadata.attention_mask = inputs.bias
     metadata.kv_indices[metadata.start_loc[torch.from_numpy(inputs.padding)]] = 0  # padding attends to any slot
     return metadata
+
+
+def _int32(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int32, copy=False))

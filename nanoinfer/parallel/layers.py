@@ -129,7 +129,7 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
     """Put these layers into `network`, which was made with the share's configuration and has no weights yet, and give every
     layer that is cut its `cuts`. `config`: that of the whole model.
 
-    UnsupportedModelError for a family whose head or embedding is one of its own.
+    UnsupportedModelError for a family whose head or embedding is one of its own, or with a layer whose cut is not known.
     """
     shard = communicator.shard
     cuts, inputs = cuts_of(shard, config, quantization), row_inputs(shard, config)
@@ -147,7 +147,7 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
         network.lm_head.weight = embedding.weight
     for path, module in list(network.named_modules()):
         parent, _, name = path.rpartition(".")
-        if isinstance(module, FusedLinear):
+        if isinstance(module, FusedLinear) and module.parts.keys() <= cuts.keys():
             module.cuts = {part: cuts[part] for part in module.parts}  # type: ignore[assignment]
         elif name in inputs and type(module) is Linear:
             assert module.weight is not None

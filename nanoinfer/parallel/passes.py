@@ -4,29 +4,35 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 
 from nanoinfer.model.adapter_rows import AdapterRows
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.parallel.messages import Message
 
 # Every rank has its own pools, backend and tables of adapters. What a backend plans is its own, too.
-OWN = ("req_to_token_pool", "token_to_kv_pool", "attention_backend", "attention_plan", "adapters")
+OWN = ("req_to_token_pool", "token_to_kv_pool", "attention_backend", "attention_plan", "adapters", "batch")
 # forward_tensor's, which a split model refuses.
 NEVER = ("attention_mask",)
+OF_BATCH = "batch."  # in front of the names of a ForwardBatch's fields
 
 
 def pass_message(input_ids: torch.Tensor, metadata: InputMetadata) -> Message:
     """Everything about a pass that the other ranks need. Adapters are told by place, for every new token."""
-    given = {each.name: getattr(metadata, each.name) for each in fields(metadata) if each.name not in OWN}
+    given = {field.name: getattr(metadata, field.name) for field in fields(metadata) if field.name not in OWN}
     assert all(given.pop(name) is None for name in NEVER)
+    for field in fields(ForwardBatch):
+        value = getattr(metadata.batch, field.name)
+        given[OF_BATCH + field.name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    given = {name: value.name if isinstance(value, ForwardMode) else value for name, value in given.items()}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    values = {name: value for name, value in given.items() if name not in tensors and name != "forward_mode"}
     tensors["input_ids"] = input_ids
     if metadata.adapters is not None:
         tensors["adapter_of_rows"] = metadata.adapters.of_rows
-    return Message("pass", {"forward_mode": metadata.forward_mode.name, **values}, tensors)
+    return Message("pass", {name: value for name, value in given.items() if name not in tensors}, tensors)
 
 
 def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) -> tuple[torch.Tensor, InputMetadata]:
@@ -35,16 +41,20 @@ def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) 
     The rows of `req_to_token` are rank 0's alone: `kv_indices` has all slots.
     """
     device = runner.token_to_kv_pool.device
-    tensors = {name: tensor.to(device) for name, tensor in message.tensors.items() if name != "adapter_of_rows"}
-    input_ids = tensors.pop("input_ids")
-    told: dict[str, Any] = {**message.values, **tensors}
-    told["forward_mode"] = ForwardMode[told["forward_mode"]]
-    of_rows = message.tensors.get("adapter_of_rows")
+    told: dict[str, Any] = {**message.values, **message.tensors}
+    of_batch = {name.removeprefix(OF_BATCH): told.pop(name) for name in list(told) if name.startswith(OF_BATCH)}
+    for values in (told, of_batch):
+        values["forward_mode"] = ForwardMode[values["forward_mode"]]
+    if of_batch["adapter_places"] is not None:
+        of_batch["adapter_places"] = of_batch["adapter_places"].numpy()
+    of_rows, input_ids = told.pop("adapter_of_rows", None), told.pop("input_ids")
+    told = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in told.items()}
     metadata = InputMetadata(
         **told,
+        batch=ForwardBatch(**of_batch),
         req_to_token_pool=runner.req_to_token_pool,
         token_to_kv_pool=runner.token_to_kv_pool,
         attention_backend=runner.attention_backend,
         adapters=None if of_rows is None else AdapterRows(of_rows.numpy(), tables),
     )
-    return input_ids, metadata
+    return input_ids.to(device), metadata

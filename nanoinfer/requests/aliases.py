@@ -5,6 +5,7 @@
 - ELSEWHERE: what is not there, a sentence that says what to use instead, and the values that ask for nothing.
 
 nanoinfer/README.md shows the aliases in a table ("Coming from vLLM or SGLang").
+tests/unit/requests/test_alias_sentences.py checks that what the sentences say is true.
 """
 
 from nanoinfer.requests.keywords import ANY, Alias, Elsewhere
@@ -21,13 +22,22 @@ SWITCH = (None, False, True)
 
 
 def _harmless(table: dict[str, tuple[object, ...]]) -> dict[str, Elsewhere]:
-    """The entries of HARMLESS as those of ELSEWHERE: with another value, the answer is the values that there are."""
+    """The entries of HARMLESS as those of ELSEWHERE: with another value, the answer is the values that there are. Where
+    every value is harmless, only a command has a sentence to say, which has no option of this name."""
     return {
-        name: Elsewhere(f"must be {' or '.join(map(repr, values))}, as there is nothing else here", values)
+        name: Elsewhere(
+            "nothing here depends on it"
+            if ANY in values
+            else f"must be {' or '.join(map(repr, values))}, as there is nothing else here",
+            values,
+        )
         for name, values in table.items()
     }
 
 
+_PIECES = Elsewhere(
+    "use LLM(num_scheduler_steps=...), with which a stream yields up to so many tokens at once", (None, 1)
+)
 SAMPLING_ALIASES: dict[str, Alias] = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -51,16 +61,13 @@ SAMPLING_HARMLESS = {
     "guided_decoding_backend": (ANY,),
     "skip_reading_prefix_cache": OFF,
     "spaces_between_special_tokens": OFF,
-    "stream_interval": (None, 1),
 }
 _BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", OFF)
-_GRAMMAR = Elsewhere(
-    "use one of regex=..., json_schema=..., grammar=... (a Lark grammar) and choice=[...] of SamplingParams", (None,)
-)
+_GRAMMARS = "one of regex=..., json_schema=..., grammar=... (a Lark grammar) and choice=[...] of SamplingParams"
 SAMPLING_ELSEWHERE = {
     **_harmless(SAMPLING_HARMLESS),
     "best_of": Elsewhere(
-        "use n=... and logprobs=0, and choose the completion whose log-probabilities have the largest sum", (None, 1)
+        "use n=... and logprobs=0, and choose the one of the outputs with the largest cumulative_logprob", (None, 1)
     ),
     "bad_words": Elsewhere(
         "use logit_bias={token id: -math.inf}, which forbids a token; for words of several tokens, use logits_processors",
@@ -69,20 +76,24 @@ SAMPLING_ELSEWHERE = {
     "allowed_token_ids": Elsewhere(
         "use logits_processors, with a function that sets all other tokens to -inf", (None,)
     ),
-    "do_sample": Elsewhere("use temperature=0 to always take the likeliest token; above 0, tokens are sampled"),
+    "do_sample": Elsewhere("use temperature=0 to always take the likeliest token, and a higher one to sample"),
     "max_length": Elsewhere("use max_new_tokens, which does not count the prompt's tokens", (None,)),
-    "truncate_prompt_tokens": Elsewhere("prompts are never truncated; shorten them yourself", (None,)),
+    "truncate_prompt_tokens": Elsewhere("prompts are never truncated, so shorten them yourself", (None,)),
     "use_beam_search": _BEAMS,
     "num_beams": Elsewhere(_BEAMS.sentence, (None, 1)),
     "beam_width": Elsewhere(_BEAMS.sentence, (None, 1)),
     "early_stopping": _BEAMS,
     "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
-    **dict.fromkeys(("response_format", "structural_tag"), _GRAMMAR),
+    "response_format": Elsewhere(f"use {_GRAMMARS}", (None,)),
+    "structural_tag": Elsewhere(
+        f"use tool_calls=... for functions to call, as Qwen's models write it; or {_GRAMMARS}", (None,)
+    ),
     "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
     "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
     "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", OFF),
     "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),
     "stream": Elsewhere("use the method stream, or stream_chat", OFF),
+    "stream_interval": _PIECES,
 }
 
 LLM_ALIASES: dict[str, Alias] = {
@@ -118,76 +129,83 @@ _ANYHOW = (
     *("collect_detailed_traces", "cuda_graph_bs", "cuda_graph_max_bs", "cuda_graph_sizes", "decode_log_interval"),
     *("disable_async_output_proc", "disable_cascade_attn", "disable_custom_all_reduce", "disable_fallback"),
     *("disable_hybrid_kv_cache_manager", "disable_log_requests", "disable_log_stats", "disable_outlines_disk_cache"),
-    *(
-        "dist_init_addr",
-        "dist_timeout",
-        "distributed_executor_backend",
-        "download_dir",
-        "enable_deterministic_inference",
-    ),
-    *("enable_log_requests", "enable_metrics", "enable_p2p_check", "grammar_backend", "guided_decoding_backend"),
-    *("guided_decoding_disable_any_whitespace", "guided_decoding_disable_fallback", "log_level", "log_level_http"),
-    *(
-        "log_requests",
-        "log_requests_level",
-        "max_cpu_loras",
-        "max_logprobs",
-        "max_lora_rank",
-        "max_parallel_loading_workers",
-    ),
-    *("max_seq_len_to_capture", "nccl_port", "num_lookahead_slots", "otlp_traces_endpoint", "preemption_mode"),
-    *("prefix_caching_hash_algo", "sampling_backend", "served_model_name", "show_time_cost", "skip_server_warmup"),
-    *("structured_outputs_config", "swap_space", "use_tqdm_on_load", "use_v2_block_manager", "watchdog_timeout"),
+    *("dist_init_addr", "dist_timeout", "distributed_executor_backend", "download_dir"),
+    *("enable_deterministic_inference", "enable_log_requests", "enable_metrics", "enable_p2p_check"),
+    *("grammar_backend", "guided_decoding_backend", "guided_decoding_disable_any_whitespace"),
+    *("guided_decoding_disable_fallback", "log_level", "log_level_http", "log_requests", "log_requests_level"),
+    *("max_cpu_loras", "max_lora_rank", "max_parallel_loading_workers", "max_seq_len_to_capture", "nccl_port"),
+    *("num_lookahead_slots", "otlp_traces_endpoint", "preemption_mode", "prefix_caching_hash_algo"),
+    *("sampling_backend", "show_time_cost", "skip_server_warmup", "structured_outputs_config", "swap_space"),
+    *("use_tqdm_on_load", "use_v2_block_manager", "watchdog_timeout"),
 )
 LLM_HARMLESS = {
     **dict.fromkeys(_ANYHOW, (ANY,)),
-    **dict.fromkeys(("calculate_kv_scales", "enable_dp_attention", "enable_eplb", "enable_expert_parallel"), OFF),
-    **dict.fromkeys(("enable_mixed_chunk", "enable_prompt_embeds", "enable_sleep_mode", "enable_torch_compile"), OFF),
-    **dict.fromkeys(("fully_sharded_loras", "is_embedding", "ray_workers_use_nsight", "skip_tokenizer_init"), OFF),
-    **dict.fromkeys(("delete_ckpt_after_loading", "disable_sliding_window", "worker_use_ray"), OFF),
-    **dict.fromkeys(
-        ("code_revision", "compilation_config", "hf_config_path", "hf_overrides", "tokenizer_revision"), (None,)
-    ),
-    **dict.fromkeys(("kv_transfer_config", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs"), (None,)),
-    **dict.fromkeys(("config_format", "lora_dtype", "convert"), (None, "auto")),
+    **dict.fromkeys(("enable_dp_attention", "enable_eplb", "enable_expert_parallel", "enable_mixed_chunk"), OFF),
+    **dict.fromkeys(("enable_prompt_embeds", "enable_sleep_mode", "enable_torch_compile", "fully_sharded_loras"), OFF),
+    **dict.fromkeys(("is_embedding", "ray_workers_use_nsight", "delete_ckpt_after_loading"), OFF),
+    **dict.fromkeys(("disable_sliding_window", "worker_use_ray", "async_scheduling", "multi_step_stream_outputs"), OFF),
+    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_kwargs"), (None, {})),
     **dict.fromkeys(("runner", "task"), (None, "auto", "generate")),
-    "async_scheduling": OFF,
+    "config_format": (None, "auto", "hf"),
+    "convert": (None, "auto", "none"),
     "enable_lora": SWITCH,
-    "generation_config": (None, "vllm"),
-    "multi_step_stream_outputs": OFF,
+    "kv_transfer_config": (None,),
+    "lora_dtype": (None, "auto"),
     "scheduler_delay_factor": (None, 0, 0.0),
     "speculative_eagle_topk": (None, 1),
-    "stream_interval": (None, 1),
 }
 _EIGHT_BITS, _FOUR_BITS = (
     Elsewhere(f"use quantization='{kind}', which quantizes the original weights as they are loaded", OFF)
     for kind in ("int8", "int4")
 )
 _QUANTIZATION = Elsewhere("use quantization='int8' or quantization='int4', with the original weights", (None, ""))
-_NO_PIPELINE = Elsewhere("use tensor_parallel_size=..., which splits every layer; layers stay together", (None, 1))
-_ONE_ENGINE = Elsewhere("an LLM is one engine; start several of them for more", (None, 1))
+_NO_PIPELINE = Elsewhere(
+    "layers are not dealt out to processes; use tensor_parallel_size=..., which splits each of them", (None, 1)
+)
+_ONE_ENGINE = Elsewhere(
+    "an LLM is one engine; for more, start several, or serve with python -m nanoinfer serve --replicas N", (None, 1)
+)
+_OF_SERVERS = "is a setting of servers: use nanoinfer.server.make_app(llm, {}=...)"
+_REVISION = Elsewhere("use model=huggingface_hub.snapshot_download(name, revision=...)", (None,))
+_CONFIG = Elsewhere("the configuration is read from the checkpoint's config.json", (None, {}))
+_NO_CODE = "code that comes with a checkpoint is never run"
 _SLOTS = Elsewhere("use max_total_tokens=..., the number of K/V slots, or kv_memory_share=...", (None,))
 LLM_ELSEWHERE = {
     **_harmless(LLM_HARMLESS),
     "trust_remote_code": Elsewhere(
-        "code that comes with a checkpoint is never run; supported families need none, and you can add others (see "
-        "nanoinfer/model/families.py)",
-        OFF,
+        f"{_NO_CODE}; supported families need none, and you can add others (see nanoinfer/model/families.py)", OFF
     ),
+    "code_revision": Elsewhere(_NO_CODE, (None,)),
     **dict.fromkeys(("pipeline_parallel_size", "pp_size", "pp"), _NO_PIPELINE),
     **dict.fromkeys(("data_parallel_size", "dp_size", "dp", "nnodes"), _ONE_ENGINE),
     **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_blocks_override"), _SLOTS),
     "tokenizer": Elsewhere("the tokenizer is read from the checkpoint's directory", (None,)),
     "tokenizer_mode": Elsewhere("the tokenizer is the one that the checkpoint's files describe", (None, "auto")),
     "chat_template": Elsewhere(
-        "pass it to chat: chat_template_kwargs={'chat_template': ...}; or put it into the checkpoint's directory as "
+        "use chat(messages, chat_template_kwargs={'chat_template': ...}), or put it into the checkpoint's directory as "
         "chat_template.jinja",
         (None,),
     ),
     "load_format": Elsewhere("weights are read from safetensors files", (None, "auto", "safetensors")),
-    "revision": Elsewhere("use model=huggingface_hub.snapshot_download(name, revision=...)", (None,)),
+    **dict.fromkeys(("revision", "tokenizer_revision"), _REVISION),
     "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,), secret=True),
-    "rope_scaling": Elsewhere("it is read from the checkpoint's config.json", (None,)),
+    **dict.fromkeys(("rope_scaling", "hf_overrides", "hf_config_path"), _CONFIG),
+    "generation_config": Elsewhere(
+        "the defaults of requests are those of SamplingParams; from the checkpoint's generation_config.json, only end "
+        "tokens are read",
+        (None, "vllm"),
+    ),
+    "skip_tokenizer_init": Elsewhere(
+        "prompts may be token ids in any case; a tokenizer is read if the checkpoint's directory has one", OFF
+    ),
+    "logits_processors": Elsewhere("use SamplingParams(logits_processors=[...])", (None, [])),
+    "served_model_name": Elsewhere(_OF_SERVERS.format("served_model_name"), (ANY,)),
+    "max_logprobs": Elsewhere(_OF_SERVERS.format("max_logprobs"), (ANY,)),
+    "stream_interval": _PIECES,
+    "compilation_config": Elsewhere(
+        "models are not compiled; use capture=True or capture=False, whether decode passes are recorded", (None, {})
+    ),
+    "calculate_kv_scales": Elsewhere("use kv_cache_dtype='int8', which calculates a scale per token and head", OFF),
     "load_in_8bit": _EIGHT_BITS,
     "load_in_4bit": _FOUR_BITS,
     **dict.fromkeys(("quantization_config", "bnb_config", "torchao_config"), _QUANTIZATION),

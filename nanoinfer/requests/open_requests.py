@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from nanoinfer.requests.deadlines import Deadlines
-from nanoinfer.requests.outputs import RequestGroup, RequestOutput, Update, made
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.request_group import RequestGroup, Update, made
 
 
 class OpenRequests:

@@ -1,7 +1,6 @@
-"""What callers get back: a RequestOutput (the state of a request after a step) or a StreamPiece (newly generated text)."""
+"""RequestOutput: what callers get back, the state of a request after a step."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NoReturn
 
@@ -9,8 +8,7 @@ import numpy as np
 
 from nanoinfer.requests.aliases import COMPLETION_ATTRIBUTES, OUTPUT_ATTRIBUTES
 from nanoinfer.requests.keywords import attribute_answers
-from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.requests.request import Prompt
+from nanoinfer.requests.req import FinishReason
 
 
 @attribute_answers(COMPLETION_ATTRIBUTES)
@@ -134,118 +132,3 @@ class RequestOutput:
 
     def __getitem__(self, name: object) -> NoReturn:
         raise TypeError(f"an output has attributes: use output.{name}")
-
-
-@dataclass(frozen=True)
-class StreamPiece:
-    """The text and tokens since the last piece. The texts of all pieces of a completion (`index`) add up to its whole text.
-
-    `finish_reason` and `stop_reason` (as in CompletionOutput) are set on a completion's last piece. Its text may be empty.
-    `logprobs`: one entry per token, as in CompletionOutput; None unless requested. `prompt_logprobs` and
-    `prompt_top_logprobs`, as in RequestOutput: on the first piece of the first completion, if requested.
-    """
-
-    request_id: int
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    prompt_tokens: int
-    cached_tokens: int
-    stop_reason: int | str | None = None
-    logprobs: list[dict[int, float]] | None = None
-    prompt_logprobs: list[float | None] | None = None
-    prompt_top_logprobs: list[dict[int, float] | None] | None = None
-
-    def __add__(self, following: "StreamPiece") -> "StreamPiece":
-        """Join this piece and the one that follows it, from the same completion, into one."""
-        return replace(
-            following,
-            text=self.text + following.text,
-            token_ids=self.token_ids + following.token_ids,
-            logprobs=None if self.logprobs is None else self.logprobs + (following.logprobs or []),
-            prompt_logprobs=self.prompt_logprobs,
-            prompt_top_logprobs=self.prompt_top_logprobs,
-        )
-
-
-class RequestGroup:
-    """A request as its caller sees it: one prompt and `params.n` completions, one Req per completion."""
-
-    def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None, prompt: Prompt | None = None):
-        self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
-        self._prompt = prompt if isinstance(prompt, str) else None
-        self._prompt_ids = reqs[0].token_ids[: reqs[0].prompt_len]
-
-    @property
-    def finished(self) -> bool:
-        return all(req.finished for req in self.reqs)
-
-    def output(self) -> RequestOutput:
-        """The request's current state."""
-        reqs, arrival = self.reqs, self.reqs[0].arrival_time
-        first_tokens = [req.first_token_time for req in reqs if req.first_token_time]
-        ends = [req.finish_time for req in reqs if req.finish_reason is not None]
-        errors = [req.error for req in reqs if req.error is not None]
-        return RequestOutput(
-            self.request_id,
-            [_completion(i, req) for i, req in enumerate(reqs)],
-            min(first_tokens) - arrival if first_tokens else None,
-            max(ends) - arrival if len(ends) == len(reqs) else None,
-            errors[0] if errors else None,
-            self._prompt,
-            self._prompt_ids,
-            reqs[0].prompt_logprobs,
-            reqs[0].prompt_top_logprobs,
-        )
-
-
-# What a step says of a request: its output or, while it goes on, only its group, of which an output can be made.
-Update = RequestOutput | RequestGroup
-
-
-def made(update: Update) -> RequestOutput:
-    """The output, which is made now if it was not."""
-    return update.output() if isinstance(update, RequestGroup) else update
-
-
-class PieceReader:
-    """Reads a request's output piece by piece: each read returns what is new since the last one."""
-
-    def __init__(self, group: RequestGroup):
-        self._group = group
-        self._read = [(req.given_chars, req.given_tokens) for req in group.reqs]  # what is read already, per completion
-        self._ended = [False] * len(group.reqs)
-
-    @property
-    def done(self) -> bool:
-        """True when everything has been read: each completion has ended, and its last piece was read."""
-        return all(self._ended)
-
-    def read(self) -> Iterator[StreamPiece]:
-        """One piece for each completion that has new tokens or has ended since the last read."""
-        for i, req in enumerate(self._group.reqs):
-            chars, tokens = self._read[i]
-            if self._ended[i] or (req.num_output_tokens == tokens and not req.finished):
-                continue
-            self._read[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
-            yield StreamPiece(
-                self._group.request_id,
-                i,
-                req.text[chars:],
-                req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
-                req.finish_reason,
-                req.prompt_len,
-                req.cached_tokens,
-                req.stop_reason,
-                None if req.params.logprobs is None else req.output_logprobs[tokens : req.num_output_tokens],
-                req.prompt_logprobs if chars == tokens == 0 else None,
-                req.prompt_top_logprobs if chars == tokens == 0 else None,
-            )
-
-
-def _completion(index: int, req: Req) -> CompletionOutput:
-    logprobs = None if req.params.logprobs is None else req.output_logprobs
-    counts = req.cached_tokens, req.drafted_tokens, req.accepted_tokens
-    tokens = req.token_ids, req.prompt_len, req.num_tokens
-    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, *counts, *tokens, logprobs)

@@ -1,7 +1,6 @@
 """Req: the state of one request, from its arrival to its last token."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -9,23 +8,12 @@ import numpy as np
 import torch
 
 from nanoinfer.errors import NoTokenAllowedError
+from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.prompt_logprobs import PromptLogprobs
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 
 NO_TOKEN = -1  # in place of a token id: there was none to choose
-
-
-@dataclass(frozen=True)
-class AdapterKey:
-    """The `extra_key` of a request with an adapter, which computes other K/V for the same tokens than the base model.
-
-    `id`: the adapter's, which is never used again; its `name` may be.
-    """
-
-    id: int
-    extra_key: Hashable
-    name: str = ""
 
 
 class FinishReason(StrEnum):

@@ -10,45 +10,38 @@ from nanoinfer.kernels.base import Kernels
 from nanoinfer.kernels.torch_native import TorchKernels
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.requests.req import NO_TOKEN, Req
+from nanoinfer.sampling.filters import keep_likely
 from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
 from nanoinfer.sampling.random_numbers import uniform
 
 
 class Sampler:
-    """It has no state: everything a row needs is in its Req. A row's result does not depend on the other rows.
+    """It has no state: all it needs is in the requests. A request's token does not depend on the others in the pass.
 
-    `kernels`: what draws the tokens; None for TorchKernels. `for_drafts`: where no token can be chosen because a model's
-    logits hold NaN or infinity, the request gets NO_TOKEN and nothing is raised. A draft may be missing, a token may not.
+    `kernels`: what draws the tokens; None for TorchKernels.
     """
 
-    def __init__(self, kernels: Kernels | None = None, for_drafts: bool = False):
-        self._kernels = TorchKernels() if kernels is None else kernels
-        self._for_drafts = for_drafts
-
-    def as_for_drafts(self) -> "Sampler":
-        """This sampler, with `for_drafts`."""
-        return Sampler(self._kernels, for_drafts=True)
+    def __init__(self, kernels: Kernels | None = None):
+        self.kernels = TorchKernels() if kernels is None else kernels
 
     def sample(self, logits: torch.Tensor | Likeliest, reqs: Sequence[Req]) -> torch.Tensor:
         """Choose the next token of each request, int64 [B], from `logits` [B, V], which are not changed; or take the tokens
         that a pass has found already. NO_TOKEN for a request whose grammar and parameters leave no token to choose.
 
-        RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them (not
-        with `for_drafts`), or whose logits processor fails (see `process_logits`).
+        RuntimeError naming the request whose logits hold NaN or +infinity, since no token can be chosen from them, or
+        whose logits processor fails (see `process_logits`).
         """
         if isinstance(logits, Likeliest):
             return self._checked(logits.token_ids, logits.logits, reqs)
         if all(chooses_by_itself(req) for req in reqs):
             return self._draw(logits.float(), reqs)
-        likeliest, largest = _likeliest(logits)
-        if self._for_drafts and not largest.isfinite().all():
-            return self._sample_finite(logits, reqs, largest)
+        likeliest, largest = likeliest_of(logits)
         _check_finite(largest.tolist(), reqs)
         adjusted, stuck = any(adjusts_logits(req) for req in reqs), []
         scores = logits.to(torch.float32, copy=adjusted)
         if adjusted:
             process_logits(scores, reqs)
-            likeliest, largest = _likeliest(scores)
+            likeliest, largest = likeliest_of(scores)
             stuck = [row for row, score in enumerate(largest.tolist()) if score == -torch.inf]
         drawn = [row for row, req in enumerate(reqs) if not req.params.greedy and row not in stuck]
         if len(drawn) == len(reqs):
@@ -67,24 +60,14 @@ class Sampler:
         some = [row for row, req in enumerate(reqs) if not (req.params.greedy or req.params.draws_from_all)]
         if some:
             scores = scores.clone()
-            scores[some] = _keep_likely(scores[some], [reqs[row] for row in some])
+            scores[some] = keep_likely(scores[some], [reqs[row].params for row in some])
             temperatures[some] = 1.0
-        token_ids, totals = self._kernels.draw(scores, temperatures, numbers)
+        token_ids, totals = self.kernels.draw(scores, temperatures, numbers)
         return self._checked(token_ids, totals, reqs)
 
     def _checked(self, token_ids: torch.Tensor, numbers: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
         """`token_ids`, as far as their `numbers` are finite."""
-        if self._for_drafts:
-            return token_ids.where(numbers.isfinite(), NO_TOKEN)
         _check_finite(numbers.tolist(), reqs)
-        return token_ids
-
-    def _sample_finite(self, logits: torch.Tensor, reqs: Sequence[Req], largest: torch.Tensor) -> torch.Tensor:
-        """The tokens of the requests whose largest logit is finite; no logits processor gets to see the others."""
-        rows = largest.isfinite().nonzero()[:, 0].tolist()
-        token_ids = torch.full((len(reqs),), NO_TOKEN)
-        if rows:
-            token_ids[rows] = self.sample(logits[rows], [reqs[row] for row in rows]).cpu()
         return token_ids
 
     def logprobs(
@@ -109,7 +92,7 @@ class Sampler:
         return result
 
 
-def _likeliest(logits: torch.Tensor) -> Likeliest:
+def likeliest_of(logits: torch.Tensor) -> Likeliest:
     """Of each row of `logits` [B, V]. Ties go to the first; NaN counts as the largest."""
     if logits.device.type != "cpu":
         likeliest = logits.argmax(dim=-1)
@@ -130,46 +113,3 @@ def _check_finite(numbers: Sequence[float], reqs: Sequence[Req]) -> None:
     for req, number in zip(reqs, numbers, strict=True):
         if not isfinite(number):
             raise RuntimeError(f"request {req.request_id}: the model's logits hold NaN or infinity")
-
-
-def _keep_likely(scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-    """`scores` [b, V], less each row's maximum and divided by its temperature, with -inf for what top-k, top-p and min-p
-    leave out, in this order."""
-
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=scores.device)[:, None]
-
-    params = [req.params for req in reqs]
-    scores = (scores - scores.amax(dim=-1, keepdim=True)) / column([p.temperature for p in params])
-    rows = [row for row, p in enumerate(params) if 0 < p.top_k < scores.shape[-1]]
-    if rows:
-        scores[rows] = keep_top_k(scores[rows], [params[row].top_k for row in rows])
-    rows = [row for row, p in enumerate(params) if p.top_p < 1.0]
-    if rows:
-        scores[rows] = keep_top_p(scores[rows], column([params[row].top_p for row in rows]))
-    rows = [row for row, p in enumerate(params) if p.min_p > 0.0]
-    if rows:
-        scores[rows] = keep_min_p(scores[rows], column([params[row].min_p for row in rows]))
-    return scores
-
-
-def keep_top_k(scores: torch.Tensor, k: list[int]) -> torch.Tensor:
-    """Set all `scores` [b, V] to -inf but the `k[row]` largest ones, and any that equal the smallest of those."""
-    largest = scores.topk(max(k), dim=-1).values
-    threshold = largest.gather(1, torch.tensor(k, device=scores.device)[:, None] - 1)
-    return scores.masked_fill(scores < threshold, -torch.inf)
-
-
-def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Nucleus sampling (Holtzman et al., 2020): keep the smallest set of likeliest tokens whose total probability reaches
-    `top_p` [b, 1], and set all other `scores` [b, V] to -inf. The likeliest token is always kept."""
-    ascending, order = scores.sort(dim=-1)
-    unlikely = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    unlikely[:, -1] = False
-    return scores.masked_fill(unlikely.scatter(1, order, unlikely), -torch.inf)
-
-
-def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Set the `scores` [b, V] of tokens to -inf that are less likely than `min_p` [b, 1] times the likeliest one."""
-    probabilities = scores.softmax(dim=-1)
-    return scores.masked_fill(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), -torch.inf)

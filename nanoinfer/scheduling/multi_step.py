@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.scheduling.batch import Batch, _neighbours, adapter_places
+from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.scheduler import Scheduler
 
 
@@ -156,20 +155,8 @@ class DecodeGroup:
         self.input_positions[:count] = positions
         self.slot_mapping[:count] = self._req_to_token[self._rows, positions]
         positions += 1
-        slots = self.slot_mapping[:count].astype(np.int32)
-        start, end = _neighbours(slots)
-        return Batch(
-            self.reqs,
-            ForwardMode.DECODE,
-            torch.from_numpy(self.input_tokens[:count].copy()),
-            torch.from_numpy(self._rows),
-            torch.from_numpy(self.seq_lens[:count].astype(np.int32)),
-            None,
-            torch.from_numpy(slots),
-            out_cache_cont_start=start,
-            out_cache_cont_end=end,
-            adapter_places=adapter_places(self.reqs),
-        )
+        tokens, seq_lens, slots = self.input_tokens[:count], self.seq_lens[:count], self.slot_mapping[:count]
+        return Batch.of(self.reqs, ForwardMode.DECODE, tokens.copy(), seq_lens.astype(np.int32), slots.astype(np.int32))
 
     def _drop_finished(self) -> None:
         rows = [row for row, req in enumerate(self.reqs) if not req.finished]

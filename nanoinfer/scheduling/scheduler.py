@@ -1,14 +1,14 @@
 """Scheduler: decides which requests are in the next pass, and processes the pass's result."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.scheduling.adapter_turns import AdapterTurns
 from nanoinfer.scheduling.admission import Admission, PrefixLock, Verdict
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.blocked import Blocked
@@ -42,19 +42,19 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         adapters: AdapterPool | None = None,
     ):
-        self.config, self.cache, self._clock, self.adapters = config, cache, clock, adapters
+        self.config, self.cache, self._clock = config, cache, clock
         self.waiting = WaitingQueue(config, cache.radix_cache)
         self.running: list[Req] = []  # all requests that hold slots, in order of admission
         self.prefilling: Req | None = None  # the one of them whose prompt is only partly computed, if any
         self.paused: set[Req] = set()
         self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.retractions = self.prompt_tokens = self.cached_tokens = 0  # counted since the start, for statistics
+        self.retractions = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # since the start
         self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
-        self._blocked: Blocked | None = None
+        self._adapters, self._blocked = AdapterTurns(adapters), Blocked(cache)
 
     def add(self, req: Req) -> None:
         """Queue a request. The caller has checked that it fits the context and the pool."""
@@ -68,12 +68,14 @@ class Scheduler:
         outside the engine holds slots or rows.
         """
         self.planned = []
-        self._check_fetches()
+        if (failure := self._adapters.failure(self.waiting)) is not None:
+            self.planned, error = failure
+            raise error
         decoding = [req for req in self.running if req is not self.prefilling]
         if not decoding:
             self._budget.refill()
         self._plan_extend()
-        if not self.planned and not decoding and self.adapters is not None and self.adapters.wait():
+        if not self.planned and not decoding and self._adapters.wait():
             return Scheduler.schedule(self)  # there was nothing to do but to wait for an adapter
         if self.planned:
             return Batch.extend(self.planned, self.cache)
@@ -100,7 +102,7 @@ class Scheduler:
         """
         if batch.chunked_req is not None:
             batch.chunked_req.kv_len = batch.chunked_req.chunk_end
-        self._append(batch, zip(batch.sampled_reqs, token_ids, logprobs, strict=True))
+        self._append(zip(batch.sampled_reqs, token_ids, logprobs, strict=True))
         if batch.forward_mode is ForwardMode.EXTEND:
             for req in batch.reqs:
                 if not req.finished:
@@ -108,7 +110,7 @@ class Scheduler:
             self.prefilling = batch.chunked_req
         self._forget_finished()
 
-    def _append(self, batch: Batch, sampled: Iterable[tuple[Req, int, dict[int, float] | None]]) -> None:
+    def _append(self, sampled: Iterable[tuple[Req, int, dict[int, float] | None]]) -> None:
         """Append tokens with their log-probabilities to their requests, in order, each until it ends. The pass has computed
         the K/V of every token before them."""
         now = self._clock()
@@ -122,7 +124,7 @@ class Scheduler:
                 req.output_logprobs.append(entry)
             req.kv_len = req.num_tokens
             req.append(token_id)
-            batch.num_sampled += req.num_tokens - before  # none if there was no token to choose
+            self.output_tokens += req.num_tokens - before  # none if there was no token to choose
             if req.finished:
                 req.finish_time = now
                 self._ended += 1
@@ -149,14 +151,14 @@ class Scheduler:
         if req not in self.paused:
             self._take_back(req)
             self.paused.add(req)
-            self._blocked = None
+            self._blocked.forget()
 
     def resume(self, req: Req) -> None:
         """Queue a paused request again: in front of the others if it had been admitted before, else behind them."""
         if req in self.paused:
             self.paused.remove(req)
             (self.waiting.put_back if req.num_admissions else self.waiting.add)(req)
-            self._blocked = None
+            self._blocked.forget()
 
     # --- EXTEND: which request continues, which are admitted ---------------------------------------------------------
 
@@ -176,47 +178,33 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take requests off the queue as long as they fit (the class says when they do)."""
-        if not self.waiting or self._is_still_blocked():
+        ratio, state = (
+            self.new_token_ratio.value,
+            (self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions),
+        )
+        if not self.waiting or (not self._adapters.fetching and self._blocked.still(state, self.running, ratio)):
             return
-        self._blocked = None
-        ratio = self.new_token_ratio.value
+        self._blocked.forget()
         admission = Admission(self.config, self.cache, self._budget, ratio, self.running, self.planned)
         if not admission.open:
             return
-        in_use = {req.adapter for req in self.running}
+        self._adapters.begin(self.running)
         for req in self.waiting.candidates():
-            if not self._has_adapter(req, in_use):
+            if not self._adapters.has(req):
                 continue  # requests behind it may go first
             with PrefixLock(self.cache, req) as prefix:
                 verdict = admission.verdict(req)
                 if verdict is Verdict.ADMIT:
                     prefix.keep()
                     self._take(req)
-                    in_use.add(req.adapter)
+                    self._adapters.use(req)
                     admission.add(req)
                 elif verdict is Verdict.NO_ROOM and not self.planned:
-                    self._blocked = Blocked(req, self._state(), req.prefix_len - prefix.newly_locked)
+                    self._blocked.note(req, state, req.prefix_len - prefix.newly_locked)
             if verdict is Verdict.WAIT_FOR_PREFIX and not self.waiting.in_order:
                 continue  # requests behind it may go first
             if verdict is not Verdict.ADMIT or not admission.open:
                 return
-
-    def _has_adapter(self, req: Req, in_use: Collection[Adapter | None]) -> bool:
-        """Whether what `req` needs to be computed with is on the device; if not, it will be."""
-        if req.adapter is None:
-            return True
-        assert self.adapters is not None
-        return self.adapters.obtain(req.adapter, in_use)
-
-    def _check_fetches(self) -> None:
-        """Raise why an adapter could not be fetched. The requests that wait for it are in `planned` then, and no others."""
-        if self.adapters is None or not self.adapters.fetching:
-            return
-        while (failure := self.adapters.take_failure()) is not None:
-            adapter, error = failure
-            self.planned = [req for req in self.waiting if req.adapter is adapter]
-            if self.planned:
-                raise error
 
     def _take(self, req: Req) -> None:
         """Admit `req`: it leaves the queue and joins the pass."""
@@ -230,19 +218,6 @@ class Scheduler:
             self.prompt_tokens += req.prompt_len
             self.cached_tokens += req.cached_tokens
         req.num_admissions += 1
-
-    def _is_still_blocked(self) -> bool:
-        """Optimisation: True when a request did not fit, and nothing has changed since then that could let it in."""
-        if self._blocked is None or not self.running or (self.adapters is not None and self.adapters.fetching):
-            return False
-        ratio = self.new_token_ratio.value
-        promised = sum(self.cache.outstanding_size(req, ratio) for req in self.running)
-        room = self.cache.obtainable_size() - promised
-        return self._blocked.still(self._state(), room, self.cache.outstanding_size(self._blocked.req, ratio))
-
-    def _state(self) -> tuple[int, int, int]:
-        """Optimisation: the state that `Blocked` compares."""
-        return self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
 
     def _decode(self, reqs: list[Req]) -> Batch:
         """The pass in which running requests, for whose next tokens there is room, get them."""
@@ -269,7 +244,7 @@ class Scheduler:
         req.num_retractions += 1
         self.retractions += 1
         self.waiting.put_back(req)
-        self._blocked = None
+        self._blocked.forget()
 
     def _take_back(self, req: Req) -> None:
         """Remove a request from the queue, from the paused ones, or from the running ones with its row and slots."""

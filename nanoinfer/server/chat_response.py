@@ -3,7 +3,8 @@
 from typing import Any
 
 from nanoinfer.grammars.tool_calls import END
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.completion_response import prompt_logprobs
 from nanoinfer.server.generation import Wish

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.json_text import dumps, quoted

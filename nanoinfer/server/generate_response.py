@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, Wish
 from nanoinfer.server.json_text import dumps

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from nanoinfer.frontends.async_stream import AsyncStream
 from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.buckets import Buckets
 
 

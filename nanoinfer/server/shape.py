@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import nanoinfer
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, Wish, ended_early
 from nanoinfer.server.json_text import dumps, quoted

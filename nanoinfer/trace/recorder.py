@@ -10,14 +10,14 @@ step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.requests.outputs import RequestGroup
 from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.threads.signals import uninterrupted
@@ -78,7 +78,7 @@ class Recorder:
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
-        if hasattr(engine._guard._guarded, "recorder"):
+        if engine._guard.around_step is not nullcontext:
             raise ValueError(
                 "engine: is already being recorded (an LLM made with trace=True has its trace in llm.trace)"
             )
@@ -115,6 +115,7 @@ class Recorder:
                 else:
                     setattr(owner, name, before)
             self._undo.clear()
+            self._engine._guard.around_step = nullcontext
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
@@ -132,7 +133,7 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        self._watch(engine._guard, "_guarded", self._on_step)  # in the step's turn, if the step is not refused
+        engine._guard.around_step = self._around_step
         self._watch(engine, "submit_all", self._on_submit)
         self._watch(scheduler, "schedule", self._on_schedule)
         self._watch(scheduler, "end", self._on_end)
@@ -154,7 +155,6 @@ class Recorder:
         def watched(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs) if self._undo else original(*args, **kwargs)
 
-        watched.recorder = self  # type: ignore[attr-defined]
         setattr(owner, name, watched)
         self._undo.append((owner, name, watched, before))
 
@@ -181,13 +181,14 @@ class Recorder:
 
     # --- the step ------------------------------------------------------------------------------------------------
 
-    def _on_step(self, step: Call, one_pass: Call) -> Any:
+    @contextmanager
+    def _around_step(self) -> Iterator[None]:
         with uninterrupted():
             self.settle()
             self._in_step, self._pass = True, []
             self._event = self._new_event(ev.FAILED)
         try:
-            return step(one_pass)
+            yield
         except BaseException as error:
             self._event.error = f"{type(error).__name__}: {error}"
             raise

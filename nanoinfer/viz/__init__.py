@@ -70,7 +70,6 @@ from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
 from nanoinfer.viz.split_product import split_product
-from nanoinfer.viz.states import states
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 from nanoinfer.viz.verify_rows import verify_rows
@@ -108,7 +107,6 @@ __all__ = [
     "session_steps",
     "slot_map",
     "split_product",
-    "states",
     "timeline",
     "verify_rows",
     "wire",

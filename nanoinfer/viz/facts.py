@@ -22,22 +22,7 @@ def last_input_metadata(engine: Engine) -> InputMetadata:
 
     Made from the rows as they are now: where the tree had a token's K/V already, the row names the tree's slot by now.
     """
-    batch = _last_batch(engine)
-    metadata = InputMetadata.create(
-        engine.model_runner,
-        engine.model_runner.tp_size,
-        batch.forward_mode,
-        batch.req_pool_indices,
-        batch.seq_lens,
-        batch.prefix_lens,
-        batch.out_cache_loc,
-        batch.out_cache_cont_start,
-        batch.out_cache_cont_end,
-        batch.wants_prompt_logprobs,
-        adapter_places=batch.adapter_places,
-    )
-    metadata.prompt_top_counts = batch.prompt_top_counts
-    return metadata
+    return InputMetadata.of(engine.model_runner, _last_batch(engine))
 
 
 def last_tokens(engine: Engine) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.facts import last_labels

@@ -10,7 +10,7 @@ from typing import Any
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import make_engine
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.scheduling.batch import Batch
@@ -168,13 +168,13 @@ def _pooled(
     if again:
         list(_serve(engine, one_by_one))
     runner, token_bytes = engine.model_runner, model.config.kv_bytes_per_token(model.dtype)
-    forward, pool, in_use = runner.forward, runner.token_to_kv_pool, list[int]()
+    forward_batch, pool, in_use = runner.forward_batch, runner.token_to_kv_pool, list[int]()
 
     def counted(*arguments: Any) -> Any:
         in_use.append(pool.size - pool.available_size())  # in the pass: requests that it ends still have their slots
-        return forward(*arguments)
+        return forward_batch(*arguments)
 
-    runner.forward = counted  # type: ignore[assignment, method-assign]
+    runner.forward_batch = counted  # type: ignore[assignment, method-assign]
     passes = computed = longest = read = padding = 0
     for batch in _serve(engine, one_by_one):
         lens, tokens = batch.seq_lens.tolist(), len(batch.out_cache_loc)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from nanoinfer.kernels.program import Program
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
 
@@ -57,16 +56,12 @@ class DecodePass:
             raise KernelsUnavailableError(reason)
         places = self._places(model, adapters) if adapters else None
         every = torch.arange(requests, dtype=torch.int32)
-        self._batch = SimpleNamespace(
+        self._batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
             input_ids=torch.arange(requests) % model.config.vocab_size,
             req_pool_indices=every,
             seq_lens=torch.full_like(every, context),
-            prefix_lens=None,
             out_cache_loc=every * context + context - 1,
-            out_cache_cont_start=None,
-            out_cache_cont_end=None,
-            prompt_top_counts=None,
-            prompt_logprobs=None,
             adapter_places=places,
         )
         self.captured = CapturedPass(self.runner, requests, adapted=places is not None)
@@ -76,16 +71,11 @@ class DecodePass:
 
     def from_python(self) -> torch.Tensor:
         """Logits [requests, V], with Python between the kernels."""
-        logits, _ = self.runner.forward(self._batch, ForwardMode.DECODE)
-        assert isinstance(logits, torch.Tensor)  # the runner captures nothing
-        return logits
+        return self.runner.forward_batch(self._batch).logits  # the runner captures nothing
 
     def replayed(self) -> torch.Tensor:
         """The same logits, by the recorded pass. The next replay overwrites them."""
-        batch = self._batch
-        self.captured.fill(
-            batch.input_ids, batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc, batch.adapter_places
-        )
+        self.captured.fill(self._batch)
         return self.captured.run()[0]
 
     def _places(self, model: LoadedModel, adapters: Sequence[Adapter | None]) -> np.ndarray:

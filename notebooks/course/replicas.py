@@ -19,7 +19,7 @@ from typing import Any
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policy import Policy, RoutedRequest
 from nanoinfer.engine.engine import Engine
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.sampling_params import SamplingParams
 from notebooks.course.workloads import new_engine

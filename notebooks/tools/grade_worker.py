@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 TEXT = 2000  # characters of a hint or an exception that are reported
+MORE_MEMORY = 256 * 2**20  # bytes beyond the limit, to say that a cell has reached it
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -25,7 +26,8 @@ def main() -> None:
     threading.Thread(target=_end_with_grader, args=[os.dup(0), os.killpg, signal.SIGKILL], daemon=True).start()
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
-    resource.setrlimit(resource.RLIMIT_DATA, (job["memory"], job["memory"]))
+    limits = job["memory"], job["memory"] + MORE_MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
     results = os.fdopen(job["result_fd"], "w", buffering=1)
     process, getpid = os.getpid(), os.getpid
 
@@ -79,6 +81,11 @@ def main() -> None:
             return {"outcome": "wrong", "text": f"raises {type(error).__name__}: {error}"[:TEXT]}
         return {"outcome": "passed", "text": proved if isinstance(proved, str) else ""}
 
+    def make_room(*of_exception: object, tb_offset: int | None = None) -> None:
+        """A cell has filled the memory: to say so takes some, too."""
+        resource.setrlimit(resource.RLIMIT_DATA, (limits[1], limits[1]))
+
+    shell.set_custom_exc((MemoryError,), make_room)
     set_timer, set_handler, alarm = signal.setitimer, signal.signal, signal.SIGALRM
     report(event="ready")
     for number, step in job["steps"]:
@@ -105,6 +112,7 @@ def main() -> None:
             armed = False
             outcome = {"outcome": "timeout"}
         except MemoryError:
+            make_room()
             armed = False
             outcome = {"outcome": "out of memory"}
         set_timer(signal.ITIMER_REAL, 0)

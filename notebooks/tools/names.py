@@ -25,17 +25,23 @@ def package_names(root: Path) -> frozenset[str]:
 
     Names that Python's own types, torch or numpy have as well are left out: `free` is the package's, `append` need not be.
     """
-    found = set[str]()
-    for path in sorted((root / "nanoinfer").rglob("*.py")):
-        found |= _defined(ast.parse(path.read_text(encoding="utf-8")))
+    return frozenset().union(*map(_names_of, sorted((root / "nanoinfer").rglob("*.py"))))
+
+
+@cache
+def _names_of(path: Path) -> frozenset[str]:
+    """The names that one file defines, with the same ones left out."""
+    found = _defined(ast.parse(path.read_text(encoding="utf-8")))
     return frozenset(name for name in found if name not in _elsewhere() and not name.startswith("__"))
 
 
 def used(notebook: dict[str, Any], root: Path) -> dict[str, int]:
-    """The package's names that the code of the package cells uses → the number of the first cell that does, from 1."""
-    names, found = package_names(root), dict[str, int]()
+    """The names that the code of the package cells uses, and the package or the cell's own file defines → the number of the
+    first cell that does, from 1."""
+    found = dict[str, int]()
     for number, cell in enumerate(notebook["cells"], 1):
-        if cell["cell_type"] == "code" and marked_path(source_of(cell)) is not None:
+        if cell["cell_type"] == "code" and (path := marked_path(source_of(cell))) is not None:
+            names = package_names(root) | _names_of(root / path)
             for name in _uses(ast.parse(source_of(cell))):
                 if name in names:
                     found.setdefault(name, number)

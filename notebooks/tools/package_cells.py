@@ -1,4 +1,7 @@
-"""Package cells: notebook cells that are a file's text letter for letter. Here: what text a cell should have."""
+"""Package cells: notebook cells that are a file's text letter for letter. Here: what text a cell should have.
+
+The file is one of the package, or of what the series teaches with: notebooks/course/regular_expression.py.
+"""
 
 import ast
 import re
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MARK = re.compile(r"# in (\S+\.py)\s*")
-_NEARLY = re.compile(r"^\s*#\s*in:?\s+`?nanoinfer/\S+\.py`?:?\s*$", re.IGNORECASE | re.MULTILINE)
+_NEARLY = re.compile(r"^\s*#\s*in:?\s+`?(?:nanoinfer|notebooks)/\S+\.py`?:?\s*$", re.IGNORECASE | re.MULTILINE)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -80,7 +83,7 @@ def package_cell(source: str, root: Path, whole: AbstractSet[str] = frozenset())
 
 
 class Module:
-    """A file of the package, by definitions. Texts keep decorators, and comments directly above and inside."""
+    """A file that cells show, by definitions. Texts keep decorators, and comments directly above and inside."""
 
     def __init__(self, text: str, path: str):
         self.path, self.lines, self.tree = path, text.split("\n"), ast.parse(text)

@@ -16,7 +16,9 @@ CONFIG_CLASSES = {
     "qwen3": transformers.Qwen3Config,
     "gemma3": transformers.Gemma3TextConfig,
     "phi3": transformers.Phi3Config,
-    "gemma2": transformers.Gemma2Config,  # the engine does not have it: a test adds it from outside
+    # The engine does not have these: tests add them from outside.
+    "gemma2": transformers.Gemma2Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
 }
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3"]
 TINY = {
@@ -32,14 +34,21 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# What a family needs beside TINY: defaults that are as small, and Gemma's three layers not all of one type.
+# What a family needs beside TINY: defaults that are as small, and not all of the three layers of one type.
 TINY_GEMMA: dict[str, object] = {
     "head_dim": 16,
     "query_pre_attn_scalar": 24,
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
-TINY_OF_FAMILY = {"gemma2": TINY_GEMMA, "gemma3": TINY_GEMMA}
+TINY_EXPERTS: dict[str, object] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+TINY_OF_FAMILY = {"gemma2": TINY_GEMMA, "gemma3": TINY_GEMMA, "qwen3_moe": TINY_EXPERTS}
 REMOVED = object()  # a value for `edited`
 
 

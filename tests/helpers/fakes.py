@@ -18,7 +18,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.registry import SCHEDULE_POLICIES
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.batch import Batch
@@ -98,10 +98,6 @@ class FakeModel:
             slots = self.cache.rows[row, :seq].tolist()
             read = [self.kv[slot] for slot in slots]
             assert read == [(req.extra_key, tuple(req.token_ids[: i + 1].tolist())) for i in range(seq)]
-        slots = batch.out_cache_loc.tolist()
-        neighbours = slots == list(range(slots[0], slots[0] + len(slots)))
-        expected = (slots[0], slots[0] + len(slots)) if neighbours else (None, None)
-        assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == expected
         assert batch.wants_prompt_logprobs == (extend and any(req.wants_prompt_logprobs for req in batch.reqs))
         for req, prefix, seq in zip(batch.reqs, prefix_lens, seq_lens, strict=True):
             if extend and req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanoinfer import Engine
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from tests.helpers.engines import V, make_engine
 

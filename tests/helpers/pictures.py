@@ -13,7 +13,8 @@ from nanoinfer import viz
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 
 
 def texts(picture: viz.Picture) -> list[str]:

@@ -98,6 +98,7 @@ def test_other_cells_are_left_alone(root: Path) -> None:
         "\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
         "x = 1\n# in nanoinfer/scheduling/batch.py",
         "# In nanoinfer/scheduling/batch.py:\nclass Batch: ...",
+        "x = 1\n# in notebooks/course/regular_expression.py",
         "#in nanoinfer/scheduling/batch.py\nclass Batch: ...",
         "# in pack/box.py\ndef half(): ...\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
     ],

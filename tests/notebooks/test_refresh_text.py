@@ -123,9 +123,9 @@ def test_the_command_that_a_failure_names_mends_it(tmp_path: Path) -> None:
     """In a copy of this project, with one notebook."""
     for folder in ("nanoinfer", "notebooks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "*.ipynb"))
-    content = notebook(code("# in nanoinfer/model/input_metadata.py\nclass ForwardMode: ..."), code("print(3)"))
+    content = notebook(code("# in nanoinfer/model/forward_batch.py\nclass ForwardMode: ..."), code("print(3)"))
     content["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["3\n"]}]
-    path, file = save(tmp_path / "notebooks", "00_modes.ipynb", content), "nanoinfer/model/input_metadata.py"
+    path, file = save(tmp_path / "notebooks", "00_modes.ipynb", content), "nanoinfer/model/forward_batch.py"
 
     def command(line: str) -> "subprocess.CompletedProcess[str]":
         arguments = [sys.executable, *line.split()[1:]]

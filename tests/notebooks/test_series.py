@@ -236,6 +236,14 @@ def test_a_name_of_the_package_is_shown_in_the_notebook_that_uses_it_or_before()
     assert set(later) == {"one"}
 
 
+def test_a_file_of_the_course_has_names_to_show_as_well() -> None:
+    source = (
+        "# in notebooks/course/regular_expression.py\ndef f(self): return derivative(matches_empty(self), any_other)"
+    )
+    assert used(notebook(code(source)), ROOT) == {"derivative": 1, "matches_empty": 1}
+    assert {"derivative", "matches_empty"}.isdisjoint(package_names(ROOT))
+
+
 def test_what_an_annotation_names_is_not_used() -> None:
     text = (
         "# in nanoinfer/cache/memory_pool.py\n"

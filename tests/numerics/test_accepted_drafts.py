@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.checkpoints import greedy
 from tests.helpers.drafts import STEM, noisy

@@ -10,7 +10,7 @@ from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.kernels import DTYPES, TOLERANCE, need_cpp, random
 
 SHAPES = [(4, 4, 32), (6, 2, 48), (8, 2, 64), (7, 1, 80), (5, 1, 96), (6, 1, 128), (8, 1, 256), (40, 2, 36), (2, 1, 6)]

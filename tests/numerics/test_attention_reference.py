@@ -10,7 +10,8 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.attention.cpp import CppAttention
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from tests.helpers.kernels import DTYPES, assert_close, need_cpp, random
 

@@ -2,7 +2,9 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,10 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
-from nanoinfer.model.layers.logits_processor import Likeliest
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.model.verify import DecodeRows
 from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.kernels import CPU, DTYPES, need_cpp
 from tests.helpers.waiting import Worker
@@ -39,34 +40,33 @@ def make_runner(path: Path, dtype: torch.dtype = torch.float32, rows: int = 24) 
 class Sequences:
     """Sequences of random lengths with K/V in scattered slots of a runner's pool."""
 
-    def __init__(self, runner: ModelRunner, count: int, num_new: int = 1, seed: int = 0):
+    def __init__(self, runner: ModelRunner, count: int, seed: int = 0):
         rng = np.random.default_rng(seed)
-        self.runner, self.num_new = runner, num_new
+        self.runner = runner
         self.rows = torch.from_numpy(rng.permutation(24)[:count].astype(np.int32))
-        self.lens = torch.from_numpy(rng.integers(num_new + 1, 30, count).astype(np.int32))
+        self.lens = torch.from_numpy(rng.integers(2, 30, count).astype(np.int32))
         slots = rng.permutation(SLOTS).astype(np.int32)
         table = runner.req_to_token_pool.req_to_token
         for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
             table[row, :length] = torch.from_numpy(slots[i * 30 : i * 30 + length])
-            prefix = length - num_new
-            ids = torch.from_numpy(rng.integers(3, 300, prefix))
-            runner.forward_extend(ids, [row], [prefix], [0], table[row, :prefix])
-        self.ids = torch.from_numpy(rng.integers(3, 300, count * num_new))
-        lines = zip(self.rows.tolist(), self.lens.tolist(), strict=True)
-        self.slots = torch.cat([table[row, length - num_new : length] for row, length in lines])
+            ids = torch.from_numpy(rng.integers(3, 300, length - 1))
+            runner.forward_extend(ids, [row], [length - 1], [0], table[row, : length - 1])
+        self.ids = torch.from_numpy(rng.integers(3, 300, count))
+        self.slots = table[self.rows.long(), self.lens.long() - 1]
+
+    def batch(self, **more: Any) -> ForwardBatch:
+        """A DECODE of them."""
+        fields = {"input_ids": self.ids, "seq_lens": self.lens, "out_cache_loc": self.slots, **more}
+        return ForwardBatch(forward_mode=ForwardMode.DECODE, req_pool_indices=self.rows, **fields)
 
     def eager(self) -> torch.Tensor:
-        """Logits of all new tokens, computed layer by layer in Python."""
-        prefixes = self.lens - self.num_new
-        mode = ForwardMode.DECODE if self.num_new == 1 else ForwardMode.EXTEND
-        metadata = InputMetadata.create(self.runner, 1, mode, self.rows, self.lens, prefixes, self.slots)
-        metadata.logit_rows = None
-        return self.runner.run(self.ids, metadata).logits
+        """Logits, computed layer by layer in Python."""
+        return self.runner.run(self.ids, InputMetadata.of(self.runner, self.batch())).logits
 
     def captured(self, passes: CapturedPasses) -> torch.Tensor:
-        logits = passes.forward(self.ids, self.rows, self.lens, self.slots, self.num_new)
-        assert isinstance(logits, torch.Tensor), passes.reason
-        return logits.clone()
+        output = passes.forward(self.batch())
+        assert output is not None, passes.reason
+        return output.logits.clone()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,15 +81,6 @@ def test_the_bits_are_those_of_the_pass_it_was_recorded_from(family: str, dtype:
     assert len(passes.passes) == 1
 
 
-@pytest.mark.parametrize("num_new", [2, 4])
-def test_several_new_tokens_per_request(num_new: int, checkpoint: Checkpoint):
-    runner = make_runner(checkpoint("qwen3"))
-    passes = CapturedPasses(runner)
-    for seed in range(3):
-        some = Sequences(runner, 3, num_new, seed)
-        assert torch.equal(some.captured(passes), some.eager())
-
-
 def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Checkpoint):
     runner = make_runner(checkpoint("llama"))
     passes = CapturedPasses(runner)
@@ -99,12 +90,12 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
     pool = runner.token_to_kv_pool
     before = [pool.get_key_buffer(layer).clone() for layer in range(3)]
     assert torch.equal(some.captured(passes), expected)
-    assert list(passes.passes) == [(20, 1, False)]
+    assert list(passes.passes) == [(20, False)]
     assert all(torch.equal(pool.get_key_buffer(layer), before[layer]) for layer in range(3))
-    metadata = passes.passes[20, 1, False].metadata
+    metadata = passes.passes[20, False].metadata
     assert metadata.out_cache_loc[17:].tolist() == [-1] * 3
     assert metadata.positions[17:].tolist() == metadata.seq_lens[17:].tolist() == [0] * 3
-    assert passes.passes[20, 1, False].input_ids[17:].tolist() == [0] * 3
+    assert passes.passes[20, False].batch.input_ids[17:].tolist() == [0] * 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -125,16 +116,17 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
     free = np.setdiff1d(np.arange(SLOTS), table.numpy())[: steps * count].astype(np.int32).reshape(count, steps)
     for row, length, slots in zip(some.rows.tolist(), some.lens.tolist(), free, strict=True):
         table[row, length : length + steps] = torch.from_numpy(slots)
-    batch = DecodeRows(some.ids, some.rows, some.lens, some.slots, only_likeliest=likeliest)
+    batch = some.batch(only_likeliest=likeliest, size_varies=True)
     assert passes.run_ahead(batch, counts, temperatures, numbers) is None, "nothing is captured yet"
 
     kernels, wanted, ids, lens, slots = runner.model.kernels, [], some.ids, some.lens, some.slots
     for step in range(steps):
-        found = passes.forward(ids, some.rows, lens, slots, 1, likeliest, coarse=True)
-        if isinstance(found, Likeliest):
-            tokens = found.token_ids.clone()
+        found = passes.forward(replace(batch, input_ids=ids, seq_lens=lens, out_cache_loc=slots))
+        assert found is not None
+        if found.likeliest is not None:
+            tokens = found.likeliest.token_ids.clone()
         else:
-            tokens = kernels.draw(found.float(), temperatures, numbers[step])[0]
+            tokens = kernels.draw(found.logits.float(), temperatures, numbers[step])[0]
         wanted.append(tokens)
         ids, lens, slots = tokens, lens + 1, torch.from_numpy(free[:, step].copy())
     pool = runner.token_to_kv_pool
@@ -189,7 +181,7 @@ def test_another_model_in_the_runner_is_noticed(checkpoint: Checkpoint):
     runner.model = other.model
     assert torch.equal(some.captured(passes), some.eager())
     runner.model = lambda *args: other.model(*args)
-    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    assert passes.forward(some.batch()) is None
     assert "its kernels are function" in passes.reason
 
 
@@ -210,7 +202,7 @@ def test_forward_hooks_are_called_in_every_pass_while_there_are_any(checkpoint: 
     some = Sequences(runner, 2)
     some.captured(passes)
     hook = runner.model.model.norm.register_forward_pre_hook(lambda *_: called.append(1))
-    assert passes.forward(some.ids, some.rows, some.lens, some.slots) is None
+    assert passes.forward(some.batch()) is None
     hook.remove()
     some.captured(passes)
     assert not passes.reason
@@ -223,10 +215,10 @@ def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
     def compute() -> tuple[torch.Tensor, ...]:
         signal.raise_signal(signal.SIGUSR1)
         seen.append("computing")
-        return (runner.run(captured.input_ids, captured.metadata).logits,)
+        return (runner.run(captured.batch.input_ids, captured.metadata).logits,)
 
     captured._compute = compute
-    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.fill(some.batch())
     earlier = signal.signal(signal.SIGUSR1, lambda *_: seen.append(torch.ones(2).sum().item()))
     try:
         logits = captured.run()[0].clone()
@@ -252,7 +244,7 @@ def test_a_program_allocates_nothing_and_buffers_share_their_memory(checkpoint: 
     runner = make_runner(checkpoint("llama", num_hidden_layers=12))
     some = Sequences(runner, 4)
     captured = CapturedPass(runner, 4)
-    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.fill(some.batch())
     assert torch.equal(captured.run()[0], some.eager())
     program = captured.program
     assert program is not None
@@ -267,7 +259,7 @@ def test_every_call_is_labelled_with_its_module_and_timed_on_demand(checkpoint: 
     runner = make_runner(checkpoint("llama"))
     some = Sequences(runner, 1)
     captured = CapturedPass(runner, 1)
-    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.fill(some.batch())
     captured.run()
     program = captured.program
     assert program is not None
@@ -312,15 +304,15 @@ def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
 
     def compute() -> tuple[torch.Tensor, ...]:
         computed.append(Worker(others.eager).result())
-        return (runner.run(captured.input_ids, captured.metadata).logits,)
+        return (runner.run(captured.batch.input_ids, captured.metadata).logits,)
 
     captured = CapturedPass(runner, 2)
     captured._compute = compute
-    captured.fill(some.ids, some.rows, some.lens, some.slots)
+    captured.fill(some.batch())
     captured.run()
     assert torch.equal(computed[0], others.eager())
     alone = CapturedPass(runner, 2)
-    alone.fill(some.ids, some.rows, some.lens, some.slots)
+    alone.fill(some.batch())
     alone.run()
     assert captured.program is not None
     assert alone.program is not None

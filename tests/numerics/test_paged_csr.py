@@ -8,7 +8,8 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.registry import ATTENTION_BACKENDS
 
 Checkpoint = Callable[..., Path]

@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
 from nanoinfer.sessions.inference import InferenceEngine
@@ -80,6 +80,27 @@ def test_a_family_from_outside_is_refused_and_so_is_a_head_of_its_own(
         pytest.raises(UnsupportedModelError, match="OwnHead has a head or an embedding of its own"),
         split_llm(path, 2),
     ):
+        pass
+
+
+class OwnNames(LlamaForCausalLM):
+    """A family whose checkpoints have other names for gate and up."""
+
+    class layer_class(DecoderLayer):
+        def new_mlp(self, *args: Any) -> Any:
+            mlp = super().new_mlp(*args)
+            mlp.gate_up_proj.parts = {"w1": 48, "w3": 48}
+            return mlp
+
+
+def test_a_projection_whose_cut_is_not_known_is_refused_by_name(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL_FAMILIES, "OwnNames", OwnNames)
+    monkeypatch.setattr(OwnNames, "__module__", "nanoinfer.model.own")
+    path = edited(checkpoint("llama"), tmp_path / "own", architectures=["OwnNames"])
+    message = r"OwnNames has a layer model\.layers\.0\.mlp\.gate_up_proj that cannot be split"
+    with pytest.raises(UnsupportedModelError, match=message), split_llm(path, 2):
         pass
 
 

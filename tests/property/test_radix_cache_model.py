@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nanoinfer.cache.radix_cache import MatchResult, common_prefix_len
+from nanoinfer.cache.indices import common_prefix_len
+from nanoinfer.cache.radix_cache import MatchResult
 from nanoinfer.cache.tree_node import TreeNode
 from tests.helpers.tree_mirror import TreeMirror
 from tests.helpers.trees import make_cache, put

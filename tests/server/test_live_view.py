@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.cache.indices import consecutive_runs
-from nanoinfer.requests.req import AdapterKey
+from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.patch import State, difference
 from nanoinfer.server.live.request_view import name_of_key

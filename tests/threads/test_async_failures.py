@@ -9,8 +9,9 @@ import pytest
 from nanoinfer import AsyncEngine, AsyncStream, EngineClosedError, StepFailedError
 from nanoinfer.frontends.async_stream import Delivery
 from nanoinfer.frontends.deliveries import Deliveries
-from nanoinfer.requests.outputs import PieceReader, StreamPiece, Update
 from nanoinfer.requests.request import Request
+from nanoinfer.requests.request_group import Update
+from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
 from tests.helpers.async_engines import arrival, assert_all_free, following, gated
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.waiting import run

@@ -74,7 +74,7 @@ def test_streams_that_are_collected_in_the_middle_of_a_turn_are_closed_after_it(
     in_a_cycle(going_on)
     del ended, going_on
     owner, name = {
-        "pass": (engine.model_runner, "forward"),
+        "pass": (engine.model_runner, "forward_batch"),
         "abort": (engine.open_requests, "remove"),
         "submit": (engine.scheduler, "add"),
     }[where]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import AsyncEngine, Engine, StreamPiece
-from nanoinfer.requests.outputs import PieceReader
+from nanoinfer.requests.stream_pieces import PieceReader
 from nanoinfer.trace import Recorder
 from tests.helpers.async_engines import arrival, between_passes, following, gated, in_a_pass, llm_around
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine

@@ -81,7 +81,9 @@ def test_a_handler_that_raises_gets_in_at_once_in_forward_and_sample(
         went_on.append(True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(getattr(engine, owner), {"model_runner": "forward", "sampler": "sample"}[owner], interrupted)
+        patch.setattr(
+            getattr(engine, owner), {"model_runner": "forward_batch", "sampler": "sample"}[owner], interrupted
+        )
         with pytest.raises(Interrupted):
             engine.step()
     assert not went_on

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.outputs import StreamPiece
+from nanoinfer.requests.stream_pieces import StreamPiece
 
 ALIVE_S = 1.0  # a call hears from its replica at least this often
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from nanoinfer.cluster.serve.messages import Ended
-from nanoinfer.requests.outputs import CompletionOutput, StreamPiece
+from nanoinfer.requests.outputs import CompletionOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
+from nanoinfer.requests.stream_pieces import StreamPiece
 
 
 class Completion:

@@ -8,8 +8,8 @@ from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policy import ReplicaLoad
 from nanoinfer.config import EngineConfig
-from nanoinfer.requests.outputs import StreamPiece
 from nanoinfer.requests.request import Request
+from nanoinfer.requests.stream_pieces import StreamPiece
 
 
 @dataclass(frozen=True)

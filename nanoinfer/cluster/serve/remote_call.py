@@ -13,10 +13,11 @@ from nanoinfer.cluster.serve.completion import Completion
 from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, News, Refused
 from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
 from nanoinfer.frontends.async_stream import Delivery
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.requests.stream_pieces import StreamPiece
 
 PAUSE_S = 0.2  # before another try, when no replica could take a call
 

@@ -9,7 +9,7 @@ from nanoinfer.cluster.simulate.pools import make_cache
 from nanoinfer.cluster.simulate.request import SimRequest
 from nanoinfer.cluster.simulate.routing import Told
 from nanoinfer.config import EngineConfig
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.scheduling.batch import Batch

@@ -10,9 +10,10 @@ from nanoinfer.cluster.simulate.segments import VOCAB_SIZE
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.attention import TorchNativeBackend
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
-from nanoinfer.model.model_runner import ForwardBatch, ModelRunner
+from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.scheduling.batch import Batch
 
 
@@ -23,11 +24,9 @@ class SleepingRunner(ModelRunner):
         super().__init__(_no_model, *make_pools(config), TorchNativeBackend())
         self.costs, self.vocab_size = costs, vocab_size
 
-    def forward(
-        self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
-    ) -> tuple[torch.Tensor | Likeliest, torch.Tensor | None]:
+    def forward_batch(self, batch: ForwardBatch) -> LogitsOutput:
         """Sleep; return the next token of each request that gets one. NotImplementedError for what needs logits."""
-        if return_normalized_logprob or forward_mode is ForwardMode.VERIFY:
+        if batch.wants_prompt_logprobs or batch.forward_mode is ForwardMode.VERIFY:
             raise NotImplementedError("a sleeping model has neither log-probabilities nor drafts to check")
         seq_lens = batch.seq_lens.tolist()
         if batch.prefix_lens is None:
@@ -42,7 +41,8 @@ class SleepingRunner(ModelRunner):
         if isinstance(batch, Batch):
             ends = ends[: len(batch.sampled_reqs)]  # none for a prompt that goes on in the next pass
         newest = batch.input_ids[torch.tensor(ends, dtype=torch.int64)]
-        return Likeliest((newest + 1) % self.vocab_size, torch.zeros(len(ends))), None
+        likeliest = Likeliest((newest + 1) % self.vocab_size, torch.zeros(len(ends)))
+        return LogitsOutput(likeliest.logits, likeliest=likeliest)
 
 
 def sleeping_engine(config: EngineConfig, costs: PassCosts, vocab_size: int = VOCAB_SIZE) -> Engine:

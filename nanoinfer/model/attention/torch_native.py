@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanoinfer.model.attention.base import ENCODED_KV, SOFTCAP, AttentionLayer
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 
 
 @dataclass

@@ -3,18 +3,15 @@
 The functions that change a request's logits are elsewhere, in sampling/logits_processors.py.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
+from nanoinfer.model.forward_batch import ForwardBatch
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.prompt_likeliest import Likely, PromptLikeliest
-
-Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
-
-ROWS_AT_A_TIME = 256  # for prompt log-probabilities: keeps the [rows, V] block in memory small
+from nanoinfer.model.layers.prompt_logprobs import Head, Likely, prompt_logprobs
 
 
 class Likeliest(NamedTuple):
@@ -42,6 +39,18 @@ class LogitsOutput:
     prompt_likeliest: Sequence[list[Likely] | None] | None = None
     likeliest: Likeliest | None = None
 
+    @property
+    def to_sample(self) -> torch.Tensor | Likeliest:
+        """What a Sampler chooses tokens from."""
+        return self.logits if self.likeliest is None else self.likeliest
+
+    def first(self, count: int) -> "LogitsOutput":
+        """This, with the logits of the first `count` rows only."""
+        if count == len(self.logits):  # even a slice of everything takes torch as long as a small kernel
+            return self
+        likeliest = None if self.likeliest is None else Likeliest(*(tensor[:count] for tensor in self.likeliest))
+        return replace(self, logits=self.logits[:count], likeliest=likeliest)
+
 
 def hidden_rows(metadata: InputMetadata) -> torch.Tensor | None:
     """The new tokens whose hidden states the last layer must compute to its end; None for all."""
@@ -59,24 +68,12 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
         return LogitsOutput(head(hidden))
 
     logits = head(hidden if metadata.logit_rows is None else hidden[metadata.logit_rows])
-    logprobs = torch.full(input_ids.shape, torch.nan, dtype=torch.float32, device=hidden.device)
-    counts = metadata.prompt_top_counts
-    likeliest = None if counts is None else PromptLikeliest(counts, metadata.qo_indptr.tolist())
-    for start in range(0, len(input_ids) - 1, ROWS_AT_A_TIME):
-        rows = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))
-        following = slice(rows.start + 1, rows.stop + 1)
-        block = head(hidden[rows]).float().log_softmax(-1)
-        logprobs[following] = block.gather(1, input_ids[following, None])[:, 0]
-        if likeliest is not None:
-            likeliest.add(start, block)
-    logprobs[metadata.qo_indptr[:-1]] = torch.nan  # the token before it is in another request, or in the prefix
-    return LogitsOutput(logits, logprobs, None if likeliest is None else likeliest.found)
+    return LogitsOutput(logits, *prompt_logprobs(hidden, input_ids, head, metadata))
 
 
-def mean_logprobs(output: LogitsOutput, metadata: InputMetadata) -> torch.Tensor | None:
+def mean_logprobs(output: LogitsOutput, batch: ForwardBatch) -> torch.Tensor | None:
     """The mean of each request's `prompt_logprobs`, float32 [B]: what the seed calls normalized log-probabilities. NaN for
     a request with a single new token; None in place of all of them if they are not wanted."""
     if output.prompt_logprobs is None:
         return None
-    new_lens = metadata.qo_indptr.diff().tolist()
-    return torch.stack([logprobs[1:].mean() for logprobs in output.prompt_logprobs.split(new_lens)])
+    return torch.stack([logprobs[1:].mean() for logprobs in output.prompt_logprobs.split(batch.new_lens.tolist())])

@@ -3,7 +3,8 @@
 import torch
 
 from nanoinfer.model.attention.base import AttentionBackend, AttentionLayer
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 
 
 class RadixAttention(AttentionLayer):

@@ -32,6 +32,9 @@ class RMSNorm(nn.Module):
         """Norm each head of `x` [T, heads, size] in place."""
         self.kernels.norm_heads(x, self.weight, self.eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a layer's output `x` to the residual stream; returns `(norm of the sum, the sum)`. May change `residual`."""
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a layer's output `x` to the residual stream; returns `(norm of the sum, the sum)`. May change `residual`.
+        None: `x` is the stream itself."""
+        if residual is None:
+            return self(x), x
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

@@ -9,7 +9,8 @@ import numpy as np
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.engine.engine import Engine
-from nanoinfer.requests.req import AdapterKey, Req
+from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.req import Req
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.slot_view import runs_of
 from nanoinfer.viz.palette import COMPLETION, REQUESTS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from nanoinfer.frontends.llm import LLM
-from nanoinfer.sampling.sampler import keep_top_k, keep_top_p
+from nanoinfer.sampling.filters import keep_top_k, keep_top_p
 from nanoinfer.sessions.inference import InferenceEngine
 from notebooks.course.explore.control import Control
 from notebooks.course.explore.explorable import Explorable, Frame
@@ -66,7 +66,7 @@ def distributions(
     scores = (logits.float() - logits.float().amax(dim=-1, keepdim=True)) / temperature
     before = scores.softmax(dim=-1)[0]
     if 0 < top_k < scores.shape[-1]:
-        scores = keep_top_k(scores, [top_k])
+        scores = keep_top_k(scores, torch.tensor([[top_k]]))
     if top_p < 1:
         scores = keep_top_p(scores, torch.tensor([[top_p]]))
     return before, scores.softmax(dim=-1)[0]

@@ -279,22 +279,22 @@ def _or_gone(method: Any, request_id: int) -> bool:
 def failing(engine: Engine, share: float, seed: int) -> Iterator[None]:
     """A share of the passes fail: before or after the model has computed."""
     rng, runner = np.random.default_rng(seed), engine.model_runner
-    forward = runner.forward
+    forward_batch = runner.forward_batch
 
     def broken(*args: Any) -> Any:
         chance = rng.random()
         if chance < share / 2:
             raise InjectedError
-        result = forward(*args)
+        result = forward_batch(*args)
         if chance < share:
             raise InjectedPanic
         return result
 
-    runner.forward = broken  # type: ignore[method-assign]
+    runner.forward_batch = broken  # type: ignore[method-assign]
     try:
         yield
     finally:
-        runner.forward = forward  # type: ignore[method-assign]
+        runner.forward_batch = forward_batch  # type: ignore[method-assign]
 
 
 def check_that_threads_end() -> None:

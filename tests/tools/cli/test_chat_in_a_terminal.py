@@ -12,7 +12,7 @@ import pytest
 from nanoinfer.cli import chat
 from nanoinfer.cli.ctrl_c import CtrlC
 from nanoinfer.cli.main import main
-from nanoinfer.requests.outputs import StreamPiece
+from nanoinfer.requests.stream_pieces import StreamPiece
 from tests.helpers.terminal import CTRL_C, CTRL_D, UP, Terminal
 
 

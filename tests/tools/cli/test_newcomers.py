@@ -56,14 +56,14 @@ def test_a_cut_answer_says_which_limit_cut_it(
 
 def test_an_answer_that_ctrl_c_stops_in_a_pass_counts_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = llm.engine.stats()
-    forward = llm.engine.model_runner.forward
+    forward_batch = llm.engine.model_runner.forward_batch
 
     def interrupted(*args: object) -> object:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
         until(lambda: llm.engine.turns.later, "the end of the call")
-        return forward(*args)
+        return forward_batch(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(llm.engine.model_runner, "forward", interrupted)
+    monkeypatch.setattr(llm.engine.model_runner, "forward_batch", interrupted)
     with raising(signal.SIGINT, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         llm.generate("Once", GREEDY)
     after = llm.engine.stats()

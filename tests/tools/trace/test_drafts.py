@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.final import final_state
 from nanoinfer.trace.perfetto import trace_events

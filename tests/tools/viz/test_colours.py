@@ -18,13 +18,14 @@ from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.slot_allocator import SlotAllocator
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.sampling.regular_expression import Machine
 from nanoinfer.trace import Trace
 from nanoinfer.trace.final import final_state
 from nanoinfer.viz.palette import MEANINGS, NEUTRAL, PHASE_STYLES, REQUESTS, ROLES, Style, styles
+from notebooks.course.regular_expression import Machine
 from notebooks.course.replicas import ReplicaPass
+from notebooks.course.states_picture import states_picture
 from tests.helpers.pictures import insert, make_metadata, make_pool, make_tree, named, take
 
 LEGEND = "legend "
@@ -128,7 +129,7 @@ def pictures() -> dict[str, viz.Picture]:
         "final state": final_state(trace),
         "map": viz.engine_map("scheduler"),
         "marks": viz.allocator_marks(allocator, 3),
-        "states": viz.states(Machine("(a|b)*abb"), ["ab", "ac"]),
+        "states": states_picture(Machine("(a|b)*abb"), ["ab", "ac"]),
         "kernels": viz.kernel_times({"a pass": ([("linear", "lm_head", 0.1, 0.8), ("attention", "", 0.8, 0.9)], 1.0)}),
         "wire": viz.wire([("head", b"GET /"), ("end", b"\r\n")]),
         "lanes": viz.lanes([("a", "waiting", 0, 1), ("a", "served", 1, 2), ("b", "served", 0, 1)], unit="ms"),

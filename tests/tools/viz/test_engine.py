@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib")
 
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.engine.engine import Engine
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.pictures import (
     assert_readable,
     texts,

@@ -8,7 +8,8 @@ pytest.importorskip("matplotlib")
 
 
 from nanoinfer import viz
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.palette import REQUESTS, ROLES
 from tests.helpers.pictures import (
     assert_readable,

@@ -15,7 +15,7 @@ import torch
 from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.requests.req import AdapterKey
+from nanoinfer.requests.adapter_key import AdapterKey
 from tests.helpers.block_mirror import BlockMirror, FeedReader, blocks_of_tree
 from tests.helpers.trees import make_cache, put
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nanoinfer.cache import radix_cache
-from nanoinfer.cache.radix_cache import common_prefix_len
+from nanoinfer.cache.indices import common_prefix_len
 from tests.helpers.trees import make_cache, put, shape, snapshot
 
 # --- peek, version, grow -----------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import torch
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.drafting.draft_model import chunks
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.engines import assert_all_free, step
@@ -141,13 +142,13 @@ def test_prompts_are_caught_up_on_in_passes_of_at_most_a_chunk(
     prompts = [[*range(8, 32)] * 3, [*range(10, 30)], [*range(9, 31)] * 2, [1, 2]]
     llm = drafting(path, chunked_prefill_size=chunk_size, page_size=page_size)
     runner, sizes = draft_runner(llm), list[tuple[ForwardMode, int]]()
-    forward = runner.forward
+    forward_batch = runner.forward_batch
 
-    def watched(batch: Any, mode: ForwardMode, *more: Any) -> Any:
-        sizes.append((mode, len(batch.input_ids)))
-        return forward(batch, mode, *more)
+    def watched(batch: ForwardBatch) -> LogitsOutput:
+        sizes.append((batch.forward_mode, len(batch.input_ids)))
+        return forward_batch(batch)
 
-    monkeypatch.setattr(runner, "forward", watched)
+    monkeypatch.setattr(runner, "forward_batch", watched)
     plain = tiny_llm(load_model(path, torch.float32), max_running_requests=8, max_total_tokens=1024)
     outputs = serve(llm, prompts, temperature=0)
     assert told(outputs) == told(serve(plain, prompts, temperature=0))

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from nanoinfer import SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.registry import DRAFTERS
-from nanoinfer.requests.outputs import PieceReader
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.stream_pieces import PieceReader
 from tests.helpers.engines import assert_all_free, finish, greedy, serve, step
 from tests.helpers.foreseeing import WRONG, Foreseeing, engine_of, mode_of
 
@@ -51,14 +51,15 @@ def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter
     for prompt, params in (([1], greedy(20)), ([30], greedy(4)), ([50], plain), ([70], greedy(2))):
         engine.add_request(prompt, params)
     step(engine)
+    before = engine.scheduler.output_tokens
     outputs = step(engine)
     assert engine.last_batch is not None
     assert mode_of(engine) is ForwardMode.VERIFY
-    assert (engine.last_batch.seq_lens - engine.last_batch.prefix_lens).tolist() == [6, 3, 1, 1]
-    assert [len(engine.last_batch.input_ids), len(engine.last_batch.rows)] == [11, 11]
+    assert engine.last_batch.new_lens.tolist() == [6, 3, 1, 1]
+    assert [len(engine.last_batch.input_ids), len(engine.last_batch.choosing)] == [11, 11]
     assert [len(outputs[i].token_ids) for i in range(4)] == [7, 4, 2, 2]
     assert [outputs[i].finished for i in range(4)] == [False, True, False, True]
-    assert engine.last_batch.num_sampled == 6 + 3 + 1 + 1
+    assert engine.scheduler.output_tokens - before == 6 + 3 + 1 + 1
     last = finish(engine)
     assert last[0].token_ids == list(range(2, 22))
     assert last[2].token_ids == list(range(51, 71))

@@ -11,7 +11,7 @@ import transformers
 
 from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.outputs import RequestGroup
+from nanoinfer.requests.request_group import RequestGroup
 from tests.helpers.checkpoints import greedy as transformers_greedy
 from tests.helpers.interrupts import InterruptedModel
 

@@ -9,8 +9,8 @@ import torch
 from nanoinfer import SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.requests.outputs import PieceReader
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.stream_pieces import PieceReader
 from nanoinfer.scheduling.multi_step import MultiStepScheduler
 from nanoinfer.scheduling.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step

@@ -14,7 +14,9 @@ import torch
 import transformers
 
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.checkpoints import greedy
 
 VOCAB_SIZE = 32000
@@ -30,14 +32,14 @@ class Recorder:
             path, max_total_tokens=64, max_running_requests=4, max_context_len=48, capture=False
         ).engine
         self.passes: list[InputMetadata] = []
-        create = InputMetadata.create
+        describe = InputMetadata.of
 
-        def recording_create(*args: object, **kwargs: object) -> InputMetadata:
-            metadata = create(*args, **kwargs)  # type: ignore[arg-type]
+        def recording(model_runner: ModelRunner, batch: ForwardBatch) -> InputMetadata:
+            metadata = describe(model_runner, batch)
             self.passes.append(copy(metadata))
             return metadata
 
-        monkeypatch.setattr(InputMetadata, "create", recording_create)
+        monkeypatch.setattr(InputMetadata, "of", recording)
 
     def run(self, prompt: list[int], num_tokens: int) -> RequestOutput:
         """One request from its arrival to its end; `passes` holds those of this request only."""

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from tests.helpers.runners import make_runner
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
@@ -258,9 +259,8 @@ def test_what_does_not_fit_together_is_refused_by_field(
 
 @pytest.mark.parametrize("mode", ["EXTEND", 1, None])
 def test_a_mode_that_is_none_is_refused_by_name(mode: Any) -> None:
-    for check in (True, False):  # also from ModelRunner.forward, which makes no other checks
-        with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
-            create(make_runner(), mode, check=check)
+    with pytest.raises(ValueError, match=f"forward_mode={mode!r}: must be a ForwardMode"):
+        create(make_runner(), mode)
 
 
 @pytest.mark.parametrize(
@@ -288,6 +288,22 @@ def test_two_requests_may_share_their_prefix() -> None:
     runner.req_to_token_pool.req_to_token[:2, :4] = torch.tensor([7, 8, 9, 6])
     meta = create(runner, EXTEND, prefix_lens=[2, 4], out_cache_loc=[10, 11])
     assert_tensor(meta.kv_indices, [7, 8, 10, 7, 8, 9, 6, 11])
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"), [([4, 5, 6], (4, 7)), ([0], (0, 1)), ([4, 6, 7], (None, None)), ([5, 4, 3], (None, None))]
+)
+def test_new_slots_that_are_neighbours_are_a_range(slots: list[int], expected: tuple[int | None, int | None]) -> None:
+    lens = torch.tensor([len(slots)], dtype=torch.int32)
+    batch = ForwardBatch(
+        forward_mode=EXTEND,
+        req_pool_indices=torch.zeros(1, dtype=torch.int32),
+        seq_lens=lens,
+        prefix_lens=torch.zeros_like(lens),
+        out_cache_loc=torch.tensor(slots, dtype=torch.int32),
+    )
+    meta = InputMetadata.of(make_runner(), batch)
+    assert (meta.out_cache_cont_start, meta.out_cache_cont_end) == expected
 
 
 # --- the seed's named parts of create ----------------------------------------------------------------------------
@@ -349,6 +365,7 @@ def test_slots_that_do_not_lie_in_pages_have_no_description_in_pages(slots: list
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_kv_that_is_not_stored_has_no_page(page_size: int) -> None:
-    meta = InputMetadata.create(make_runner(page_size=page_size), 1, EXTEND, [0], [2], [0], [-1, -1], check=False)
+    meta = InputMetadata.create(make_runner(page_size=page_size), 1, EXTEND, [0], [2], [0], [0, 1])
+    meta.kv_indices[:] = -1
     with pytest.raises(ValueError, match=r"kv_indices\[0\]=-1: token 0 of request 0"):
         meta.paged_csr()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode
-from nanoinfer.model.layers.logits_processor import ROWS_AT_A_TIME, compute_logits
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.logits_processor import compute_logits
+from nanoinfer.model.layers.prompt_logprobs import ROWS_AT_A_TIME
 from nanoinfer.model.loader import load_model
-from nanoinfer.scheduling.batch import Batch
 from tests.helpers.rows import (
     HandWrittenRows,
     all_logits,
@@ -85,11 +87,11 @@ def test_likeliest_tokens_of_a_long_prompt_need_no_table_of_all_positions() -> N
     total = 5 * ROWS_AT_A_TIME
     hidden = torch.stack([torch.arange(total) % 50, torch.ones(total)], dim=1)
     metadata: Any = SimpleNamespace(
-        only_likeliest=False,
         return_normalized_logprob=True,
         logit_rows=torch.tensor([total - 1]),
         qo_indptr=torch.tensor([0, total]),
-        prompt_top_counts=[1],
+        only_likeliest=False,
+        batch=SimpleNamespace(prompt_top_counts=[1]),
     )
     output = compute_logits(hidden, torch.zeros(total, dtype=torch.int64), head, metadata)
     assert len(blocks) == 6
@@ -101,47 +103,44 @@ def test_likeliest_tokens_of_a_long_prompt_need_no_table_of_all_positions() -> N
 def test_a_batch_in_neighbouring_slots_gives_the_same_logits(
     first_slot: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
-    """Neighbours are written as a slice, and `forward` dispatches on the mode: the way the engine calls the runner."""
+    """Neighbours are written as a slice. `forward_batch` is the way the engine calls the runner, `forward` the seed's."""
     path = checkpoint("llama")
     sequences = [random_tokens(6, seed=60), random_tokens(4, seed=61)]
     expected = [all_logits(oracle(path), tokens) for tokens in sequences]
     logprobs = [logprob_of_each_token(oracle(path), tokens) for tokens in sequences]
     rows = HandWrittenRows(load_model(path), 2)
     slots = torch.arange(first_slot, first_slot + 8, dtype=torch.int32)
-    batch = Batch(
-        reqs=[],
+    batch = ForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=torch.tensor(sequences[0][:5] + sequences[1][:3]),
-        req_pool_indices=torch.tensor([2, 0]),
-        seq_lens=torch.tensor([5, 3]),
-        prefix_lens=torch.tensor([0, 0]),
+        req_pool_indices=torch.tensor([2, 0], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 3], dtype=torch.int32),
+        prefix_lens=torch.tensor([0, 0], dtype=torch.int32),
         out_cache_loc=slots,
-        out_cache_cont_start=first_slot,
-        out_cache_cont_end=first_slot + 8,
     )
+    metadata = InputMetadata.of(rows.runner, batch)
+    assert (metadata.out_cache_cont_start, metadata.out_cache_cont_end) == (first_slot, first_slot + 8)
+    assert metadata.batch is batch
     logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND)
     assert_close(logits, torch.stack([expected[0][4], expected[1][2]]))
     assert normalized is None
-    assert batch.prompt_logprobs is None
+    assert torch.equal(rows.runner.forward_batch(batch).logits, logits)
     logits, normalized = rows.runner.forward(batch, ForwardMode.EXTEND, return_normalized_logprob=True)
     assert normalized is not None
     assert_close(normalized, torch.stack([logprobs[0][1:5].mean(), logprobs[1][1:3].mean()]))
-    assert batch.prompt_logprobs is not None
-    assert batch.prompt_logprobs.isnan().nonzero()[:, 0].tolist() == [0, 5], "the first of each request"
-    assert_close(batch.prompt_logprobs[6:], logprobs[1][1:3])
+    prompt_logprobs = rows.runner.forward_batch(replace(batch, wants_prompt_logprobs=True)).prompt_logprobs
+    assert prompt_logprobs is not None
+    assert prompt_logprobs.isnan().nonzero()[:, 0].tolist() == [0, 5], "the first of each request"
+    assert_close(prompt_logprobs[6:], logprobs[1][1:3])
 
     rows.rows.req_to_token[2, :5], rows.rows.req_to_token[0, :3] = slots[:5], slots[5:]
     end = first_slot + 8
-    batch = Batch(
-        reqs=[],
+    batch = ForwardBatch(
         forward_mode=ForwardMode.DECODE,
         input_ids=torch.tensor([sequences[0][5], sequences[1][3]]),
-        req_pool_indices=torch.tensor([2, 0]),
-        seq_lens=torch.tensor([6, 4]),
-        prefix_lens=None,
-        out_cache_loc=torch.tensor([end, end + 1]),
-        out_cache_cont_start=end,
-        out_cache_cont_end=end + 2,
+        req_pool_indices=torch.tensor([2, 0], dtype=torch.int32),
+        seq_lens=torch.tensor([6, 4], dtype=torch.int32),
+        out_cache_loc=torch.tensor([end, end + 1], dtype=torch.int32),
     )
     logits, normalized = rows.runner.forward(batch, ForwardMode.DECODE)
     assert_close(logits, torch.stack([expected[0][5], expected[1][3]]))

@@ -16,7 +16,8 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend, select_attention_backend
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.llama import LlamaForCausalLM

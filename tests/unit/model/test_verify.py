@@ -1,6 +1,7 @@
 """VERIFY: a pass over newest tokens and drafts has the logits of an EXTEND with all rows, and of DECODEs one by one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention.select import select_attention_backend
-from nanoinfer.model.input_metadata import ForwardMode, InputMetadata
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import as_decode
@@ -59,7 +61,15 @@ class ByHand:
         """The VERIFY pass; no Req is needed to compute it."""
         rows, seq_lens, prefix_lens, slots = self.where(PREFIXES, self.ends)
         tokens = self.tokens(PREFIXES, self.ends)
-        return Batch([], ForwardMode.VERIFY, tokens, rows, seq_lens, prefix_lens, slots, None, None)
+        return Batch(
+            reqs=[],
+            forward_mode=ForwardMode.VERIFY,
+            input_ids=tokens,
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            prefix_lens=prefix_lens,
+            out_cache_loc=slots,
+        )
 
     def as_extend(self) -> torch.Tensor:
         """The logits of every new token [T, V], from EXTEND attention."""
@@ -112,8 +122,7 @@ def compare(rows: ByHand, model: transformers.PreTrainedModel) -> None:
     wanted = torch.cat(
         [all_logits(model, tokens)[start:] for tokens, start in zip(rows.sequences, PREFIXES, strict=True)]
     )
-    verified, _ = rows.runner.forward(rows.batch(), ForwardMode.VERIFY)
-    assert isinstance(verified, torch.Tensor)
+    verified = rows.runner.forward_batch(rows.batch()).logits
     assert_close(verified, wanted)
     assert_close(rows.as_extend(), wanted)
     assert_close(rows.one_by_one(), wanted)
@@ -122,22 +131,19 @@ def compare(rows: ByHand, model: transformers.PreTrainedModel) -> None:
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_draft_has_the_very_bits_of_its_own_decode(page_size: int, checkpoint: Checkpoint) -> None:
     rows = by_hand(checkpoint("qwen3"), page_size, "cpp", "cpp")
-    verified, _ = rows.runner.forward(rows.batch(), ForwardMode.VERIFY)
-    assert isinstance(verified, torch.Tensor)
+    verified = rows.runner.forward_batch(rows.batch()).logits
     assert torch.equal(verified, rows.one_by_one())
 
 
 def test_a_wrong_draft_changes_nothing_before_it_and_the_next_pass_nothing_after(checkpoint: Checkpoint) -> None:
     rows = by_hand(checkpoint("llama"), 1, "auto", "auto")
-    right, _ = rows.runner.forward(rows.batch(), ForwardMode.VERIFY)
+    right = rows.runner.forward_batch(rows.batch()).logits
     spoiled = rows.batch()
     spoiled.input_ids[2] = (spoiled.input_ids[2] + 1) % 300  # the second draft of the first request
-    wrong, _ = rows.runner.forward(spoiled, ForwardMode.VERIFY)
-    assert isinstance(right, torch.Tensor)
-    assert isinstance(wrong, torch.Tensor)
+    wrong = rows.runner.forward_batch(spoiled).logits
     same = (right == wrong).all(1).tolist()
     assert same == [True, True, False, False] + [True] * 7
-    again, _ = rows.runner.forward(rows.batch(), ForwardMode.VERIFY)
+    again, _ = rows.runner.forward(rows.batch(), ForwardMode.VERIFY)  # nano-sglang's name for it
     assert torch.equal(right, again)
 
 
@@ -153,18 +159,17 @@ def running(engine: Engine, *prompts: Sequence[int]) -> list[Req]:
     return engine.scheduler.running
 
 
-def test_as_decode_has_a_row_for_every_new_token() -> None:
-    batch = Batch(
-        [],
-        ForwardMode.VERIFY,
-        torch.arange(70, 78),
-        torch.tensor([4, 1, 3], dtype=torch.int32),
-        torch.tensor([9, 3, 8], dtype=torch.int32),
-        torch.tensor([6, 2, 4], dtype=torch.int32),
-        torch.arange(20, 28, dtype=torch.int32),
-        out_cache_cont_start=20,
-        out_cache_cont_end=28,
+@pytest.mark.parametrize("likeliest", [False, True])
+def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
+    batch = ForwardBatch(
+        forward_mode=ForwardMode.VERIFY,
+        input_ids=torch.arange(70, 78),
+        req_pool_indices=torch.tensor([4, 1, 3], dtype=torch.int32),
+        seq_lens=torch.tensor([9, 3, 8], dtype=torch.int32),
+        prefix_lens=torch.tensor([6, 2, 4], dtype=torch.int32),
+        out_cache_loc=torch.arange(20, 28, dtype=torch.int32),
         adapter_places=np.array([2, -1, 0], dtype=np.int32),
+        only_likeliest=likeliest,
     )
     rows = as_decode(batch)
     assert rows.req_pool_indices.tolist() == [4, 4, 4, 1, 3, 3, 3, 3]
@@ -172,12 +177,11 @@ def test_as_decode_has_a_row_for_every_new_token() -> None:
     assert rows.seq_lens.dtype == rows.req_pool_indices.dtype == torch.int32
     assert torch.equal(rows.input_ids, batch.input_ids)
     assert torch.equal(rows.out_cache_loc, batch.out_cache_loc)
-    assert (rows.out_cache_cont_start, rows.out_cache_cont_end) == (20, 28)
+    assert (rows.forward_mode, rows.only_likeliest, rows.size_varies) == (ForwardMode.DECODE, likeliest, True)
     assert rows.adapter_places is not None
     assert rows.adapter_places.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
     assert rows.prefix_lens is None
-    batch.adapter_places = None
-    assert as_decode(batch).adapter_places is None
+    assert as_decode(replace(batch, adapter_places=None)).adapter_places is None
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -202,26 +206,16 @@ def test_a_verify_batch_has_the_newest_tokens_and_the_drafts(page_size: int) -> 
     assert [req.allocated_len for req in reqs] == [-(-end // page_size) * page_size for end in (9, 4, 5)]
     assert [req.num_tokens for req in reqs] == [6, 4, 3], "drafts are no tokens of the request yet"
     assert [req.kv_len for req in reqs] == [5, 3, 2]
-    assert (batch.adapter_places, batch.chunked_req, batch.prompt_logprobs) == (None, None, None)
+    assert (batch.adapter_places, batch.chunked_req, batch.wants_prompt_logprobs) == (None, None, False)
     assert [int(req.token_ids[req.num_tokens - 1]) for req in reqs] == newest
     engine.check_integrity()
-
-
-def test_neighbouring_slots_of_a_verify_are_a_range() -> None:
-    engine = make_engine()
-    (req,) = running(engine, [1, 2, 3])
-    req.token_ids[4:6] = [5, 6]
-    batch = Batch.verify([req], [2], engine.cache)
-    start = batch.out_cache_loc[0].item()
-    assert batch.out_cache_loc.tolist() == [start, start + 1, start + 2]
-    assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == (start, start + 3)
 
 
 def test_the_rows_of_a_verify_are_the_requests_as_they_will_be() -> None:
     engine = make_engine()
     first, second = running(engine, [1, 2, 3], [50, 51])
     first.token_ids[4:6] = [5, 6]
-    rows = Batch.verify([first, second], [2, 0], engine.cache).rows
+    rows = Batch.verify([first, second], [2, 0], engine.cache).choosing
     assert [row.num_tokens for row in rows] == [4, 5, 6, 3]
     assert [row.num_output_tokens for row in rows] == [1, 2, 3, 1]
     assert [row.drafts for row in rows] == [0, 1, 2, 0]
@@ -236,4 +230,4 @@ def test_other_passes_have_a_row_per_request() -> None:
     engine = make_engine()
     reqs = running(engine, [1, 2, 3], [50, 51])
     batch = Batch.decode(reqs, engine.cache)
-    assert list(batch.rows) == list(reqs)
+    assert list(batch.choosing) == list(reqs)

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.outputs import PieceReader
 from nanoinfer.requests.request import Request
+from nanoinfer.requests.stream_pieces import PieceReader
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 from tests.helpers.engines import LetterTokenizer, finish, greedy, serve
 from tests.helpers.engines import make_engine as make_engine_with

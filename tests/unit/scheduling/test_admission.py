@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected, passes
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.scheduling.prefill_budget import PrefillBudget
 from tests.helpers.fakes import FakeServer, expected_output
 

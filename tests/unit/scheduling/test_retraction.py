@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.batch import Batch
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected, passes
@@ -149,27 +149,11 @@ def test_the_worked_example(outputs: int, first_slot: int) -> None:
     assert batch.prefix_lens.tolist() == [7]
     assert batch.input_ids.tolist() == [29896, 29906, 29941, 29946, 29945]
     assert batch.out_cache_loc.tolist() == list(range(first_slot, first_slot + 5))
-    assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == (first_slot, first_slot + 5)
     sizes = [(depth, len(node)) for depth, node in server.tree.nodes()]
     assert sizes == [(1, 7), (2, first_slot - 7), (2, 5)]
 
 
 # --- Batch -------------------------------------------------------------------------------------------------------
-
-
-def test_scattered_slots_are_no_range() -> None:
-    server = FakeServer(max_total_tokens=20, disable_radix_cache=True)
-    reqs = [server.add(A[:3], max_new_tokens=2), server.add(B[:4], max_new_tokens=7)]
-    server.step()  # slots 0-2 and 3-6
-    server.step()  # slots 7 and 8; the first request ends and frees 0-2 and 7
-    late = server.add(C[:5], max_new_tokens=3)
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == [late]
-    assert batch.out_cache_loc.tolist() == [0, 1, 2, 7, 9]
-    assert (batch.out_cache_cont_start, batch.out_cache_cont_end) == (None, None)
-    server.run()
-    assert_as_expected(server, *reqs, late)
 
 
 def test_a_batch_does_not_change_when_its_requests_go_on() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected
 
 EXTEND = ForwardMode.EXTEND

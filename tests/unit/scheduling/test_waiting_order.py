@@ -1,6 +1,6 @@
 """In which order the waiting are considered, and when they are ranked anew."""
 
-from nanoinfer.model.input_metadata import ForwardMode
+from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected, expected_output, passes
 
 EXTEND = ForwardMode.EXTEND

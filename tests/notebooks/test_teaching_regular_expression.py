@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nanoinfer.sampling.regular_expression import Machine
+from notebooks.course.regular_expression import Machine
 from tests.helpers.grammars import EOS, allowed, matcher_of, random_output, story_compiler
 
 PATTERNS = (

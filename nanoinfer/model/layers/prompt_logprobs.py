@@ -1,11 +1,34 @@
-"""PromptLikeliest: the likeliest tokens at the positions of a pass's prompt tokens."""
+"""prompt_logprobs: the log-probabilities of a pass's prompt tokens, and the likeliest tokens at their positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 
+from nanoinfer.model.input_metadata import InputMetadata
+
+Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
 Likely = dict[int, float]  # token id → log-probability, the likeliest first
+
+ROWS_AT_A_TIME = 256  # keeps the [rows, V] block in memory small
+
+
+def prompt_logprobs(
+    hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, metadata: InputMetadata
+) -> tuple[torch.Tensor, Sequence[list[Likely] | None] | None]:
+    """`prompt_logprobs` and `prompt_likeliest` of a LogitsOutput, from `hidden` [T, hidden_size] and `input_ids` [T]."""
+    logprobs = torch.full(input_ids.shape, torch.nan, dtype=torch.float32, device=hidden.device)
+    counts = metadata.batch.prompt_top_counts
+    likeliest = None if counts is None else PromptLikeliest(counts, metadata.qo_indptr.tolist())
+    for start in range(0, len(input_ids) - 1, ROWS_AT_A_TIME):
+        rows = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))
+        following = slice(rows.start + 1, rows.stop + 1)
+        block = head(hidden[rows]).float().log_softmax(-1)
+        logprobs[following] = block.gather(1, input_ids[following, None])[:, 0]
+        if likeliest is not None:
+            likeliest.add(start, block)
+    logprobs[metadata.qo_indptr[:-1]] = torch.nan  # the token before it is in another request, or in the prefix
+    return logprobs, None if likeliest is None else likeliest.found
 
 
 class PromptLikeliest:

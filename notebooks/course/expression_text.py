@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from nanoinfer.sampling.regular_expression import EMPTY, NOTHING, Chars, Concatenation, Either, Expression, Repeat
 from nanoinfer.viz.words import visible
+from notebooks.course.regular_expression import EMPTY, NOTHING, Chars, Concatenation, Either, Expression, Repeat
 
 SPECIAL = frozenset(r"\.*+?{}()[]|^$")
 DIGITS = frozenset("0123456789")

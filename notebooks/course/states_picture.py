@@ -1,15 +1,15 @@
-"""states: the states of a regular expression, the arrows between them, and the way of a text through them."""
+"""states_picture: the states of a regular expression, the arrows between them, and the way of a text through them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 
-from nanoinfer.sampling.regular_expression import Machine
-from nanoinfer.viz.expression_text import expression_text, said
 from nanoinfer.viz.lettering import BODY, SMALL, drawable, text_width
 from nanoinfer.viz.palette import INK, MUTED, PAPER, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count, expect_type, visible
+from notebooks.course.expression_text import expression_text, said
+from notebooks.course.regular_expression import Machine
 
 MOST_STATES = 9
 WIDTH, HEIGHT, GAP = 50.0, 34.0, 40.0  # of a state; at least between two states
@@ -18,7 +18,7 @@ MARKED = ROLES["highlight"].face
 Arrows = dict[tuple[int, int], str]  # (state, next state) → which characters lead there
 
 
-def states(
+def states_picture(
     machine: Machine, path: str | Sequence[str] = "", *, title: str | None = None, caption: str | None = None
 ) -> Picture:
     """All states of `machine`, with an arrow for every character that is allowed, and what may still come in each state.

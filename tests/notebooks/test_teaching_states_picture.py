@@ -11,9 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from nanoinfer import viz
-from nanoinfer.sampling.regular_expression import Machine, Parser
-from nanoinfer.viz.expression_text import expression_text
 from nanoinfer.viz.palette import ROLES
+from notebooks.course.expression_text import expression_text
+from notebooks.course.regular_expression import Machine, Parser
+from notebooks.course.states_picture import states_picture
 from tests.helpers.pictures import assert_readable, named, texts
 
 NUMBER = r"-?\d+(\.\d+)?"
@@ -25,7 +26,7 @@ def marked_lines(picture: viz.Picture) -> int:
 
 
 def test_states_are_boxes_and_those_in_which_a_text_may_end_have_two_frames() -> None:
-    picture = viz.states(Machine(NUMBER))
+    picture = states_picture(Machine(NUMBER))
     assert len(named(picture, "state ")) == 5
     ends = {patch.get_gid() for patch in picture.findobj(Rectangle) if (patch.get_gid() or "").startswith("end ")}
     assert ends == {"end 2", "end 4"}
@@ -49,7 +50,7 @@ def test_states_are_boxes_and_those_in_which_a_text_may_end_have_two_frames() ->
     ],
 )
 def test_the_way_of_a_text_is_marked(path: str | Sequence[str], way: str, arrows: int) -> None:
-    picture = viz.states(Machine(NUMBER), path, title="T", caption="C.")
+    picture = states_picture(Machine(NUMBER), path, title="T", caption="C.")
     assert picture.alt.endswith(way)
     assert picture.alt.startswith("C. ")
     assert marked_lines(picture) == arrows, "those between the states, and those of the way below"
@@ -69,7 +70,7 @@ def test_the_way_of_a_text_is_marked(path: str | Sequence[str], way: str, arrows
     ],
 )  # fmt: skip
 def test_arrows_lead_back_and_over_other_states_and_stay_readable(pattern: str, drawn: str) -> None:
-    picture = viz.states(Machine(pattern))
+    picture = states_picture(Machine(pattern))
     assert f"Arrows: {drawn}" in picture.alt
     assert_readable(picture)
 
@@ -78,7 +79,7 @@ def test_drawing_does_not_make_the_machines_states() -> None:
     machine = Machine(NUMBER)
     machine.step(0, "1")
     before = deepcopy((machine.states, machine.arrows))
-    viz.states(machine, "-12.5")
+    states_picture(machine, "-12.5")
     assert (machine.states, machine.arrows) == before
 
 
@@ -94,8 +95,8 @@ def test_an_expression_is_shown_as_a_pattern_that_means_it(pattern: str) -> None
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="has more than 9 states"):
-        viz.states(Machine("abcdefghij"))
+        states_picture(Machine("abcdefghij"))
     with pytest.raises(ValueError, match="machine: must be"):
-        viz.states("a*")  # type: ignore[arg-type]
+        states_picture("a*")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="path: must be"):
-        viz.states(Machine("a"), 7)  # type: ignore[arg-type]
+        states_picture(Machine("a"), 7)  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""HandMadePasses: passes whose arguments are made by hand, with nano-sglang's names. The engine does not use them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nanoinfer.cache.indices import Indices
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
+from nanoinfer.model.metadata_checks import check_input_ids
+
+
+class HandMadePasses(ABC):
+    """What a ModelRunner also has. Wrong arguments of `forward_extend` and `forward_decode` raise a ValueError that names
+    one of them before anything is written."""
+
+    tp_size = 1  # over how many processes the model is split
+    model: Any
+
+    def forward_extend(
+        self,
+        input_ids: torch.Tensor,
+        req_pool_indices: Indices,
+        seq_lens: Indices,
+        prefix_lens: Indices,
+        out_cache_loc: Indices,
+        return_normalized_logprob: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute the tokens after each request's prefix. Returns the logits `[B, V]` of each request's last token.
+
+        The second value is None or, with `return_normalized_logprob`, float32 `[B]`: the mean log-probability of the
+        tokens computed in this pass, each given the tokens before it. The first token has none; NaN if it is the only one.
+        Source: nano-sglang.
+        """
+        metadata = self._checked_metadata(
+            input_ids,
+            ForwardMode.EXTEND,
+            req_pool_indices,
+            seq_lens,
+            prefix_lens,
+            out_cache_loc,
+            return_normalized_logprob=return_normalized_logprob,
+        )
+        output = self.run(input_ids, metadata)
+        return output.logits, mean_logprobs(output, metadata.batch)
+
+    def forward_decode(
+        self,
+        input_ids: torch.Tensor,
+        req_pool_indices: Indices,
+        seq_lens: Indices,
+        prefix_lens: Indices | None,
+        out_cache_loc: Indices,
+        out_cache_cont_start: int | None = None,
+        out_cache_cont_end: int | None = None,
+    ) -> torch.Tensor:
+        """Compute the newest token of each request (T = B). Returns logits `[B, V]`. `prefix_lens` is ignored."""
+        metadata = self._checked_metadata(
+            input_ids,
+            ForwardMode.DECODE,
+            req_pool_indices,
+            seq_lens,
+            None,
+            out_cache_loc,
+            out_cache_cont_start,
+            out_cache_cont_end,
+        )
+        return self.run(input_ids, metadata).logits
+
+    def forward(
+        self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """nano-sglang's name for `forward_batch`. Returns logits as there and, for an EXTEND with
+        `return_normalized_logprob`, the same second value as `forward_extend`."""
+        wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
+        batch = replace(batch, forward_mode=forward_mode, wants_prompt_logprobs=wanted, only_likeliest=False)
+        output = self.forward_batch(batch)
+        return output.logits, mean_logprobs(output, batch)
+
+    def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any, **more: Any) -> InputMetadata:
+        """Check arguments made by hand: `input_ids` here, and the others in `InputMetadata.create`."""
+        metadata = InputMetadata.create(self, self.tp_size, *arguments, **more)
+        check_input_ids(input_ids, len(metadata.positions), self.model)
+        return metadata
+
+    @abstractmethod
+    def forward_batch(self, batch: ForwardBatch) -> LogitsOutput:
+        """Compute what a scheduler has planned."""
+
+    @abstractmethod
+    def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
+        """Run the model on `input_ids` [T]."""
