@@ -28,10 +28,13 @@ def bundled_adapter(name: str | Path) -> Path | None:
 
 
 class Adapters(Mapping[str, Adapter]):
-    """The loaded adapters of `network`, at most `max_on_device` of which are on the device at the same time."""
+    """The loaded adapters of `network`, at most `max_on_device` of which are on the device at the same time.
 
-    def __init__(self, network: Any, max_on_device: int):
-        self._network, self._loaded = network, dict[str, Adapter]()
+    `most`: how many may be loaded; None: any number.
+    """
+
+    def __init__(self, network: Any, max_on_device: int, most: int | None = None):
+        self._network, self._loaded, self._most = network, dict[str, Adapter](), most
         self.pool = AdapterPool(network if isinstance(network, nn.Module) else nn.Module(), max_on_device)
 
     def __getitem__(self, name: str) -> Adapter:
@@ -68,6 +71,11 @@ class Adapters(Mapping[str, Adapter]):
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
         if name in self._loaded:
             raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
+        if self._most is not None and len(self._loaded) >= self._most:
+            raise AdapterError(
+                f"adapter {name!r}: {len(self._loaded)} are loaded, must not exceed the {self._most} that there is room "
+                "for; unload one first"
+            )
         adapter: Adapter | None = None
         try:
             with uninterrupted():

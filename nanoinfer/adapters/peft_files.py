@@ -76,13 +76,13 @@ def _targets(config: AdapterConfig, available: dict[str, Projection]) -> dict[st
                 f"target_modules={shown(config.target_modules)}: targets {name}; only projections of attention and MLP can "
                 f"have an adapter: {kinds}{MERGE}"
             )
-    found = {name: projection for name, projection in available.items() if config.targets(name)}
-    if not found:
+    targeted = {name: projection for name, projection in available.items() if config.targets(name)}
+    if not targeted:
         raise AdapterError(
             f"target_modules={shown(config.target_modules)}: targets none of this model's projections (with what else "
             f"{CONFIG_FILE} says); they are {kinds} in each layer{_trained_with(config)}"
         )
-    return found
+    return targeted
 
 
 def _read_tensors(file: Path, config: AdapterConfig, targets: dict[str, Projection]) -> dict[str, LowRank]:

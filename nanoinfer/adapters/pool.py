@@ -53,7 +53,7 @@ class AdapterPool:
     @property
     def on_device(self) -> list[Adapter]:
         """The adapters that have a place and can be computed with."""
-        return [each for each in self._places if each is not None and each.place is not None]
+        return [adapter for adapter in self._places if adapter is not None and adapter.place is not None]
 
     def obtain(self, adapter: Adapter, in_use: Collection[Adapter | None]) -> bool:
         """True if `adapter` has a place now, so that a pass may use it. Else it is being fetched, or waits until a place
@@ -100,7 +100,7 @@ class AdapterPool:
         those that no one uses. None if there is none of these, either."""
         if None in self._places:
             return self._places.index(None)
-        idle = [i for i, each in enumerate(self._places) if each not in in_use and each not in self._fetching]
+        idle = [i for i, adapter in enumerate(self._places) if adapter not in in_use and adapter not in self._fetching]
         if not idle:
             return None
         place = min(idle, key=self._used_at.__getitem__)
@@ -137,7 +137,7 @@ class AdapterPool:
     def _finish_fetches(self) -> None:
         """Put what has been fetched into its place."""
         self._check_fork()
-        for adapter, future in [(adapter, each) for adapter, each in self._fetching.items() if each.done()]:
+        for adapter, future in [(adapter, future) for adapter, future in self._fetching.items() if future.done()]:
             del self._fetching[adapter]
             place = self._places.index(adapter)
             if (error := future.exception()) is not None:

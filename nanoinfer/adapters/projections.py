@@ -51,7 +51,7 @@ def projections(network: nn.Module) -> dict[str, Projection]:
 
     If a family's checkpoints store several as one tensor (Phi-3), that one is the projection, as in its adapters.
     """
-    found = {}
+    by_name = {}
     for path, module in network.named_modules():
         if not isinstance(module, Linear) or isinstance(module, LMHead):
             continue
@@ -61,6 +61,6 @@ def projections(network: nn.Module) -> dict[str, Projection]:
         for part, columns in parts.items():
             cut = cut_of(module, part if isinstance(module, FusedLinear) else "")
             whole = [columns, module.in_features] if cut is None else cut.whole_shape([columns, module.in_features])
-            found[f"{parent}.{part}"] = Projection(module, first, whole[0], whole[1], cut)
+            by_name[f"{parent}.{part}"] = Projection(module, first, whole[0], whole[1], cut)
             first += columns
-    return found
+    return by_name

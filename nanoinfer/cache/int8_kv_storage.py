@@ -18,8 +18,8 @@ class Int8KVStorage(KVStorage):
     def __init__(
         self, size: int, dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int, device: torch.device
     ):
-        def buffers(shape: tuple[int, ...], of: torch.dtype) -> list[torch.Tensor]:
-            return [lazy_zeros(shape, of, device) for _ in range(layer_num)]
+        def buffers(shape: tuple[int, ...], number_type: torch.dtype) -> list[torch.Tensor]:
+            return [lazy_zeros(shape, number_type, device) for _ in range(layer_num)]
 
         self.dtype = dtype
         self.key_numbers, self.value_numbers = (buffers((size, head_num, head_dim), torch.int8) for _ in "kv")

@@ -31,8 +31,8 @@ def check_nodes(nodes: Iterable[tuple[int, TreeNode]], root: TreeNode, page_size
             "locked below an unlocked parent": parent not in (root, None) and parent.lock_ref < node.lock_ref,
             "an evictable leaf not in the queue": node.queued is None and not node.children and not node.lock_ref,
         }
-        for problem, found in problems.items():
-            if found:
+        for problem, present in problems.items():
+            if present:
                 raise RuntimeError(f"radix cache: {problem}: {len(node)} tokens, lock_ref={node.lock_ref}")
         sizes[node.lock_ref > 0] += len(node)
     return sizes[True], sizes[False]

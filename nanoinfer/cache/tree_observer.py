@@ -89,7 +89,7 @@ class Observers(TreeObserver):
 
     def remove(self, observer: TreeObserver) -> None:
         """Do not tell `observer` any more. Nothing happens if it is not there."""
-        self._all = tuple(each for each in self._all if each is not observer)
+        self._all = tuple(kept for kept in self._all if kept is not observer)
 
     # --- what the tree calls: without observers, a look at an empty tuple --------------------------------------------
 

@@ -15,7 +15,7 @@ from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.cli.chat import add_arguments as add_chat_arguments
 from nanoinfer.cli.generate import add_arguments as add_generate_arguments
-from nanoinfer.cli.options import ENGINE_OPTIONS, add_options, load
+from nanoinfer.cli.options import ENGINE_OPTIONS, HelpWithNames, add_options, load
 from nanoinfer.cli.ranks import run_other_rank
 from nanoinfer.cli.serve import add_arguments as add_serve_arguments
 from nanoinfer.cli.simulate import add_arguments as add_simulate_arguments
@@ -25,6 +25,9 @@ from nanoinfer.terminal import one_line, room, side_by_side, styled
 
 class OneLineErrorParser(argparse.ArgumentParser):
     """argparse without the usage text before an error. Each command reports its own unknown options."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"formatter_class": HelpWithNames, **settings})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Like argparse's, except that no unknown arguments are returned: an unknown option ends the program, before its

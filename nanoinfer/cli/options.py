@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.ranks import world_size
+from nanoinfer.registry import REGISTRIES
 from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 
 if TYPE_CHECKING:
@@ -44,6 +45,17 @@ def whole_or_none(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, or none") from None
 
 
+class HelpWithNames(argparse.HelpFormatter):
+    """Writes the built-in names of a registry for {names} in the help of its option."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.help is None or "{names}" not in action.help:
+            return action.help
+        (registry,) = (registry for registry in REGISTRIES if registry.option == action.dest)
+        *names, last = registry.built_in()
+        return action.help.replace("{names}", f"{', '.join(names)} or {last}")
+
+
 # Every option of LLM, the fields of EngineConfig among them. One without a default is not passed on unless it is given.
 OURS = argparse.SUPPRESS
 ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -55,7 +67,7 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "share of the memory that K/V may take, without --max-total-tokens (default: 0.25, of an accelerator's "
         "free memory 0.5)",
     },
-    "kv_cache_dtype": {"help": "int8: K/V in eight bits; auto or plain: as the model computes it (the default)"},
+    "kv_cache_dtype": {"help": "how K/V is kept: {names} (default: as the model computes it)"},
     "max_running_requests": {
         "type": int,
         "default": 32,
@@ -79,7 +91,7 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "most prompt tokens of one pass (default: 4096)",
     },
     "max_queue": {"type": int, "metavar": "N", "help": "most requests that wait (default: no limit; serve: 256)"},
-    "schedule_policy": {"default": "lpm", "help": "lpm, fcfs, random or dfs-weight (default: lpm)"},
+    "schedule_policy": {"default": "lpm", "help": "{names} (default: lpm)"},
     "policy_window": {
         "type": int,
         "default": OURS,
@@ -98,11 +110,11 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "X",
         "help": "how much is set aside for tokens that requests may still produce (default: 1.0)",
     },
-    "eviction_policy": {"default": OURS, "metavar": "NAME", "help": "lru, lfu or fifo (default: lru)"},
+    "eviction_policy": {"default": OURS, "metavar": "NAME", "help": "{names} (default: lru)"},
     "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
     "attention_backend": {
         "default": "auto",
-        "help": "cpp, torch_native, or auto for the fastest available (default: auto)",
+        "help": "{names}; auto takes the fastest available (default: auto)",
     },
     "capture": {
         "type": lambda text: {"true": True, "false": False}.get(text.lower(), text),
@@ -118,8 +130,8 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
     "drafter": {
         "action": "append",
         "metavar": "NAME",
-        "help": "ngram, tree, model or grammar: propose several tokens for one pass to check; the text is the same; may be "
-        "given several times: tried in this order",
+        "help": "{names}: propose several tokens for one pass to check; the text is the same; may be given several times: "
+        "tried in this order",
     },
     "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
     "num_draft_tokens": {"type": int, "default": 3, "help": "most drafts of a request in one pass (default: 3)"},
@@ -135,7 +147,7 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "help": "makes requests without a seed of their own repeatable (default: drawn anew)",
     },
     "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
-    "quantization": {"help": "int8 or int4: fewer bits per weight of linear layers (default: as in the checkpoint)"},
+    "quantization": {"help": "{names}: fewer bits per weight of linear layers (default: as in the checkpoint)"},
     "adapters": {
         "flag": "--adapter",
         "action": "append",

@@ -14,8 +14,8 @@ from nanoinfer.model.captured_passes import coarse_size
 from nanoinfer.requests.req import Req
 
 LEAST_GAIN = 1.05  # a pass with drafts must promise so many times the tokens per second of one without
-FEW_ROWS = 16  # a pass of so many rows is tried at once; a larger one has
-GROWTH = 2  # at most so many times the rows of the largest one that was measured
+FEW_ROWS = 16  # a pass of so many tokens is tried at once; a larger one has
+GROWTH = 2  # at most so many times the tokens of the largest one that was measured
 FIRST_DOUBT, LAST_DOUBT = 32, 1024  # after so many passes without drafts, a request gets another chance
 HOPE_AGAIN = 128  # from the one after so many on, more is hoped than others got: perhaps all texts have changed
 SAME_PLAN = 8  # for so many passes a plan holds: work that changes all the time takes longer, and cannot be measured
@@ -67,9 +67,9 @@ class DraftLengths:
     """Weighs what drafts bring against what they cost, both measured while serving.
 
     The `j`-th draft of a request brings `i * p ** j` tokens, where `i` is how often the drafter has an idea and `p` how
-    often a draft is accepted. It costs one more row in the pass (see PassCosts), and perhaps a step of the drafter. So the
+    often a draft is accepted. It costs one more token in the pass (see PassCosts), and perhaps a step of the drafter. So
     requests' drafts are taken in the order of what they bring, as many as make the pass fastest, in tokens per second. If
-    that is not `LEAST_GAIN` times the speed of a pass without drafts, there are none: as a batch grows, rows cost as much
+    that is not `LEAST_GAIN` times the speed of a pass without drafts, there are none: as a batch grows, drafts cost as much
     as they bring, and drafting stops by itself. Where promises were not kept, new ones count for less (see Promises).
 
     Each drafter is weighed by itself. The one that promises the fastest pass is asked first (of equal ones, the first), and
@@ -156,7 +156,7 @@ class DraftLengths:
         if not self._adaptive:
             return True
         assert self._planned is not None
-        costs, tokens, more_tokens, more_rows, asked = self._costs[self._planned[1]], float(len(reqs)), 0.0, 0.0, []
+        costs, tokens, more_tokens, more_drafts, asked = self._costs[self._planned[1]], float(len(reqs)), 0.0, 0.0, []
         catching_up = 0.0
         for req, most, count, drafter in zip(reqs, turn.most, counts, by, strict=True):
             known = self._of(req)
@@ -165,12 +165,12 @@ class DraftLengths:
             elif most:
                 idea = known.ideas[turn.drafter].rate
                 more_tokens += idea * expected_tokens(known.acceptances[turn.drafter].rate, most)
-                more_rows += idea * most
+                more_drafts += idea * most
                 asked.append(most)
                 catching_up += self._catch_up_seconds(turn.drafter, req, most)
-        rows = len(reqs) + sum(counts)
-        seconds = costs.seconds(coarse_size(rows) if any(counts) else rows)
-        with_more = costs.seconds(coarse_size(rows + round(more_rows)), self._passes)
+        size = len(reqs) + sum(counts)
+        seconds = costs.seconds(coarse_size(size) if any(counts) else size)
+        with_more = costs.seconds(coarse_size(size + round(more_drafts)), self._passes)
         with_more += self._proposal_seconds(turn.drafter, len(asked), max(asked)) + catching_up
         return (tokens + more_tokens) / with_more > LEAST_GAIN * tokens / seconds
 
@@ -190,18 +190,18 @@ class DraftLengths:
         for known in (self._of(req), self._of_all):
             known.acceptances[drafter].add(drafted, accepted)
 
-    def count_pass(self, rows: int, only_likeliest: bool, seconds: float) -> None:
-        """A DECODE or VERIFY pass has taken so long, without the time of the drafters. `rows`: those of a DECODE, or the
-        `coarse_size` of a VERIFY. The first one after something else does not count: it takes longer. Nor does what took
-        no time at all, by a coarse clock."""
+    def count_pass(self, size: int, only_likeliest: bool, seconds: float) -> None:
+        """A DECODE or VERIFY pass has taken so long, without the time of the drafters. `size`: the tokens of a DECODE, or
+        the `coarse_size` of a VERIFY. The first one after something else does not count: it takes longer. Nor does what
+        took no time at all, by a coarse clock."""
         self._passes += 1
         if seconds <= 0:
             return
         if self._newest == only_likeliest:
             costs = self._costs[only_likeliest]
-            if costs.has(rows):
-                self._drift.note(seconds, costs.seconds(rows))
-            costs.add(rows, seconds / self._drift.factor, self._passes)
+            if costs.has(size):
+                self._drift.note(seconds, costs.seconds(size))
+            costs.add(size, seconds / self._drift.factor, self._passes)
         self._newest = only_likeliest
 
     def count_proposal(self, drafter: int, reqs: Sequence[Req], steps: int, seconds: float) -> None:
@@ -249,8 +249,8 @@ class DraftLengths:
         """Of a new request, what others had is expected, or, `hopeful`, something between that and what was hoped for at
         first."""
 
-        def hoped(of_all: Sequence[Acceptance]) -> list[Acceptance]:
-            return [Acceptance(max(each.rate, (EXPECTED + each.rate) / 2 if hopeful else 0.0)) for each in of_all]
+        def hoped(shares: Sequence[Acceptance]) -> list[Acceptance]:
+            return [Acceptance(max(known.rate, (EXPECTED + known.rate) / 2 if hopeful else 0.0)) for known in shares]
 
         return _Known(hoped(self._of_all.ideas), hoped(self._of_all.acceptances))
 
@@ -283,8 +283,8 @@ class DraftLengths:
                 best, promise, chosen = tokens / (seconds + catching_up), tokens / seconds, count
         for _, _, i, _ in drafts[:chosen]:
             most[i] += 1
-        steps, rows = max(most), coarse_size(batch + chosen)
-        is_known = costs.has(rows) and self._proposal_costs[drafter][steps].has(batch)
+        steps, size = max(most), coarse_size(batch + chosen)
+        is_known = costs.has(size) and self._proposal_costs[drafter][steps].has(batch)
         return Turn(drafter, most, best, promise if is_known else 0.0)
 
     def _proposal_seconds(self, drafter: int, num_reqs: int, steps: int) -> float:

@@ -20,7 +20,7 @@ from nanoinfer.sampling.sampler import Sampler, chooses_by_itself
 from nanoinfer.scheduling.batch import Batch, only_likeliest
 from nanoinfer.threads.signals import interruptible
 
-MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE row for each
+MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE of all
 
 
 class DraftModel:
@@ -97,11 +97,11 @@ class DraftModel:
             indices = [req.num_output_tokens + step for step in range(steps) for req in reqs]
             numbers = uniform(seeds, indices).reshape(steps, len(reqs))
         temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
-        found = captured.run_ahead(batch, np.array(counts) + 1, temperatures, numbers)
-        if found is None:
+        tokens = captured.run_ahead(batch, np.array(counts) + 1, temperatures, numbers)
+        if tokens is None:
             return False
         for i, (req, count) in enumerate(zip(reqs, counts, strict=True)):
-            drafts = found[:count, i]
+            drafts = tokens[:count, i]
             req.token_ids[req.num_tokens : req.num_tokens + count] = drafts
             if (missing := drafts == NO_TOKEN).any():
                 total[asked[i]] = req.drafts + int(missing.argmax())
@@ -129,13 +129,13 @@ class DraftModel:
     def _extend(self, reqs: list[Req], starts: list[int], ends: list[int]) -> torch.Tensor:
         """Compute the tokens `starts[i] .. ends[i] - 1` of each request, in passes of at most `chunk_size` tokens. The
         logits of each one's last token, [B, V]."""
-        found: list[torch.Tensor] = []
+        last_logits: list[torch.Tensor] = []
         for spans in chunks(starts, ends, self._chunk_size):
             places, begins, stops = zip(*spans, strict=True)
             batch = Batch.of_spans([reqs[i] for i in places], ForwardMode.EXTEND, begins, stops, self._cache)
             logits = self._runner.forward_batch(replace(batch, adapter_places=None)).logits
-            found.append(logits[[row for row, (i, _, stop) in enumerate(spans) if stop == ends[i]]])
-        return torch.cat(found)
+            last_logits.append(logits[[row for row, (i, _, stop) in enumerate(spans) if stop == ends[i]]])
+        return torch.cat(last_logits)
 
     def _decode(self, tokens: np.ndarray, rows: np.ndarray, positions: np.ndarray, likeliest: bool) -> ForwardBatch:
         """The pass over these tokens of the requests in `rows`, at these positions, all [T]."""

@@ -16,10 +16,10 @@ def draft_model_of(model: str | Path, draft_model: str | Path | None, drafters: 
         if draft_model is not None:
             raise ValueError(f"draft_model={str(draft_model)!r}: is used by drafter='model' only")
         return None
-    found = draft_model or BUNDLED_DRAFT_MODELS.get(str(model))
-    if found is None:
+    chosen = draft_model or BUNDLED_DRAFT_MODELS.get(str(model))
+    if chosen is None:
         raise ValueError(f"draft_model: drafter='model' needs one, a smaller model with the vocabulary of {model}")
-    return found
+    return chosen
 
 
 def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str = "auto") -> LoadedModel:
@@ -34,9 +34,9 @@ def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str =
             f"{name}: has {loaded.config.vocab_size} tokens, must have those of {model.name}: {model.config.vocab_size}"
         )
     if loaded.tokenizer is not None and model.tokenizer is not None:
-        ours, theirs = model.tokenizer.hf_tokenizer.get_vocab(), loaded.tokenizer.hf_tokenizer.get_vocab()
-        if ours != theirs:
-            differ = min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+        ids, draft_ids = model.tokenizer.hf_tokenizer.get_vocab(), loaded.tokenizer.hf_tokenizer.get_vocab()
+        if ids != draft_ids:
+            differ = min(token for token in ids.keys() | draft_ids.keys() if ids.get(token) != draft_ids.get(token))
             raise ValueError(f"{name}: must have the tokens of {model.name}, but {differ!r} is another one")
     if loaded.max_context_len < model.max_context_len:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""PassCosts: how long a pass of so many rows takes, as measured while serving; or whatever else has a size."""
+"""PassCosts: how long a pass of so many tokens takes, as measured while serving; or whatever else has a size."""
 
 from bisect import bisect_left, insort
 
 ENOUGH = 3  # how many measurements make a size known
 MEMORY = 64  # how many of them count
 OUTLIER = 1.5  # a measurement counts as at most so many times what is known
-HOPED_SHARE = 0.8  # beyond what was measured, a row is hoped to cost so many times what rows have cost so far
-UNKNOWN_SLOPE = 0.05  # where that is unknown, too: what twice the rows are hoped to cost more, as a share of the pass
+HOPED_SHARE = 0.8  # beyond what was measured, a token is hoped to cost so many times what tokens have cost so far
+UNKNOWN_SLOPE = 0.05  # where that is unknown, too: what twice the tokens are hoped to cost more, as a share of the pass
 HOPE, HOPE_AFTER = 0.1, 1024  # what was measured so many passes ago is hoped to take so much less now
 DRIFT_MEMORY = 16  # how many passes tell how fast the machine is now
 
@@ -25,8 +25,8 @@ class Drift:
 
 
 class PassCosts:
-    """What passes have taken, by their number of rows. A DECODE of B requests has B rows, a VERIFY one for each token: both
-    are the same computation, so each tells about the other."""
+    """What passes have taken, by their size, which is how many new tokens they have. A DECODE of B requests has B, a VERIFY
+    has the drafts as well: both are the same computation, so each tells about the other."""
 
     def __init__(self) -> None:
         self._sizes: list[int] = []  # those that are known, in order
@@ -37,59 +37,59 @@ class PassCosts:
 
     @property
     def largest(self) -> int:
-        """The most rows that are known; 0 at first."""
+        """The most tokens that are known; 0 at first."""
         return self._sizes[-1] if self._sizes else 0
 
-    def has(self, rows: int) -> bool:
-        """Whether passes of just so many rows were measured."""
-        return rows in self._seconds
+    def has(self, size: int) -> bool:
+        """Whether passes of just so many tokens were measured."""
+        return size in self._seconds
 
-    def knows(self, rows: int) -> bool:
-        """Whether so many rows are within what was measured."""
-        return bool(self._sizes) and self._sizes[0] <= rows <= self._sizes[-1]
+    def knows(self, size: int) -> bool:
+        """Whether so many tokens are within what was measured."""
+        return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]
 
-    def age(self, rows: int, now: int) -> int:
-        """How many passes ago passes of so many rows were measured; 0 if never."""
-        return now - self._newest.get(rows, now)
+    def age(self, size: int, now: int) -> int:
+        """How many passes ago passes of so many tokens were measured; 0 if never."""
+        return now - self._newest.get(size, now)
 
-    def add(self, rows: int, seconds: float, now: int = 0) -> None:
-        """Pass number `now` had so many rows, and has taken so long. Of the first ones, the fastest counts, because new
+    def add(self, size: int, seconds: float, now: int = 0) -> None:
+        """Pass number `now` had so many tokens, and has taken so long. Of the first ones, the fastest counts, because new
         sizes are slow at first; then the mean of the last ones."""
-        self._newest[rows] = now
-        known = self._seconds.get(rows)
+        self._newest[size] = now
+        known = self._seconds.get(size)
         if known is not None:
-            self._counts[rows] = count = min(self._counts[rows] + 1, MEMORY)
-            self._seconds[rows] = known + (min(max(seconds, known / OUTLIER), known * OUTLIER) - known) / count
+            self._counts[size] = count = min(self._counts[size] + 1, MEMORY)
+            self._seconds[size] = known + (min(max(seconds, known / OUTLIER), known * OUTLIER) - known) / count
             return
-        first = self._first.setdefault(rows, [])
+        first = self._first.setdefault(size, [])
         first.append(seconds)
         if len(first) == ENOUGH:
-            insort(self._sizes, rows)
-            self._seconds[rows], self._counts[rows] = min(first), ENOUGH
+            insort(self._sizes, size)
+            self._seconds[size], self._counts[size] = min(first), ENOUGH
 
-    def seconds(self, rows: int, now: int | None = None) -> float:
-        """How long a pass of so many rows takes; 0 as long as nothing is known.
+    def seconds(self, size: int, now: int | None = None) -> float:
+        """How long a pass of so many tokens takes; 0 as long as nothing is known.
 
         What was not measured is guessed. Between two sizes, it is on the line between them. Beyond the largest, the guess
         is hopeful, so that the size will be tried and measured. And so is, given the number of the pass that is planned
         `now`, what was measured long ago.
         """
-        if rows in self._seconds:
-            age = 0 if now is None else now - self._newest[rows]
-            return self._seconds[rows] * (1 - HOPE * min(age / HOPE_AFTER, 1))
+        if size in self._seconds:
+            age = 0 if now is None else now - self._newest[size]
+            return self._seconds[size] * (1 - HOPE * min(age / HOPE_AFTER, 1))
         if not self._sizes:
             return 0.0
-        at = bisect_left(self._sizes, rows)
+        at = bisect_left(self._sizes, size)
         if at == 0:
             first = self._sizes[0]
-            return self._seconds[first] * rows / first
+            return self._seconds[first] * size / first
         below = self._sizes[at - 1]
         if at < len(self._sizes):
             above = self._sizes[at]
-            share = (rows - below) / (above - below)
+            share = (size - below) / (above - below)
             return (1 - share) * self._seconds[below] + share * self._seconds[above]
         first = self._sizes[0]
-        of_a_row = UNKNOWN_SLOPE * self._seconds[below] / below
+        of_a_token = UNKNOWN_SLOPE * self._seconds[below] / below
         if first < below:
-            of_a_row = max(of_a_row, HOPED_SHARE * (self._seconds[below] - self._seconds[first]) / (below - first))
-        return self._seconds[below] + of_a_row * (rows - below)
+            of_a_token = max(of_a_token, HOPED_SHARE * (self._seconds[below] - self._seconds[first]) / (below - first))
+        return self._seconds[below] + of_a_token * (size - below)

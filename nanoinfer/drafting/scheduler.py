@@ -2,9 +2,9 @@
 
     schedule ──► alloc slots ──► drafters propose d1 d2 d3 ──► VERIFY: newest d1 d2 d3 ──► sample s1 s2 s3 s4 ──► compare
 
-The pass computes the newest token of a request and its drafts at once, and a token is sampled for each of these rows as it
+The pass computes the newest token of a request and its drafts at once, and a token is sampled after each of these as it
 would be without drafts: with the penalties, the grammar and the random number of its position. `s1` is the request's next
-token, whatever the drafts. If it equals `d1`, the second row had the right input, so `s2` is the token after it, and so on
+token, whatever the drafts. If it equals `d1`, the pass had the right second token, so `s2` is the token after it, and so on
 up to the first difference. So every token is the one that a DECODE would have given: greedy or sampled, drafts decide only
 how many of them one pass gives.
 
@@ -77,10 +77,10 @@ class DraftingScheduler(Scheduler):
 
     def _count_pass(self, batch: Batch) -> None:
         """Tell what the pass has cost: the time since the last one ended, without that of the drafters."""
-        now, rows = self._last_step, len(batch.input_ids)
+        now, size = self._last_step, len(batch.input_ids)
         if batch.forward_mode is ForwardMode.VERIFY:
-            rows = coarse_size(rows)
-        self.lengths.count_pass(rows, self._only_likeliest, now - self._last_end - self._drafting)
+            size = coarse_size(size)
+        self.lengths.count_pass(size, self._only_likeliest, now - self._last_end - self._drafting)
         self._last_end = now
         if not self.running:
             self.lengths.interrupt()  # what follows is not known: nothing, or a prompt
@@ -128,14 +128,14 @@ class DraftingScheduler(Scheduler):
         began, counts = self._clock(), [0] * len(reqs)
         self._drafted_by = [None] * len(reqs)
         for turn in turns:
-            most = [min(each, limit) for each, limit in zip(turn.most, room, strict=True)]
+            most = [min(wanted, limit) for wanted, limit in zip(turn.most, room, strict=True)]
             asked = [i for i, count in enumerate(most) if count and not counts[i]]
             if not asked:
                 continue
             if turn is not turns[0] and not self.lengths.is_worth_asking(turn, reqs, counts, self._drafted_by):
                 continue
-            theirs, most, start = [reqs[i] for i in asked], [most[i] for i in asked], self._clock()
-            proposed = self.drafters[turn.drafter].propose(theirs, most)
+            undrafted, most, start = [reqs[i] for i in asked], [most[i] for i in asked], self._clock()
+            proposed = self.drafters[turn.drafter].propose(undrafted, most)
             self._check_drafts(turn.drafter, proposed, most)
             for i, drafts in zip(asked, proposed, strict=True):
                 req = reqs[i]
@@ -143,7 +143,7 @@ class DraftingScheduler(Scheduler):
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
                 if len(drafts):
                     counts[i], self._drafted_by[i] = len(drafts), turn.drafter
-            self.lengths.count_proposal(turn.drafter, theirs, max(most), self._clock() - start)
+            self.lengths.count_proposal(turn.drafter, undrafted, max(most), self._clock() - start)
         self._drafting = self._clock() - began
         return counts
 
@@ -164,16 +164,16 @@ class DraftingScheduler(Scheduler):
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
     ) -> Iterator[Sampled]:
         """The tokens that count, request by request. Must be appended as they come: then the drafts are counted."""
-        row = 0
+        first = 0
         for req, count, drafter in zip(batch.reqs, self._counts, self._drafted_by, strict=True):
             before = req.num_tokens
             drafts: list[int] = req.token_ids[before : before + count].tolist()
             accepted = 0
-            while accepted < count and token_ids[row + accepted] == drafts[accepted]:
+            while accepted < count and token_ids[first + accepted] == drafts[accepted]:
                 accepted += 1
-            for i in range(row, row + accepted + 1):
+            for i in range(first, first + accepted + 1):
                 yield req, token_ids[i], logprobs[i]
-            row += count + 1
+            first += count + 1
             self._decoded_tokens += accepted + 1
             if drafter is None:
                 continue

@@ -25,22 +25,22 @@ class TreeDrafter:
     def _drafts(self, req: Req, count: int) -> list[int]:
         if req.last_node is None:
             return []
-        found = continuation(req.last_node, req.token_ids[req.tree_len : req.num_tokens], req.extra_key, count)
-        return [int(token) for token in found]
+        tokens = continuation(req.last_node, req.token_ids[req.tree_len : req.num_tokens], req.extra_key, count)
+        return [int(token) for token in tokens]
 
 
 def continuation(node: TreeNode, tokens: np.ndarray, extra_key: Hashable, count: int) -> np.ndarray:
     """At most `count` tokens that follow `tokens`, which follow `node`, in the tree; none if it does not know `tokens`."""
-    found = np.empty(0, dtype=np.int64)
-    while len(found) < count:
+    following = np.empty(0, dtype=np.int64)
+    while len(following) < count:
         child = _child(node, tokens, extra_key)
         if child is None:
             break
         shared = common_prefix_len(child.key, tokens)
         if shared < min(len(tokens), len(child)):
             break
-        node, tokens, found = child, tokens[shared:], np.concatenate((found, child.key[shared:]))
-    return found[:count]
+        node, tokens, following = child, tokens[shared:], np.concatenate((following, child.key[shared:]))
+    return following[:count]
 
 
 def _child(node: TreeNode, tokens: np.ndarray, extra_key: Hashable) -> TreeNode | None:

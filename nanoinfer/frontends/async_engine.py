@@ -266,4 +266,4 @@ def _takes_long(requests: Sequence[Request]) -> bool:
     texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
     params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
     brought = any(isinstance(request.adapter, NamedAdapter) for request in requests)
-    return brought or texts > SHORT_TEXT or any(each.has_grammar for each in params)
+    return brought or texts > SHORT_TEXT or any(settings.has_grammar for settings in params)

@@ -157,13 +157,13 @@ class LLM:
         """
         single = _is_prompt(prompts)
         several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[list-item, assignment]
-        each, names = _one_each("params", params, several), _one_each("adapter", adapter, several)
+        settings, names = _one_each("params", params, several), _one_each("adapter", adapter, several)
         if not len(several):  # then no request is checked below
-            one: list[Any] = [None if isinstance(it, list | tuple) else it for it in (params, adapter)]
+            one: list[Any] = [None if isinstance(value, list | tuple) else value for value in (params, adapter)]
             self.engine.check_arguments(Request((), params_or_default(one[0]), extra_key, timeout_s, "prompts", one[1]))
         groups = [
             self.engine.prepare(Request(prompt, params_or_default(chosen), extra_key, timeout_s, f"prompt {i}", name))
-            for i, (prompt, chosen, name) in enumerate(zip(several, each, names, strict=True))
+            for i, (prompt, chosen, name) in enumerate(zip(several, settings, names, strict=True))
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 

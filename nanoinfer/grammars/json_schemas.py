@@ -59,11 +59,11 @@ def _check_depth(schema: Any) -> None:
 def _check_multiples(schema: dict[str, Any]) -> None:
     """The compiler takes seconds and hundreds of megabytes for large ones, and multiplies those that may meet."""
     multiples: set[int | float] = set()
-    for value in (each for level in levels(schema) for each in level if isinstance(each, dict)):
+    for value in (part for level in levels(schema) for part in level if isinstance(part, dict)):
         multiple = value.get("multipleOf")
         if isinstance(multiple, int | float) and math.isfinite(multiple) and multiple > 0:
             multiples.add(multiple)
-    common = math.lcm(*(int(str(Fraction(str(each)).numerator).rstrip("0")) for each in multiples))
+    common = math.lcm(*(int(str(Fraction(str(multiple)).numerator).rstrip("0")) for multiple in multiples))
     if common > MAX_MULTIPLE:
         raise ValueError(f"multipleOf={', '.join(map(str, sorted(multiples)))}: their least common multiple, zeros at its "
                          f"end aside, is {common}: must not exceed {MAX_MULTIPLE}")  # fmt: skip
@@ -88,7 +88,7 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
             if keyword == "patternProperties":
                 for pattern in value:
                     check_pattern(pattern)
-            made[keyword] = {name: _prepared_any(each) for name, each in value.items()}
+            made[keyword] = {name: _prepared_any(inner) for name, inner in value.items()}
         elif keyword in ("const", "enum", "required"):
             _check_text(_texts(value), keyword)
             made[keyword] = value
@@ -105,7 +105,7 @@ def _prepared(schema: dict[str, Any]) -> dict[str, Any]:
 def _prepared_any(value: Any) -> Any:
     if isinstance(value, dict):
         return _prepared(value)
-    return [_prepared_any(each) for each in value] if isinstance(value, list) else value
+    return [_prepared_any(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _check_least_properties(schema: dict[str, Any]) -> None:
@@ -123,8 +123,8 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
-        return [*value, *(text for each in value.values() for text in _texts(each))]
-    return [text for each in value for text in _texts(each)] if isinstance(value, list) else []
+        return [*value, *(text for entry in value.values() for text in _texts(entry))]
+    return [text for entry in value for text in _texts(entry)] if isinstance(value, list) else []
 
 
 def _check_text(texts: Any, keyword: str) -> None:

@@ -19,14 +19,14 @@ def levels(schema: Any) -> Iterator[list[Any]]:
     level = [schema]
     while level:
         yield level
-        inside = [each for value in level for each in (value.values() if isinstance(value, dict) else value)]
-        level = [each for each in inside if isinstance(each, dict | list)]
+        inside = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+        level = [part for part in inside if isinstance(part, dict | list)]
 
 
 def check_sizes(schema: Any) -> None:
     """ValueError naming what the schema has too many of."""
     counts = dict.fromkeys(COUNTED, 0)
-    for value in (each for level in levels(schema) for each in level if isinstance(each, dict)):
+    for value in (part for level in levels(schema) for part in level if isinstance(part, dict)):
         for keyword in COUNTED:
             if isinstance(value.get(keyword), dict | list):
                 counts[keyword] += len(value[keyword])

@@ -29,14 +29,14 @@ def check_lark(text: str) -> None:
         if directive in text:
             raise ValueError(f"{directive} is not implemented in a Lark grammar")
     _check_depth(text)
-    starts = [(found[1], found.end(), found.start()) for found in _DEFINITION.finditer(text)]
+    starts = [(match[1], match.end(), match.start()) for match in _DEFINITION.finditer(text)]
     ends = [start for _, _, start in starts[1:]] + [len(text)] * bool(starts)  # a text may define nothing
     bodies = {name: text[begin:end] for (name, begin, _), end in zip(starts, ends, strict=True)}
     lengths: dict[str, int] = {}
     for name in bodies:
         if (length := _length(name, bodies, lengths, ())) > MAX_REGEX and name.isupper():
             raise ValueError(f"terminal {name} has {length} characters when written out: must not exceed {MAX_REGEX}")
-    if (longest := max((len(found) for found in _REGEX.findall(text) if _ends(found)), default=0)) > MAX_REGEX:
+    if (longest := max((len(regex) for regex in _REGEX.findall(text) if _ends(regex)), default=0)) > MAX_REGEX:
         raise ValueError(f"has a regular expression of {longest} characters: must not exceed {MAX_REGEX}")
 
 

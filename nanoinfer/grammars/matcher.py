@@ -155,10 +155,10 @@ class Matcher:
     def copy(self) -> "Matcher":
         """An independent matcher in the same state."""
         limit = None if self._limit is None else self._limit.copy()
-        other = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit, self.takes_drafts)
-        other.tokenizer_error = self.tokenizer_error
-        other._ended, other._position, other._forced = self._ended, self._position, list(self._forced)
-        return other
+        copied = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit, self.takes_drafts)
+        copied.tokenizer_error = self.tokenizer_error
+        copied._ended, copied._position, copied._forced = self._ended, self._position, list(self._forced)
+        return copied
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

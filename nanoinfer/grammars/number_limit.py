@@ -44,9 +44,9 @@ class NumberLimit:
         return len(tokens)
 
     def copy(self) -> "NumberLimit":
-        other = object.__new__(NumberLimit)
-        other._digits, other._states = self._digits, list(self._states)
-        return other
+        copied = object.__new__(NumberLimit)
+        copied._digits, copied._states = self._digits, list(self._states)
+        return copied
 
     @staticmethod
     def _is_full(state: tuple[bool, bool, int]) -> bool:

@@ -34,34 +34,34 @@ def is_safe(grammar: Grammar) -> bool:
         return _num_names(grammar.text) <= SAFE_LEVELS
     given = json.loads(grammar.text)
     schemas = list(given[0].values()) if grammar.kind == "tool_calls" else [given]
-    return all(_deepest(each) <= SAFE_LEVELS for each in schemas) and (
+    return all(_deepest(schema) <= SAFE_LEVELS for schema in schemas) and (
         not any(map(_meet, schemas)) or sum(map(_num_patterns, schemas)) <= SAFE_PATTERNS
     )
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    return (each for level in levels([schema]) for each in level if isinstance(each, dict))
+    return (part for level in levels([schema]) for part in level if isinstance(part, dict))
 
 
 def _deepest(schema: Any) -> int:
     """How deep the compiler may go: through the whole depth of the schema, and again from every target of a `$ref`. It
     does not enter a target again in which it is already."""
-    targets = {each["$ref"] for each in _objects(schema) if isinstance(each.get("$ref"), str)}
+    targets = {part["$ref"] for part in _objects(schema) if isinstance(part.get("$ref"), str)}
     return (len(targets) + 1) * sum(1 for _ in levels([schema]))
 
 
 def _meet(schema: Any) -> bool:
     """Whether patterns of the schema may meet each other: several may be asked of one string, or of one key."""
     return any(
-        "patternProperties" in each or "allOf" in each or (len(each) > 1 and any(keyword in each for keyword in MERGED))
-        for each in _objects(schema)
+        "patternProperties" in part or "allOf" in part or (len(part) > 1 and any(keyword in part for keyword in MERGED))
+        for part in _objects(schema)
     )
 
 
 def _num_patterns(schema: Any) -> int:
     return sum(
-        sum(keyword in each for keyword in PATTERNS) + len(each.get("patternProperties", ()))
-        for each in _objects(schema)
+        sum(keyword in part for keyword in PATTERNS) + len(part.get("patternProperties", ()))
+        for part in _objects(schema)
     )
 
 

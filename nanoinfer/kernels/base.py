@@ -7,8 +7,8 @@ import torch
 
 
 class AddedToGates(NamedTuple):
-    """What adapters add to the gates and ups of some rows: `delta` [T, 2 * size], for the rows whose entry of `adapters`
-    [T] int32, on the host, is not −1."""
+    """What adapters add to the gates and ups of some tokens: `delta` [T, 2 * size], for those whose entry of `adapters` [T]
+    int32, on the host, is not −1."""
 
     delta: torch.Tensor
     adapters: torch.Tensor

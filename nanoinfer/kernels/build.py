@@ -59,8 +59,8 @@ def _found_or_compiled() -> Path:
     try:
         command = compiler()
     except KernelsUnavailableError as error:
-        if found := _whole(folder, name):
-            return found
+        if intact := _whole(folder, name):
+            return intact
         missing = f"{error}, and {folder} has no intact library from an earlier build"
         raise KernelsUnavailableError(f"{missing}; install g++ or set CXX") from None
     name = f"{name}-{_digest(' '.join(command).encode())}"
@@ -69,10 +69,10 @@ def _found_or_compiled() -> Path:
 
 def compiler() -> list[str]:
     """The command that compiles C++, in words: `$CXX`, or else g++ or c++. KernelsUnavailableError when there is none."""
-    found = _words("CXX") or [found for found in map(shutil.which, ("g++", "c++")) if found][:1]
-    if found and shutil.which(found[0]):
-        return found
-    missing = f"$CXX names {found[0]}, which is not found" if found else "neither $CXX nor g++ nor c++ is found"
+    command = _words("CXX") or [path for path in map(shutil.which, ("g++", "c++")) if path][:1]
+    if command and shutil.which(command[0]):
+        return command
+    missing = f"$CXX names {command[0]}, which is not found" if command else "neither $CXX nor g++ nor c++ is found"
     raise KernelsUnavailableError(f"no C++ compiler: {missing}")
 
 

@@ -31,7 +31,7 @@ class CppKernels:
         self._draw = function("draw")
         type_name = str(dtype).removeprefix("torch.")
         self.memory = HugePages()  # where packed weights lie
-        self._columns, self._inputs = (int(library()[f"linear_{each}_{type_name}"]()) for each in ("columns", "inputs"))
+        self._columns, self._inputs = (int(library()[f"linear_{size}_{type_name}"]()) for size in ("columns", "inputs"))
         self._step = 4 // dtype.itemsize  # elements in a word
 
     @staticmethod

@@ -6,7 +6,7 @@ import torch
 
 from nanoinfer.kernels.torch_native import TorchKernels
 
-PACKED_FOR = 16  # oneDNN chooses the layout for this number of rows: a decode batch
+PACKED_FOR = 16  # oneDNN chooses the layout for this number of tokens: a decode batch
 
 
 class OneDNNKernels(TorchKernels):

@@ -107,31 +107,31 @@ class Program:
         temperatures: np.ndarray,
         numbers: np.ndarray,
     ) -> np.ndarray:
-        """Make the calls `max(counts)` times. After each time, choose every row's next token and move the rows on, which
-        changes `rows` in place. Returns the tokens, int64 [steps, B]; row `i` has `counts[i]` of them, or up to an entry of
-        −1, which says that its logits held NaN or infinity.
+        """Make the calls `max(counts)` times. After each time, choose every request's next token and move the requests
+        on, which changes `rows` in place. Returns the tokens, int64 [steps, B]; request `i` has `counts[i]` of them, or up
+        to an entry of −1, which says that its logits held NaN or infinity.
 
         `rows`: the buffers of a captured pass of B requests with one new token each: input ids and positions int64,
         sequence lengths and slots int32, all [B], where each request's slots begin, int32 [B], in the last one, a table.
         `counts` int64 [B], at least 1. `temperatures` float32 [B] and `numbers` float64 [steps, B]: as in Kernels.draw.
-        The outputs are logits [B, V], or of each row the likeliest token and its logit.
+        The outputs are logits [B, V], or of each request the likeliest token and its logit.
         """
         steps, size = numbers.shape
-        assert [each.dtype for each in rows] == [torch.int64] * 2 + [torch.int32] * 4
+        assert [buffer.dtype for buffer in rows] == [torch.int64] * 2 + [torch.int32] * 4
         assert counts.dtype == np.int64
         assert temperatures.dtype == np.float32
         assert numbers.dtype == np.float64
         assert len(counts) == len(temperatures) == len(rows[0]) == size
         chosen = np.empty((steps, size), dtype=np.int64)
-        first, found = self.outputs[0], len(self.outputs) > 1
+        first, only_likeliest = self.outputs[0], len(self.outputs) > 1
         assert first.is_contiguous()
-        assert not found or self.outputs[1].dtype == torch.float32
-        pointers = (ctypes.c_int64 * len(rows))(*(each.data_ptr() for each in rows))
-        function("run_ahead", torch.float32 if found else first.dtype)(
+        assert not only_likeliest or self.outputs[1].dtype == torch.float32
+        pointers = (ctypes.c_int64 * len(rows))(*(buffer.data_ptr() for buffer in rows))
+        function("run_ahead", torch.float32 if only_likeliest else first.dtype)(
             ctypes.addressof(self._table),
             len(self.calls),
             ctypes.addressof(pointers),
-            first.data_ptr() if found else 0,
+            first.data_ptr() if only_likeliest else 0,
             self.outputs[-1].data_ptr(),
             temperatures.ctypes.data,
             numbers.ctypes.data,
@@ -139,7 +139,7 @@ class Program:
             chosen.ctypes.data,
             steps,
             size,
-            0 if found else first.shape[1],
+            0 if only_likeliest else first.shape[1],
         )
         return chosen
 
@@ -150,8 +150,8 @@ class Program:
     def seconds(self) -> list[tuple[str, str, float]]:
         """Of each call, in order: its function, its label, and the seconds it has taken since `measure`."""
         assert self._times is not None, "not measured"
-        each = zip(self.calls, self.labels, self._times, strict=False)
-        return [(called.name, label, ns / 1e9) for (called, _), label, ns in each]
+        timed = zip(self.calls, self.labels, self._times, strict=False)
+        return [(called.name, label, ns / 1e9) for (called, _), label, ns in timed]
 
     @property
     def num_bytes(self) -> int:

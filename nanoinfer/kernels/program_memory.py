@@ -52,9 +52,9 @@ def _places(lifetimes: dict[int, tuple[int, int]], spans: dict[int, int]) -> tup
     total = 0
     for start, (first, last) in sorted(lifetimes.items(), key=lambda item: item[1]):
         alive = sorted(
-            (offsets[other], spans[other])
-            for other in offsets
-            if lifetimes[other][1] >= first and lifetimes[other][0] <= last
+            (offsets[placed], spans[placed])
+            for placed in offsets
+            if lifetimes[placed][1] >= first and lifetimes[placed][0] <= last
         )
         offset = 0
         for taken, length in alive:

@@ -36,8 +36,8 @@ class TorchKernels:
         """The product of both, then the activation."""
         both = self.linear(x, packed, bias, 2 * size)
         if added is not None:
-            rows = (added.adapters >= 0).nonzero()[:, 0].to(x.device)
-            both[rows] += added.delta[rows]
+            adapted = (added.adapters >= 0).nonzero()[:, 0].to(x.device)
+            both[adapted] += added.delta[adapted]
         result: torch.Tensor = getattr(self, activation)(both)
         return result
 
@@ -101,15 +101,15 @@ class TorchKernels:
         likeliest = np.flatnonzero(temperatures == 0)
         divisors = np.where(temperatures == 0, np.float32(1), temperatures)[:, None]
         if scores.device.type != "cpu":
-            divisor, number = (torch.from_numpy(each).to(scores.device) for each in (divisors, numbers[:, None]))
+            divisor, number = (torch.from_numpy(array).to(scores.device) for array in (divisors, numbers[:, None]))
             scaled = (scores - scores.amax(dim=-1, keepdim=True)) / divisor
             sums = scaled.double().exp().cumsum(dim=-1)
             total = sums[:, -1:]
             target = (number * total).minimum(total.nextafter(torch.zeros_like(total)))  # not past the last token
-            found, totals = torch.searchsorted(sums, target, right=True)[:, 0], total[:, 0]
+            token_ids, totals = torch.searchsorted(sums, target, right=True)[:, 0], total[:, 0]
             if len(likeliest):
-                found[likeliest] = scores[likeliest].argmax(dim=-1)
-            return found, totals
+                token_ids[likeliest] = scores[likeliest].argmax(dim=-1)
+            return token_ids, totals
         rows = scores.numpy()  # on a CPU, numpy is faster for a few rows
         with np.errstate(over="ignore", invalid="ignore"):
             weights = np.exp((rows - rows.max(axis=-1, keepdims=True)) / divisors)

@@ -1,4 +1,4 @@
-"""AdapterRows: which adapter each row of a pass uses, and rows with the same adapter side by side."""
+"""AdapterRows: which adapter each token of a pass uses, and tokens with the same adapter side by side."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 
-TILE_ROWS = 6  # rows of a tile, at most: what the C++ kernel computes side by side
+TILE_ROWS = 6  # tokens of a tile, at most: what the C++ kernel computes side by side
 
 
 class AdapterRows:
-    """The adapters of a pass's `T` rows, for the linear layers, which add what `tables` has for them.
+    """The adapters of a pass's `T` new tokens, for the linear layers, which add what `tables` has for them. A row is here
+    what a token has in a layer's input `x` [T, in].
 
-    An adapter is a number: its place in all tables. −1 is none. The C++ kernel reads the adapted rows in tiles of up to
-    TILE_ROWS rows with the same adapter:
+    An adapter is a number: its place in all tables. −1 is none. The C++ kernel reads the rows of adapted tokens in tiles of
+    up to TILE_ROWS with the same adapter:
 
-    - `of_rows` [T] int32: each row's adapter.
-    - `rows` [T] int32: the adapted rows, sorted by adapter; what is behind them means nothing.
+    - `of_rows` [T] int32: each token's adapter.
+    - `rows` [T] int32: the adapted tokens, sorted by adapter; what is behind them means nothing.
     - `plan` [1 + 3 T] int32: the number of tiles, and for each its adapter, where it begins in `rows`, and its length.
 
     `tables`: for each linear layer that has adapters at all, what they add: a LowRankTable, on the device. The tensors here
@@ -50,7 +51,7 @@ class AdapterRows:
         plan[1 : 1 + 3 * len(tiles)] = np.array(tiles, dtype=np.int32).reshape(-1)
 
     def of(self, rows: torch.Tensor) -> "AdapterRows":
-        """Those of some of the rows, [k], in their order. It keeps the last answer: several layers ask for the same."""
+        """Those of some of the tokens, [k], in their order. It keeps the last answer: several layers ask for the same."""
         if self._some is None or self._some[0] is not rows:
             self._some = rows, AdapterRows(self.of_rows.numpy()[rows.cpu().numpy()], self.tables)
         return self._some[1]
@@ -63,6 +64,6 @@ class AdapterRows:
         return self._room
 
     def groups(self) -> list[tuple[int, torch.Tensor]]:
-        """Every adapter in the pass and its rows, int64."""
+        """Every adapter in the pass and its tokens, int64."""
         of_rows = self.of_rows
-        return [(int(each), (of_rows == each).nonzero()[:, 0]) for each in of_rows.unique() if each >= 0]
+        return [(int(place), (of_rows == place).nonzero()[:, 0]) for place in of_rows.unique() if place >= 0]

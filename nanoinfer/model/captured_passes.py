@@ -1,12 +1,12 @@
 """CapturedPasses: decode passes that were recorded once per batch size, and are replayed without Python between layers.
 
-A recorded pass always reads the same memory and computes the same number of rows. So it has buffers of its own for what
-changes from pass to pass, and batches of other sizes are filled up with rows of padding. It is nano-vllm's
+A recorded pass always reads the same memory and computes the same number of tokens. So it has buffers of its own for what
+changes from pass to pass, and batches of other sizes are filled up with padding. It is nano-vllm's
 `capture_cudagraph`, for a CPU. For a GPU, see cuda_passes.py.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,11 +31,18 @@ def padded_size(num_requests: int) -> int:
     return -(-num_requests // step) * step
 
 
-def coarse_size(num_rows: int) -> int:
-    """The size of the pass that serves so many rows where their number keeps changing, as it does with drafts: a power of
-    two, or one and a half. Recording a pass takes as long as ten passes."""
-    size = 1 << (num_rows - 1).bit_length()
-    return 3 * size // 4 if num_rows <= 3 * size // 4 else size
+def coarse_size(num_tokens: int) -> int:
+    """The size of the pass that serves so many tokens where their number keeps changing, as it does with drafts: a power
+    of two, or one and a half. Recording a pass takes as long as ten passes."""
+    size = 1 << (num_tokens - 1).bit_length()
+    return 3 * size // 4 if num_tokens <= 3 * size // 4 else size
+
+
+class _NotRecorded:
+    """What a layer finds in place of the pass's ForwardBatch: a program would only ever see that of the first pass."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotCapturableError(f"a layer reads batch.{name}, which no buffer of a recorded pass has")
 
 
 class CapturedPass:
@@ -48,38 +55,31 @@ class CapturedPass:
     def __init__(self, runner: Any, size: int, only_likeliest: bool = False, adapted: bool = False):
         table = runner.req_to_token_pool.req_to_token
         self._width = table.shape[1]
-        self.batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE,
-            input_ids=torch.zeros(size, dtype=torch.int64),
-            req_pool_indices=torch.zeros(size, dtype=torch.int32),
-            seq_lens=torch.zeros(size, dtype=torch.int32),
-            out_cache_loc=torch.full((size,), -1, dtype=torch.int32),
-        )
+        self.input_ids = torch.zeros(size, dtype=torch.int64)
         self.metadata = InputMetadata(
             forward_mode=ForwardMode.DECODE,
             batch_size=size,
             total_num_tokens=size,
             max_seq_len=0,  # unknown; the engine has checked that sequences fit
-            req_pool_indices=self.batch.req_pool_indices,
+            req_pool_indices=torch.zeros(size, dtype=torch.int32),
             start_loc=torch.zeros(size, dtype=torch.int32),
-            seq_lens=self.batch.seq_lens,
+            seq_lens=torch.zeros(size, dtype=torch.int32),
             prefix_lens=None,
             positions=torch.zeros(size, dtype=torch.int64),
             req_to_token_pool=runner.req_to_token_pool,
             token_to_kv_pool=runner.token_to_kv_pool,
-            out_cache_loc=self.batch.out_cache_loc,
+            out_cache_loc=torch.full((size,), -1, dtype=torch.int32),
             qo_indptr=torch.arange(size + 1, dtype=torch.int32),
             kv_indptr=torch.zeros(size, dtype=torch.int32),
             kv_indices=table.view(-1),  # a request's slots are its row: nothing is copied
-            batch=self.batch,
+            batch=cast(ForwardBatch, _NotRecorded()),
             only_likeliest=only_likeliest,
             adapters=AdapterRows(np.full(size, -1), runner.adapters.tables) if adapted else None,
             attention_backend=runner.attention_backend,
         )
-        buffers = (self.batch.input_ids, self.batch.seq_lens, self.batch.out_cache_loc)
-        derived = (self.metadata.positions, self.metadata.kv_indptr)
-        self._ids, self._seq_lens, self._slots, self._positions, self._starts = (
-            tensor.numpy() for tensor in (*buffers, *derived)
+        names = ("positions", "seq_lens", "out_cache_loc", "kv_indptr")
+        self._ids, self._positions, self._seq_lens, self._slots, self._starts = (
+            tensor.numpy() for tensor in (self.input_ids, *(getattr(self.metadata, name) for name in names))
         )
         self._network = runner.model if isinstance(runner.model, nn.Module) else None
         self._run = runner.run
@@ -124,18 +124,18 @@ class CapturedPass:
             numbers = np.pad(numbers, ((0, 0), (0, padding)))
         of_pass = self.metadata
         table = of_pass.req_to_token_pool.req_to_token
-        rows = (
-            self.batch.input_ids,
+        buffers = (
+            self.input_ids,
             of_pass.positions,
             of_pass.seq_lens,
             of_pass.out_cache_loc,
             of_pass.kv_indptr,
             table,
         )
-        return self.program.replay_ahead(rows, counts, temperatures, numbers)[:, : len(counts) - padding]
+        return self.program.replay_ahead(buffers, counts, temperatures, numbers)[:, : len(counts) - padding]
 
     def _compute(self) -> tuple[torch.Tensor, ...]:
-        output = self._run(self.batch.input_ids, self.metadata)
+        output = self._run(self.input_ids, self.metadata)
         return output.likeliest or (output.logits,)
 
 
@@ -145,15 +145,15 @@ class _Source:
     def __init__(self, runner: Any):
         self._runner, self._model, self._backend = runner, runner.model, runner.attention_backend
         modules = list(self._model.modules()) if isinstance(self._model, nn.Module) else []
-        self._weights = [(each, each.weights) for each in modules if isinstance(each, Linear)]
-        self._parameters = [parameter for each in modules for parameter in each.parameters(recurse=False)]
-        self._hooks = [hooks for each in modules for hooks in (each._forward_pre_hooks, each._forward_hooks)]
+        self._weights = [(module, module.weights) for module in modules if isinstance(module, Linear)]
+        self._parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
+        self._hooks = [hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
 
     def exchanged(self) -> bool:
         """Whether the runner has another network or attention now, or a Linear has other weights."""
         if self._runner.model is not self._model or self._runner.attention_backend is not self._backend:
             return True
-        return any(each.weights is not weights for each, weights in self._weights)
+        return any(linear.weights is not weights for linear, weights in self._weights)
 
     def hooked(self) -> bool:
         """Whether a module has forward hooks, which no replay would call."""

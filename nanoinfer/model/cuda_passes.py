@@ -32,7 +32,7 @@ Record = Callable[[Compute], tuple[torch.cuda.CUDAGraph, Sequence[torch.Tensor]]
 def padded_size(num_requests: int) -> int:
     """The size of the graph that serves so many requests: a power of two up to 16, then a multiple of 16.
 
-    These are nano-vllm's sizes. They are coarser than on a CPU: to a GPU, a few rows more cost little time.
+    These are nano-vllm's sizes. They are coarser than on a CPU: to a GPU, a few tokens more cost little time.
     """
     return 1 << (num_requests - 1).bit_length() if num_requests <= 16 else -(-num_requests // 16) * 16
 

@@ -35,7 +35,7 @@ class HandMadePasses(ABC):
         tokens computed in this pass, each given the tokens before it. The first token has none; NaN if it is the only one.
         Source: nano-sglang.
         """
-        metadata = self._checked_metadata(
+        input_ids, metadata = self._checked(
             input_ids,
             ForwardMode.EXTEND,
             req_pool_indices,
@@ -58,7 +58,7 @@ class HandMadePasses(ABC):
         out_cache_cont_end: int | None = None,
     ) -> torch.Tensor:
         """Compute the newest token of each request (T = B). Returns logits `[B, V]`. `prefix_lens` is ignored."""
-        metadata = self._checked_metadata(
+        input_ids, metadata = self._checked(
             input_ids,
             ForwardMode.DECODE,
             req_pool_indices,
@@ -80,11 +80,12 @@ class HandMadePasses(ABC):
         output = self.forward_batch(batch)
         return output.logits, mean_logprobs(output, batch)
 
-    def _checked_metadata(self, input_ids: torch.Tensor, *arguments: Any, **more: Any) -> InputMetadata:
-        """Check arguments made by hand: `input_ids` here, and the others in `InputMetadata.create`."""
+    def _checked(self, input_ids: torch.Tensor, *arguments: Any, **more: Any) -> tuple[torch.Tensor, InputMetadata]:
+        """Check arguments made by hand: `input_ids` here, and the others in `InputMetadata.create`. Returns the ids as the
+        kernels take them, int64 and side by side in memory."""
         metadata = InputMetadata.create(self, self.tp_size, *arguments, **more)
         check_input_ids(input_ids, len(metadata.positions), self.model)
-        return metadata
+        return input_ids.long().contiguous(), metadata
 
     @abstractmethod
     def forward_batch(self, batch: ForwardBatch) -> LogitsOutput:

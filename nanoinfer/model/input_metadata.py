@@ -51,6 +51,7 @@ class InputMetadata:
 
     | field | shape, dtype | meaning |
     |---|---|---|
+    | `model_runner` | ModelRunner | whose pools these are |
     | `total_num_tokens` | int | Σ, the sum of `seq_lens` |
     | `req_to_token_pool` | ReqToTokenPool | the table from positions to slots |
     | `req_pool_indices` | [B] int32 | the requests' rows in that table |
@@ -89,6 +90,7 @@ class InputMetadata:
     kv_indices: torch.Tensor = UNSET
     kv_last_page_len: torch.Tensor = UNSET
 
+    model_runner: Any = None
     batch: ForwardBatch = UNSET
     logit_rows: torch.Tensor | None = None
     only_likeliest: bool = False
@@ -158,6 +160,7 @@ class InputMetadata:
             out_cache_cont_end=end,
             other_kv_index=None if extend else slots.item(0),
             return_normalized_logprob=batch.wants_prompt_logprobs,
+            model_runner=model_runner,
             batch=batch,
             logit_rows=_int32((seqs - prefixes).cumsum() - 1) if batch.forward_mode is ForwardMode.EXTEND else None,
             attention_backend=getattr(model_runner, "attention_backend", None),

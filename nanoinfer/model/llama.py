@@ -91,7 +91,7 @@ class DecoderLayer(nn.Module):
         """Take the previous layer's output `x` [T, hidden], and the residual stream to which `x` has not been added yet
         (None: `x` is the stream itself). Return the same pair for this layer.
 
-        `rows` [k]: once the K/V of all tokens is stored, continue with these rows only.
+        `rows` [k]: once the K/V of all tokens is stored, continue with these tokens only.
         """
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, rotation, metadata, rows)
@@ -116,7 +116,7 @@ class Decoder(nn.Module):
         self, input_ids: torch.Tensor, rotation: Rotation, metadata: InputMetadata, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """`input_ids` [T] → [T, hidden]. With `rows` [k] → [k, hidden]: the last layer computes K/V for all tokens, but
-        what comes after attention for these rows only."""
+        what comes after attention for these only."""
         x, residual = self.embed_tokens(input_ids), None
         if self.embedding_scale != 1.0:
             x = self.kernels.scale(x, self.embedding_scale)

@@ -34,8 +34,8 @@ def checked_batch(
     prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
     check_requests(rows, seqs, prefixes, runner.req_to_token_pool)
     check_slots(slots, int((seqs - prefixes).sum()), runner.token_to_kv_pool.size, cont_start, cont_end)
-    of_each = (torch.from_numpy(array.astype(np.int32, copy=False)) for array in (rows, seqs, prefixes, slots))
-    row_indices, lens, prefix, locs = of_each
+    tensors = (torch.from_numpy(array.astype(np.int32, copy=False)) for array in (rows, seqs, prefixes, slots))
+    row_indices, lens, prefix, locs = tensors
     return ForwardBatch(
         forward_mode=forward_mode,
         req_pool_indices=row_indices,

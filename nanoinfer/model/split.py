@@ -37,7 +37,7 @@ class Cut:
             whole: torch.Tensor = tensor[:]
             return whole
         before = (slice(None),) * self.dim
-        parts = [tensor[(*before, slice(*each))] for each in self.ranges]
+        parts = [tensor[(*before, slice(*ends))] for ends in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.dim)
 
 

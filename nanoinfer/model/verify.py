@@ -6,6 +6,8 @@ needed, no kernel and no attention of its own. Where the bits of a token do not 
 the kernels in C++, a draft's logits have the bits that its own DECODE would give.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -23,13 +25,12 @@ def as_decode(batch: ForwardBatch) -> ForwardBatch:
         new_lens.append(end - start)
         rows += [row] * (end - start)
         seq_lens += range(start + 1, end + 1)
-    return ForwardBatch(
+    return replace(
+        batch,
         forward_mode=ForwardMode.DECODE,
-        input_ids=batch.input_ids,
         req_pool_indices=torch.from_numpy(np.array(rows, dtype=np.int32)),
         seq_lens=torch.from_numpy(np.array(seq_lens, dtype=np.int32)),
-        out_cache_loc=batch.out_cache_loc,
+        prefix_lens=None,
         adapter_places=None if batch.adapter_places is None else batch.adapter_places.repeat(new_lens),
-        only_likeliest=batch.only_likeliest,
         size_varies=True,
     )

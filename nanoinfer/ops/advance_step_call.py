@@ -66,10 +66,11 @@ class AdvanceStepCall:
         """New tokens and positions of all rows but the padding, and each one's row of the block table; all [tokens]."""
         rows = torch.arange(self.num_queries, device=self.block_tables.device)
         if self.spec_token is None or self.accepted_num is None:
-            positions = self.seq_lens[: self.num_queries].clone()
+            tokens, positions = self.sampled_token_ids[:, 0], self.seq_lens[: self.num_queries].clone()
+            _check_values("sampled_token_ids", tokens, tokens < 0, "must be a token")
             _check_values("seq_lens", positions, positions < 0, "must not be negative")
             _check_values("seq_lens", positions, positions == MAX_INT64, "one more is beyond int64")
-            return self.sampled_token_ids[:, 0], positions, rows
+            return tokens, positions, rows
 
         accepted, sampled, before = self.accepted_num, self.sampled_token_ids, self.input_positions
         _check_values("accepted_num", accepted, accepted < 0, "must not be negative")

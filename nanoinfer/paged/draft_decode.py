@@ -103,8 +103,8 @@ def decode_with_lines(
             sampled = chosen.masked_fill(torch.arange(width, device=first.device) > accepted[:, None], -1)
             for text, row in zip(texts, sampled.tolist(), strict=True):
                 text += [token for token in row if token >= 0]
-            inputs = (each.view(batch_size, width) for each in (tokens, positions, slots))
-            yield LinePass(*(each.cpu().clone() for each in (*inputs, sampled, accepted)))
+            inputs = (tensor.view(batch_size, width) for tensor in (tokens, positions, slots))
+            yield LinePass(*(tensor.cpu().clone() for tensor in (*inputs, sampled, accepted)))
 
 
 def decode_with_trees(

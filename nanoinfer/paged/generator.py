@@ -8,6 +8,7 @@ The network, its weights and the way into it are the same as in the engine. Only
 engine a scheduler does it, here the caller does.
 """
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.errors import AdapterError, KernelsUnavailableError, UnknownArgumentError
+from nanoinfer.errors import KernelsUnavailableError, UnknownArgumentError
 from nanoinfer.model.attention import AttentionBackend, select_attention_backend
 from nanoinfer.model.attention.base import MASK, UNSTORED, missing_features, wanted_features
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
@@ -31,6 +32,7 @@ from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
 from nanoinfer.paged.sharing import check_shared_slots
 
+logger = logging.getLogger("nanoinfer.paged")
 OPTIONS = {
     "q_lens": None,
     "spec_mask": None,
@@ -46,7 +48,8 @@ class GeneratorTorch:
 
     It keeps nothing between calls: the caller owns all K/V. `dtype` and `device` as in `LLM`; a loaded model has them.
 
-    `adapters`: LoRA adapters by name, as in `LLM`. All of them stay on the device.
+    `adapters`: LoRA adapters by name, as in `LLM`. All of them stay on the device, where there is room for as many as are
+    given here, and for one if none is: `adapters.load` refuses more.
 
     `attention_backend`: as in `LLM`; None: `cpp` if it can be used. PagedAttention computes the passes that this backend
     does not support (masks, K/V that is not stored, blocks with gaps between them), and all passes if there is no backend.
@@ -61,7 +64,8 @@ class GeneratorTorch:
         adapters: Mapping[str, str | Path] | None = None,
     ):
         self.model = as_loaded_model(model, dtype, device)
-        self.adapters = Adapters(self.model.model, max(1, len(adapters or ())))
+        room = max(1, len(adapters or ()))
+        self.adapters = Adapters(self.model.model, room, most=room)
         self._fetching = threading.Lock()
         for name, path in (adapters or {}).items():
             self.adapters.load(name, path)
@@ -132,7 +136,7 @@ class GeneratorTorch:
         | `slots` | [T] | where each token's K/V goes: `block · P + index % P` by its row; −1: nowhere |
         | `input_lengths` | [B] | tokens of each request, including the new ones |
         | `max_seq_len` | int | at least the longest of these |
-        | `lm_head_indices` | [k] | which rows of T get logits, in this order; None: all |
+        | `lm_head_indices` | [k] | which of the T tokens get logits, in this order; None: all |
 
         If the first tokens of a prefill have K/V already (a prefix that another request has computed, or an earlier chunk
         of the prompt), pass only the other tokens: `position_ids` then begin at the prefix's length, and the block table
@@ -141,8 +145,8 @@ class GeneratorTorch:
         reads; in a decode pass, no request may write what another one reads.
 
         The new tokens of a request always see each other, stored or not: with all slots −1, a prefill just runs the model.
-        A decode row with slot −1 at position 0 is padding, as `npu_advance_step_flashattn` leaves it: its length and its
-        blocks are ignored, its logits mean nothing, and it does not affect other rows.
+        In decode, a request with slot −1 at position 0 is padding, as `npu_advance_step_flashattn` leaves it: its length
+        and its blocks are ignored, its logits mean nothing, and it does not affect others.
 
         Keyword arguments:
 
@@ -206,21 +210,22 @@ class GeneratorTorch:
         if not isinstance(adapter_ids, Sequence) or isinstance(adapter_ids, str):
             raise ValueError(f"adapter_ids: must be a list of names, got {type(adapter_ids).__name__}")
         if len(adapter_ids) > batch_size:
-            raise ValueError("The length of `adapter_ids` should not be larger than batch size.")
-        found = [self.adapters.find(name, f"adapter_ids[{i}]") for i, name in enumerate(adapter_ids)]
-        return found + [None] * (batch_size - len(found))
+            message = "The length of `adapter_ids` should not be larger than batch size."
+            logger.error(message)
+            raise ValueError(message)
+        adapters = [self.adapters.find(name, f"adapter_ids[{i}]") for i, name in enumerate(adapter_ids)]
+        return adapters + [None] * (batch_size - len(adapters))
 
     def _places(self, adapters: Sequence[Adapter | None]) -> np.ndarray | None:
         """Where these adapters are on the device, int32 [B], or None if there are none. They are fetched the first time."""
-        used, pool = {each for each in adapters if each is not None}, self.adapters.pool
-        if len(self.adapters) > pool.size:
-            raise AdapterError(f"adapters: {len(self.adapters)} are loaded, must be the {pool.size} given at the start")
+        used, pool = {adapter for adapter in adapters if adapter is not None}, self.adapters.pool
         with self._fetching:
             for adapter in used:
                 while not pool.obtain(adapter, used) and pool.wait():
                     if (failure := pool.take_failure()) is not None:
                         raise failure[1]
-        return np.array([-1 if each is None else each.place for each in adapters], dtype=np.int32) if used else None
+        places = [-1 if adapter is None else adapter.place for adapter in adapters]
+        return np.array(places, dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
         """A runner over the caller's memory: block tables become rows of a ReqToTokenPool, and slots are slots.

@@ -32,7 +32,7 @@ class PagedInputs:
     indices: np.ndarray  # [T]
     new_lens: np.ndarray  # [B]
     prefix_lens: np.ndarray  # [B]: tokens before this pass; 0 for padding
-    padding: np.ndarray  # [B] bool: rows whose logits mean nothing
+    padding: np.ndarray  # [B] bool: requests whose logits mean nothing
     rows: np.ndarray  # [B, W * P]: the block tables, expanded: index → slot, −1 where there is no block
     lm_head_indices: np.ndarray | None  # [k]
     bias: torch.Tensor | None  # [T, max(input_lengths)] on the device: the masks, added to attention scores
@@ -87,7 +87,7 @@ def read_inputs(
 
     new_lens = _new_lens(q_lens, is_prefill, ids, positions, lengths)
     first = np.cumsum(new_lens) - new_lens
-    # This is what advance_step leaves in padding rows. Their lengths and blocks mean nothing, and need not fit.
+    # This is what advance_step leaves as padding. Its lengths and blocks mean nothing, and need not fit.
     padding = (new_lens == 1) & (slot_ids[first] == -1) & (positions[first] == 0) & (not is_prefill)
     prefix_lens = _prefix_lens(np.where(padding, 1, lengths), new_lens, as_integer("max_seq_len", max_seq_len))
     as_integer("max_out_len", max_out_len)

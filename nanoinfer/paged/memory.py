@@ -68,7 +68,7 @@ def _overlapping_views(tensors: Sequence[torch.Tensor], starts: np.ndarray) -> I
     """
     itemsize = tensors[0].itemsize
     spans = [_spans(tensor) for tensor in tensors]
-    extents = np.array([1 + sum(step * (size - 1) for step, size in each) for each in spans]) * itemsize
+    extents = np.array([1 + sum(step * (size - 1) for step, size in dimensions) for dimensions in spans]) * itemsize
     first, second = np.triu_indices(len(tensors), k=1)
     apart = starts[second] - starts[first]
     fine = set()  # distances already checked, with the strides: regular layouts have only a few

@@ -18,7 +18,7 @@ from nanoinfer.paged.prompts import check_prompts, prefill, reserve_blocks
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs and results of one pass: copies of all tensors, int64 on the host. R rows: prompts, then padding.
+    """The inputs and results of one pass: copies of all tensors, int64 on the host. R requests: prompts, then padding.
 
     `input_tokens`, `input_positions` and `slots` are [T] for the prefill (`is_prefill`), prompt after prompt, and [R] for
     a decode pass.
@@ -43,7 +43,7 @@ def multi_step_decode(
     """Prefill all `prompts` (token ids) in one pass, then decode `num_steps` times, greedily: 1 + num_steps passes.
 
     Blocks are whole pages of `pool`: first those for all prompts, then those for what they will generate. They go back when
-    the iterator ends or is closed. `num_padding` extra rows are added to show that padding changes nothing.
+    the iterator ends or is closed. `num_padding` extra requests are added to show that padding changes nothing.
 
     Raises ValueError naming the argument: when there are no prompts or an empty one, a number is negative, or the pool has
     too few free blocks; and for everything that `forward_tensor` refuses.

@@ -37,7 +37,7 @@ class Communicator(ABC):
         """The sum of all ranks' `x`, in every rank: the same bits in each. May change `x` in place.
 
         The parts are added in the order of the ranks. (An all-reduce of the library would add them in an order that
-        depends on where in the tensor they are, so that a row's bits would depend on its place in the batch.)
+        depends on where in the tensor they are, so that a token's bits would depend on its place in the batch.)
         Floating-point parts are added in float32.
         """
         exact = not x.dtype.is_floating_point or x.dtype is torch.float32

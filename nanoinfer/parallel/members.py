@@ -56,20 +56,20 @@ class StartedRanks:
 
     def ended(self) -> list[str]:
         """As in Members. One that was killed, or said why it failed, comes before those that only lost it."""
-        found = []
+        ended = []
         for rank, process in self._processes.items():
             if (code := process.poll()) is not None:
                 said = self._meeting.failure_of(rank)
                 sentence = f"rank {rank} of {self._meeting.shard.size} (process {process.pid}) {_how(code)}"
-                found.append((code >= 0 and said is None, sentence + (f": {said}" if said else "")))
-        return [sentence for _, sentence in sorted(found)]
+                ended.append((code >= 0 and said is None, sentence + (f": {said}" if said else "")))
+        return [sentence for _, sentence in sorted(ended)]
 
     def end(self, patiently: bool) -> None:
         """As in Members. Does nothing in a forked process, whose ranks these are not."""
         if os.getpid() != self._owner:
             return
         deadline = time.monotonic() + (SECONDS_TO_END if patiently else 0)
-        while time.monotonic() < deadline and any(each.poll() is None for each in self._processes.values()):
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
             time.sleep(SECONDS_BETWEEN_LOOKS)
         for process in self._processes.values():
             process.kill()
@@ -91,11 +91,11 @@ class RanksOfTorchrun:
 def first_ended(members: Members) -> str | None:
     """What is known about the rank because of which a connection was lost; None if nothing becomes known in time."""
     deadline = time.monotonic() + SECONDS_TO_LOOK
-    while not (found := members.ended()):
+    while not (ended := members.ended()):
         if time.monotonic() > deadline:
             return None
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    return found[0]
+    return ended[0]
 
 
 def _how(code: int) -> str:

@@ -14,7 +14,15 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.parallel.messages import Message
 
 # Every rank has its own pools, backend and tables of adapters. What a backend plans is its own, too.
-OWN = ("req_to_token_pool", "token_to_kv_pool", "attention_backend", "attention_plan", "adapters", "batch")
+OWN = (
+    "model_runner",
+    "req_to_token_pool",
+    "token_to_kv_pool",
+    "attention_backend",
+    "attention_plan",
+    "adapters",
+    "batch",
+)
 # forward_tensor's, which a split model refuses.
 NEVER = ("attention_mask",)
 OF_BATCH = "batch."  # in front of the names of a ForwardBatch's fields
@@ -25,14 +33,16 @@ def pass_message(input_ids: torch.Tensor, metadata: InputMetadata) -> Message:
     given = {field.name: getattr(metadata, field.name) for field in fields(metadata) if field.name not in OWN}
     assert all(given.pop(name) is None for name in NEVER)
     for field in fields(ForwardBatch):
-        value = getattr(metadata.batch, field.name)
-        given[OF_BATCH + field.name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        given[OF_BATCH + field.name] = getattr(metadata.batch, field.name)
+    arrays = [name for name, value in given.items() if isinstance(value, np.ndarray)]
+    given |= {name: torch.from_numpy(given[name]) for name in arrays}
     given = {name: value.name if isinstance(value, ForwardMode) else value for name, value in given.items()}
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     tensors["input_ids"] = input_ids
     if metadata.adapters is not None:
         tensors["adapter_of_rows"] = metadata.adapters.of_rows
-    return Message("pass", {name: value for name, value in given.items() if name not in tensors}, tensors)
+    values = {name: value for name, value in given.items() if name not in tensors}
+    return Message("pass", {"arrays": arrays, **values}, tensors)
 
 
 def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) -> tuple[torch.Tensor, InputMetadata]:
@@ -42,15 +52,15 @@ def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) 
     """
     device = runner.token_to_kv_pool.device
     told: dict[str, Any] = {**message.values, **message.tensors}
+    told |= {name: told[name].numpy() for name in told.pop("arrays")}
     of_batch = {name.removeprefix(OF_BATCH): told.pop(name) for name in list(told) if name.startswith(OF_BATCH)}
     for values in (told, of_batch):
         values["forward_mode"] = ForwardMode[values["forward_mode"]]
-    if of_batch["adapter_places"] is not None:
-        of_batch["adapter_places"] = of_batch["adapter_places"].numpy()
     of_rows, input_ids = told.pop("adapter_of_rows", None), told.pop("input_ids")
     told = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in told.items()}
     metadata = InputMetadata(
         **told,
+        model_runner=runner,
         batch=ForwardBatch(**of_batch),
         req_to_token_pool=runner.req_to_token_pool,
         token_to_kv_pool=runner.token_to_kv_pool,

@@ -59,8 +59,8 @@ class Ranks:
         members = StartedRanks(meeting, port)
 
         def check() -> None:
-            if found := members.ended():
-                raise RankError(f"a process of the model has ended while it started: {found[0]}")
+            if ended := members.ended():
+                raise RankError(f"a process of the model has ended while it started: {ended[0]}")
 
         try:
             communicator = join(meeting, check)
@@ -106,8 +106,8 @@ class Ranks:
             raise RankError("this process was forked from the one that has the other ranks of the model: load it again")
         if self.broken is not None:
             raise RankError(str(self.broken)) from self.broken
-        if found := self.members.ended():
-            raise self._fail(RankError(found[0]))
+        if ended := self.members.ended():
+            raise self._fail(RankError(ended[0]))
 
     def _fail(self, error: BaseException) -> BaseException:
         """Note what has happened, end the other ranks, and return what to raise."""

@@ -58,7 +58,7 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
 
 def _not_text(messages: Messages) -> str:
     """The likely reason why a template failed: the first content that is neither text nor parts, or "" if there is none."""
-    at = next((i for i, it in enumerate(messages) if not isinstance(it["content"], str | list | tuple)), None)
+    at = next((i for i, message in enumerate(messages) if not isinstance(message["content"], str | list | tuple)), None)
     return "" if at is None else f" (messages[{at}]: content is {messages[at]['content']!r}, not text)"
 
 

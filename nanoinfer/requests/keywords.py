@@ -61,7 +61,7 @@ def keywords(
 
     def decorate(function: F) -> F:
         parameters = signature(function).parameters
-        named = [name for name, it in parameters.items() if it.kind is not Parameter.VAR_KEYWORD]
+        named = [name for name, parameter in parameters.items() if parameter.kind is not Parameter.VAR_KEYWORD]
         takes_any = more is None and len(named) < len(parameters)
         known = dict.fromkeys([*named, *(more or ())])
         known.pop("self", None)
@@ -71,7 +71,7 @@ def keywords(
             kept = {name: value for name, value in given.items() if name in known}
             taken, problems = {*positional, *kept}, []
             for name in [name for name in given if name not in known]:
-                value, target, other = given[name], aliases.get(name), elsewhere.get(name)
+                value, target, answer = given[name], aliases.get(name), elsewhere.get(name)
                 if target is not None:
                     try:
                         ours = {target: value} if isinstance(target, str) else target(value)
@@ -79,12 +79,12 @@ def keywords(
                         problems.append(f"{name}={repr_in_short(value)}: {error}")
                         continue
                     problems += [
-                        f"{name} is another name of {it}, which is given as well" for it in ours if it in taken
+                        f"{name} is another name of {own}, which is given as well" for own in ours if own in taken
                     ]
                     taken |= ours.keys()
                     kept |= ours
-                elif other is not None:
-                    problems += [] if other.accepts(value) else [f"{name}={other.said_of(value)}"]
+                elif answer is not None:
+                    problems += [] if answer.accepts(value) else [f"{name}={answer.said_of(value)}"]
                 elif takes_any:
                     kept[name] = value
                 else:

@@ -81,7 +81,9 @@ class OpenRequests:
                 continue  # removed below: another completion of it has ended in the same pass
             self._undelivered[req.request_id] = group
             if req.finish_reason is not None and group.finished:
-                self.remove([group], "finished" if all(each.error is None for each in group.reqs) else "failed")
+                self.remove(
+                    [group], "finished" if all(completion.error is None for completion in group.reqs) else "failed"
+                )
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs for the next `deliver`: only the latest one of each request."""

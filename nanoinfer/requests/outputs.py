@@ -85,8 +85,8 @@ class RequestOutput:
 
     @cached_property
     def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
-        found = self._prompt_top_logprobs
-        return None if found is None else [None if entry is None else dict(entry) for entry in found]
+        entries = self._prompt_top_logprobs
+        return None if entries is None else [None if entry is None else dict(entry) for entry in entries]
 
     @property
     def text(self) -> str:

@@ -26,8 +26,8 @@ def hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     """64 random bits (uint64) for each pair (seed, index)."""
     if len(seeds) <= FEW:
         golden, pairs = int(GOLDEN), zip(seeds, indices, strict=True)
-        found = [_mix_one(_mix_one(seed + golden & BITS) + (index + 1) * golden & BITS) for seed, index in pairs]
-        return np.array(found, dtype=np.uint64)
+        hashes = [_mix_one(_mix_one(seed + golden & BITS) + (index + 1) * golden & BITS) for seed, index in pairs]
+        return np.array(hashes, dtype=np.uint64)
     seed, index = np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.uint64)
     with np.errstate(over="ignore"):
         return _mix(_mix(seed + GOLDEN) + (index + np.uint64(1)) * GOLDEN)

@@ -160,9 +160,9 @@ class IncrementalDetokenizer:
         if self.stopped or not (self._stop and look_for_stop):
             self._held = ""
             return "" if self.stopped else text
-        found = [(at, len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            at, length, self.stop_found = min(found)
+        matches = [(at, len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if matches:
+            at, length, self.stop_found = min(matches)
             self._held = ""
             return text[: at + length * self._include_stop]
         keep = max(_overlap(text, stop) for stop in self._stop)

@@ -82,18 +82,18 @@ def adapters(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, list | tuple | None):
         raise ValueError("must be a list of name=path; or use adapters={'name': folder}")
     named: dict[str, Any] = {}
-    for each in value or ():
-        if isinstance(each, str):
-            name, _, path = each.rpartition("=")
+    for entry in value or ():
+        if isinstance(entry, str):
+            name, _, path = entry.rpartition("=")
             named[name or path] = path  # SGLang's, without a name: by its path
-        elif (brought := _adapter(each)) is not None:
+        elif (brought := _adapter(entry)) is not None:
             named[brought.name] = brought.path
     return {"adapters": named} if named else {}
 
 
 def lora_request(value: Any) -> Mapping[str, Any]:
     """vLLM's LoRARequest, or a list with one per prompt. The adapter is loaded when it is first used."""
-    return {"adapter": [_adapter(each) for each in value] if isinstance(value, list) else _adapter(value)}
+    return {"adapter": [_adapter(request) for request in value] if isinstance(value, list) else _adapter(value)}
 
 
 def _adapter(value: Any) -> NamedAdapter | None:
@@ -112,7 +112,7 @@ def _fields(value: Any, must_be: str) -> dict[str, Any]:
         if type(value).__module__ == "builtins":
             raise ValueError(f"must be {must_be}")
         value = {name: getattr(value, name, None) for name in dir(value) if not name.startswith("_")}
-    return {name: it for name, it in value.items() if not (it is None or it is False or callable(it))}
+    return {name: field for name, field in value.items() if not (field is None or field is False or callable(field))}
 
 
 def _refuse_rest(given: Mapping[str, Any], known: set[str], answer: str) -> None:

@@ -58,11 +58,11 @@ def keep_likely(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch
     def column(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=scores.device)[:, None]
 
-    temperatures = column([each.temperature for each in params])
+    temperatures = column([settings.temperature for settings in params])
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
-    for each in FILTERS:
-        values = [getattr(one, each.name) for one in params]
-        rows = [row for row, value in enumerate(values) if value != each.off]
+    for rule in FILTERS:
+        values = [getattr(settings, rule.name) for settings in params]
+        rows = [row for row, value in enumerate(values) if value != rule.off]
         if rows:
-            scores[rows] = each.keep(scores[rows], column([values[row] for row in rows]))
+            scores[rows] = rule.keep(scores[rows], column([values[row] for row in rows]))
     return scores

@@ -1,6 +1,6 @@
 """Logits processors: functions that change a request's logits before its token is chosen, greedily or by sampling.
 
-The built-in ones run first, each on all rows that need it at once. Then a request's own ones
+The built-in ones run first, each on all rows of logits that need it at once. Then a request's own ones
 (`SamplingParams.logits_processors`) run, row by row. To add a built-in rule, add a function to PROCESSORS and a field to
 SamplingParams.
 """

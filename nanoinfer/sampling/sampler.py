@@ -57,11 +57,11 @@ class Sampler:
         number for its position."""
         numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
         temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
-        some = [row for row, req in enumerate(reqs) if not (req.params.greedy or req.params.draws_from_all)]
-        if some:
+        filtered = [row for row, req in enumerate(reqs) if not (req.params.greedy or req.params.draws_from_all)]
+        if filtered:
             scores = scores.clone()
-            scores[some] = keep_likely(scores[some], [reqs[row].params for row in some])
-            temperatures[some] = 1.0
+            scores[filtered] = keep_likely(scores[filtered], [reqs[row].params for row in filtered])
+            temperatures[filtered] = 1.0
         token_ids, totals = self.kernels.draw(scores, temperatures, numbers)
         return self._checked(token_ids, totals, reqs)
 

@@ -123,9 +123,9 @@ class MultiStepScheduler(Scheduler):
 class DecodeGroup:
     """The inputs of a group's current pass, which `advance` moves on in place.
 
-    They have `R` rows, one per request at the start of the group, and keep their shapes and addresses as requests end:
-    `input_tokens`, `input_positions`, `seq_lens`, `slot_mapping`, int64 [R] on the host. The first `len(reqs)` rows are
-    those of `reqs`, the requests that go on. The others are padding: slot -1; token, position and length 0.
+    They have `R` entries, one per request at the start of the group, and keep their shapes and addresses as requests end:
+    `input_tokens`, `input_positions`, `seq_lens`, `slot_mapping`, int64 [R] on the host. The first `len(reqs)` entries
+    are those of `reqs`, the requests that go on. The others are padding: slot -1; token, position and length 0.
     """
 
     def __init__(self, batch: Batch, cache: CacheManager):
@@ -143,7 +143,7 @@ class DecodeGroup:
         It computes what `npu_advance_step_flashattn` computes, and reads slots from `req_to_token` itself. It does not call
         the operator, which checks its arguments: that takes longer than a visit to the scheduler.
 
-        Requests that have ended leave, and those behind them move up: padding is in the last rows, where `advance_step` and
+        Requests that have ended leave, and those behind them move up: padding is at the end, where `advance_step` and
         passes of a fixed size expect it. The Batch has no padding, because a backend that runs it as it comes would store
         K/V of padding in slot -1, which is the pool's last.
         """
@@ -159,13 +159,13 @@ class DecodeGroup:
         return Batch.of(self.reqs, ForwardMode.DECODE, tokens.copy(), seq_lens.astype(np.int32), slots.astype(np.int32))
 
     def _drop_finished(self) -> None:
-        rows = [row for row, req in enumerate(self.reqs) if not req.finished]
-        self.reqs, self._rows = [self.reqs[row] for row in rows], self._rows[rows]
-        self.seq_lens[: len(rows)] = self.seq_lens[rows]
+        left = [i for i, req in enumerate(self.reqs) if not req.finished]
+        self.reqs, self._rows = [self.reqs[i] for i in left], self._rows[left]
+        self.seq_lens[: len(left)] = self.seq_lens[left]
         for array, padding in (
             (self.input_tokens, 0),
             (self.input_positions, 0),
             (self.seq_lens, 0),
             (self.slot_mapping, -1),
         ):
-            array[len(rows) :] = padding
+            array[len(left) :] = padding

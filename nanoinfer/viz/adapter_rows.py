@@ -1,4 +1,4 @@
-"""adapter_rows: a pass whose rows have different adapters, at one linear layer: tiles, thin matrices, what is added."""
+"""adapter_rows: a pass whose tokens have different adapters, at one linear layer: tiles, thin matrices, what is added."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,11 +45,11 @@ def adapter_rows(
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
-    """The engine's last pass at one linear layer: its rows, coloured by adapter; the tiles in which they are read; for each
-    tile the thin matrices A and B; and to which of the layer's outputs something is added.
+    """The engine's last pass at one linear layer: a row for each token, coloured by adapter; the tiles in which they are
+    read; for each tile the thin matrices A and B; and to which of the layer's outputs something is added.
 
-    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no row of it has an adapter, when
-    it has more than 24 rows, and for a layer that no adapter may add to.
+    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no token of it has an adapter,
+    when it has more than 24 tokens, and for a layer that no adapter may add to.
     """
     expect_type("engine", engine, Engine)
     rows = last_input_metadata(engine).adapters
@@ -76,7 +76,7 @@ def adapter_rows(
 
 
 def _labels(engine: Engine) -> list[str]:
-    """For each row of the last pass: its request and its token."""
+    """For each token of the last pass: its request and its text."""
     batch, tokenizer = engine.last_batch, engine.builder.tokenizer
     assert batch is not None
     lens = (
@@ -116,7 +116,7 @@ def _tiles(
     styles: Mapping[int, Style],
     parts: Sequence[_Part],
 ) -> dict[int, float]:
-    """Draws each tile with what it reads and adds, then the rows without one. Returns where each row's middle is."""
+    """Draws each tile with what it reads and adds, then the tokens without one. Returns where each one's row is."""
     where: dict[int, float] = {}
     order, plan = rows.rows.tolist(), rows.plan.tolist()
     for tile in range(plan[0]):
@@ -186,7 +186,7 @@ def _rows(
     names: Mapping[int, str],
     styles: Mapping[int, Style],
 ) -> None:
-    """The rows in the order of the pass, each with a line to its place in a tile."""
+    """The tokens in the order of the pass, a row for each, with a line to its place in a tile."""
     spread = max(0.0, (max(where.values()) + PITCH - begin) - PITCH * len(where)) / max(1, len(where))
     pitch = PITCH + min(spread, PITCH)
     below = [names.get(place, "no adapter") for place in rows.of_rows.tolist()]

@@ -1,4 +1,4 @@
-"""verify_rows: a VERIFY pass, row by row: each request's newest token, its drafts, and what becomes of their K/V."""
+"""verify_rows: a VERIFY pass, token by token: each request's newest token, its drafts, and what becomes of their K/V."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -44,10 +44,10 @@ class _Request(NamedTuple):
 
 
 def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
-    """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each row of the
-    pass what it reads, what was sampled from it, and whether that is the next draft.
+    """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each of these a
+    row with what it reads, what was sampled after it, and whether that is the next draft.
 
-    Raises ValueError when the last pass was no VERIFY, has more than 24 rows, or more than 6 drafts of a request.
+    Raises ValueError when the last pass was no VERIFY, has more than 24 tokens, or more than 6 drafts of a request.
     """
     requests, tokenizer = _requests(engine), engine.builder.tokenizer
     rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
@@ -127,7 +127,7 @@ def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None
 
 
 def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int) -> int:
-    """The rows of the pass that are the request's; returns the number of the next one."""
+    """A row for each of the request's tokens in the pass; returns the number of the next one."""
     for j in range(len(request.drafts) + 1):
         y, own = sheet.y, request.start + j
         which = f"draft {j}" if j else "the newest"
@@ -145,7 +145,7 @@ def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int
 
 
 def _outcome(request: _Request, tokenizer: Tokenizer | None, j: int) -> str:
-    """What was sampled from a request's row `j`, and what follows from it."""
+    """What was sampled after a request's token `j` in the pass, and what follows from it."""
     if j >= len(request.got):
         return "does not count"
     text = f"gives {_text(tokenizer, request.got[j])}"

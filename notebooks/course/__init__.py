@@ -3,7 +3,7 @@
 In a notebook:
 
     @extend(RadixCache)              adds the function below it to the class, as if it had been written inside
-    with attempt("8.1"):             runs the reader's code, to draw what it did; one line if the exercise is not written
+    with attempt("8.1"):             runs the student's code, to draw what it did; one line if the exercise is not written
     check("8.1", globals())          prints one line if the exercise is right, else raises a Hint
     with answer():                   folds what its block prints and displays under "Show the answer"
     FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)

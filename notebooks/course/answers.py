@@ -1,4 +1,4 @@
-"""answer: what the cell of a "Predict" question prints and draws, folded away until the reader asks for it."""
+"""answer: what the cell of a "Predict" question prints and draws, folded away until the student asks for it."""
 
 import base64
 import html

@@ -50,7 +50,7 @@ def name_meant(error: BaseException) -> str:
             is_method = callable(getattr(error.obj, meant))
             return f"The {'method' if is_method else 'field'} is called `{meant}`."
         fields = [name for name in vars(error.obj) if not name.startswith("_")]
-    except Exception:  # the object is the reader's, and may raise whatever it is asked
+    except Exception:  # the object is the student's, and may raise whatever it is asked
         return ""
     return f"It has {', '.join(f'`{name}`' for name in fields)}." if 0 < len(fields) <= _LISTED else ""
 

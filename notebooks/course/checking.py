@@ -57,7 +57,7 @@ def _checked(exercise: Exercise, namespace: Mapping[str, Any], given: Given) -> 
 class attempt:
     """`with attempt("5.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
 
-    Every other exception passes through: it comes from the reader's code, and its traceback shows where. To one
+    Every other exception passes through: it comes from the student's code, and its traceback shows where. To one
     that asks for an unknown attribute a note is added, which names the attribute that was meant.
     """
 
@@ -84,7 +84,7 @@ def _unwritten(id: str, stub: str | None) -> str:
 
 
 def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
-    """The exception and the reader's lines that led to it; if there are none, the checker failed on the answer."""
+    """The exception and the student's lines that led to it; if there are none, the checker failed on the answer."""
     message = str(error)[:1000]
     what = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if meant := name_meant(error):

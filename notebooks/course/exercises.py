@@ -16,7 +16,7 @@ _CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb05.py, and nb05_*.py where one
 
 
 class Given:
-    """What the reader wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook. `asked`: the
+    """What the student wrote, by name: `given["alloc"]`. A copy: nothing is written back into the notebook. `asked`: the
     names that a checker has asked for."""
 
     def __init__(self, namespace: Mapping[str, Any]):
@@ -50,7 +50,7 @@ _exercises: dict[str, Exercise] = {}
 
 
 def exercise(id: str, title: str, *, points: int = 1) -> Callable[[Checker], Checker]:
-    """Decorator: registers a checker. It takes what the reader wrote, raises Hint (`expect`, `expect_equal`) if that is
+    """Decorator: registers a checker. It takes what the student wrote, raises Hint (`expect`, `expect_equal`) if that is
     wrong, and may return a text about what is proved, which is printed.
 
     ValueError if `id` is not "notebook.number", belongs to the notebook of another file or is taken, or `points < 1`.

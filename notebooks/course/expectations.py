@@ -132,7 +132,7 @@ def _show(value: object) -> str:
     if isinstance(value, dict) and any(map(_is_array, value.values())):
         return _shortened("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
     if type(value).__repr__ is object.__repr__ and not dataclasses.is_dataclass(value):
-        return a_kind(value)  # its address would tell the reader nothing
+        return a_kind(value)  # its address would tell the student nothing
     return _shortened(repr(value))
 
 

@@ -1,4 +1,4 @@
-"""limited: an end for a reader's code that may loop for ever."""
+"""limited: an end for a student's code that may loop for ever."""
 
 import sys
 from types import FrameType, TracebackType
@@ -8,7 +8,7 @@ from notebooks.course.expectations import Hint
 
 
 class _Exceeded(BaseException):
-    """No `except Exception` of the reader's code may catch it."""
+    """No `except Exception` of the student's code may catch it."""
 
 
 class limited:

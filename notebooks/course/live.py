@@ -17,7 +17,7 @@ class Panel:
     be reached and pressed by keyboard.
 
     A saved notebook holds no widget: it holds the pictures as they were when the cell was run, and `hint`, which says
-    what the reader could do in a running notebook.
+    what the student could do in a running notebook.
     """
 
     hint = ""
@@ -45,7 +45,7 @@ class Panel:
         def pressed(_: object) -> None:
             try:
                 action()
-            except Exception as error:  # whatever it is, the reader is to see it
+            except Exception as error:  # whatever it is, the student is to see it
                 self.say(f"{type(error).__name__}: {error}", error=True)
 
         button.on_click(pressed)

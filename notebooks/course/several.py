@@ -29,7 +29,7 @@ class several:
     hint is left out where one of these, or the part itself, was found wrong before, as it may be a consequence. At the
     end of the block one Hint names all that is left, in order, the first few of many. An exception of another kind
     ends the block; it is left out, too, where there are hints from before. `wrong`: the parts found wrong so far. A loop
-    over cases ends there where the reader's code may never return once it has gone wrong.
+    over cases ends there where the student's code may never return once it has gone wrong.
     """
 
     def __init__(self) -> None:

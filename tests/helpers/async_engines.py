@@ -105,6 +105,7 @@ def between_passes(engine: Engine, gate: Gate, function: Callable[..., T], *args
         until(lambda: engine.turns.waiting, "somebody who waits for a turn")
         gate.let_one_through()
 
+    until(lambda: gate.arrivals > gate.passes, "a pass at the gate")  # else the engine's thread may be who waits
     letting = Worker(let_through)
     result = function(*args)
     letting.result()

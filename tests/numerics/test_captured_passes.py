@@ -16,6 +16,7 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.llama import DecoderLayer
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.checkpoints import FAMILIES
@@ -95,7 +96,7 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
     metadata = passes.passes[20, False].metadata
     assert metadata.out_cache_loc[17:].tolist() == [-1] * 3
     assert metadata.positions[17:].tolist() == metadata.seq_lens[17:].tolist() == [0] * 3
-    assert passes.passes[20, False].batch.input_ids[17:].tolist() == [0] * 3
+    assert passes.passes[20, False].input_ids[17:].tolist() == [0] * 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -215,7 +216,7 @@ def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
     def compute() -> tuple[torch.Tensor, ...]:
         signal.raise_signal(signal.SIGUSR1)
         seen.append("computing")
-        return (runner.run(captured.batch.input_ids, captured.metadata).logits,)
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
 
     captured._compute = compute
     captured.fill(some.batch())
@@ -226,6 +227,23 @@ def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
         signal.signal(signal.SIGUSR1, earlier)
     assert seen == ["computing", 2.0]
     assert torch.equal(logits, some.eager())
+
+
+def test_a_layer_that_reads_the_batch_is_not_recorded_because_a_replay_would_not_see_the_next_one(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(checkpoint("llama"))
+    passes, some = CapturedPasses(runner), Sequences(runner, 2)
+    forward = DecoderLayer.forward
+
+    def reading(self: DecoderLayer, x: Any, residual: Any, rotation: Any, metadata: InputMetadata, *rest: Any) -> Any:
+        assert metadata.batch.only_likeliest is False
+        return forward(self, x, residual, rotation, metadata, *rest)
+
+    monkeypatch.setattr(DecoderLayer, "forward", reading)
+    assert passes.forward(some.batch()) is None
+    assert passes.reason == "a layer reads batch.only_likeliest, which no buffer of a recorded pass has"
+    some.eager()
 
 
 def test_a_pool_for_another_model_is_refused_before_anything_is_written(checkpoint: Checkpoint):
@@ -304,7 +322,7 @@ def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
 
     def compute() -> tuple[torch.Tensor, ...]:
         computed.append(Worker(others.eager).result())
-        return (runner.run(captured.batch.input_ids, captured.metadata).logits,)
+        return (runner.run(captured.input_ids, captured.metadata).logits,)
 
     captured = CapturedPass(runner, 2)
     captured._compute = compute

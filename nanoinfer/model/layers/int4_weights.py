@@ -55,7 +55,7 @@ class Int4Weights(LinearWeights):
         room = torch.empty(
             -(-rows // TILE_ROWS) * TILE_ROWS, -(-self.in_features // GROUP) * GROUP, dtype=torch.float32
         )
-        pointers = (each.data_ptr() for each in (x, room, self.packed, self.bias, y))
+        pointers = (tensor.data_ptr() for tensor in (x, room, self.packed, self.bias, y))
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
 
@@ -69,7 +69,7 @@ def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     groups = pad(weight, (0, -weight.shape[1] % GROUP)).view(-1, GROUP)
     parts = [_quantize_part(part.float()) for part in groups.split(PART)]
-    whole, scale = (torch.cat(each) for each in zip(*parts, strict=True))
+    whole, scale = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return whole.view(len(weight), -1, GROUP), scale.view(len(weight), -1, 1)
 
 

@@ -57,7 +57,7 @@ class Int8Weights(LinearWeights):
         tiles = -(-rows // TILE_ROWS) * -(-self.in_features // TILE_INPUTS)
         q = torch.empty(tiles * TILE_ROWS * TILE_INPUTS, dtype=torch.uint8)
         scales = torch.empty(rows, dtype=torch.float32)
-        pointers = (each.data_ptr() for each in (x, q, scales, self.packed, y))
+        pointers = (tensor.data_ptr() for tensor in (x, q, scales, self.packed, y))
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
 
@@ -102,7 +102,7 @@ def pack(whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.
     words = whole.view(-1, side, whole.shape[1] // 4, 4).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
     offset = 128 * whole.sum(dim=1, dtype=torch.int32)
     after = [pad(scale, (0, more)).view(torch.int32), offset, pad(bias, (0, more)).view(torch.int32)]
-    return torch.cat((words, *(each.view(-1, 1, side) for each in after)), dim=1)
+    return torch.cat((words, *(numbers.view(-1, 1, side) for numbers in after)), dim=1)
 
 
 QUANTIZATIONS["int8"] = Int8Weights

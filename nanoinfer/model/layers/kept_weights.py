@@ -10,13 +10,15 @@ from nanoinfer.model.layers.linear import Linear
 def quantization_of(network: nn.Module) -> Selection:
     """The kind of quantized weights of `network`, and why plain torch multiplies by them, if it does. No name: none."""
     weights = (module.weights for module in network.modules() if isinstance(module, Linear))
-    found = (getattr(each, "selection", None) for each in weights)
-    return next((each for each in found if isinstance(each, Selection)), Selection(""))
+    selections = (getattr(kept, "selection", None) for kept in weights)
+    return next((selection for selection in selections if isinstance(selection, Selection)), Selection(""))
 
 
 def weight_bytes(network: nn.Module) -> int:
     """The memory that `network`'s parameters and linear weights take; what is shared counts once."""
     linear = [module for module in network.modules() if isinstance(module, Linear)]
-    packed = [each for module in linear for each in vars(module.weights).values() if isinstance(each, torch.Tensor)]
-    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in (*network.parameters(), *packed)}
-    return sum(each.numel() * each.itemsize for each in places.values())
+    kept = (value for module in linear for value in vars(module.weights).values())
+    packed = [value for value in kept if isinstance(value, torch.Tensor)]
+    tensors = (*network.parameters(), *packed)
+    places = {id(tensor) if tensor.is_mkldnn else tensor.data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.itemsize for tensor in places.values())

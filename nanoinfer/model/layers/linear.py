@@ -40,7 +40,7 @@ class Linear(nn.Module):
         self.weights, self.weight = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name), None
 
     def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        """`x` [T, in_features] → [T, out_features], with what the rows' `adapters` add."""
+        """`x` [T, in_features] → [T, out_features], with what the tokens' `adapters` add."""
         assert self.weights is not None, "not packed yet"
         y = self.weights.multiply(x)
         return y if adapters is None or self not in adapters.tables else adapters.tables[self].add(x, y, adapters)
@@ -83,8 +83,8 @@ class GatedLinear(FusedLinear):
         """`x` [T, in_features] → [T, size]. What adapters add to gate and up comes before the activation."""
         weights: Any = self.weights
         if getattr(weights, "applies_activation", False):
-            found: torch.Tensor = weights.multiply(x, None if adapters is None else self._delta(x, adapters))
-            return found
+            activated: torch.Tensor = weights.multiply(x, None if adapters is None else self._delta(x, adapters))
+            return activated
         combined: torch.Tensor = getattr(self.kernels, self.activation)(super().forward(x, adapters))
         return combined
 

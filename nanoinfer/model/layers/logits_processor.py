@@ -1,4 +1,4 @@
-"""Computes logits from hidden states, for the rows that need them (SGLang's LogitsProcessor).
+"""Computes logits from hidden states, for the tokens that need them (SGLang's LogitsProcessor).
 
 The functions that change a request's logits are elsewhere, in sampling/logits_processors.py.
 """
@@ -15,7 +15,7 @@ from nanoinfer.model.layers.prompt_logprobs import Head, Likely, prompt_logprobs
 
 
 class Likeliest(NamedTuple):
-    """The likeliest token of each row, int64 [k], and its logit, float [k]: all that a greedy request needs."""
+    """The likeliest token of each row of logits, int64 [k], and its logit, float [k]: all that a greedy request needs."""
 
     token_ids: torch.Tensor
     logits: torch.Tensor
@@ -45,7 +45,7 @@ class LogitsOutput:
         return self.logits if self.likeliest is None else self.likeliest
 
     def first(self, count: int) -> "LogitsOutput":
-        """This, with the logits of the first `count` rows only."""
+        """This, with the first `count` rows of logits only."""
         if count == len(self.logits):  # even a slice of everything takes torch as long as a small kernel
             return self
         likeliest = None if self.likeliest is None else Likeliest(*(tensor[:count] for tensor in self.likeliest))
@@ -62,8 +62,8 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
 
     What a family does to its logits (a scale, a softcap) belongs in `head`, so that prompt log-probabilities see it, too.
     """
-    if metadata.only_likeliest and (found := getattr(head, "likeliest", lambda _: None)(hidden)) is not None:
-        return LogitsOutput(found[1], likeliest=Likeliest(*found))
+    if metadata.only_likeliest and (best := getattr(head, "likeliest", lambda _: None)(hidden)) is not None:
+        return LogitsOutput(best[1], likeliest=Likeliest(*best))
     if not metadata.return_normalized_logprob:
         return LogitsOutput(head(hidden))
 

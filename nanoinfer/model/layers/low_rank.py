@@ -2,8 +2,8 @@
 
     y = x W^T + bias + scale * (x A^T) B^T         A [rank, in], B [columns, rank]: two thin matrices for each projection
 
-Merged into W, an adapter would cost nothing, but then all rows would have the same. Here each row of a pass has its own, or
-none: AdapterRows says which. It costs what the adapters in the pass read and compute, however many others are loaded.
+Merged into W, an adapter would cost nothing, but then all tokens would have the same. Here each token of a pass has its
+own, or none: AdapterRows says which. It costs what the adapters in the pass read and compute, whatever else is loaded.
 """
 
 import struct
@@ -55,11 +55,11 @@ class LowRankTable(Protocol):
         ...
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
-        """`y` [T, out] plus what the rows' adapters make of `x` [T, in]. May change `y` in place."""
+        """`y` [T, out] plus what the tokens' adapters make of `x` [T, in]. May change `y` in place."""
         ...
 
     def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
-        """Only what is added, [T, out]. Rows without an adapter mean nothing. The next layer's overwrites it."""
+        """Only what is added, [T, out]; for tokens without an adapter, it means nothing. The next layer's overwrites it."""
         ...
 
 
@@ -90,15 +90,15 @@ class TorchLowRank:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """As in LowRankTable."""
-        for place, rows in adapters.groups():
-            rows = rows.to(x.device)
+        for place, tokens in adapters.groups():
+            tokens = tokens.to(x.device)
             for part in self._places[place]:
                 outputs = slice(part.first, part.first + len(part.b))
-                y[rows, outputs] += (x[rows] @ part.a.T) @ part.b.T * part.scale
+                y[tokens, outputs] += (x[tokens] @ part.a.T) @ part.b.T * part.scale
         return y
 
     def delta(self, x: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
-        """As in LowRankTable; rows without an adapter are zeros."""
+        """As in LowRankTable; zeros for tokens without an adapter."""
         return self.add(x, x.new_zeros(len(x), self.out_features), adapters)
 
 
@@ -112,7 +112,7 @@ class _Packed:
 
 
 class CppLowRank:
-    """By the C++ kernel, all rows at once. A row gets the same bits whatever rows are beside it."""
+    """By the C++ kernel, all tokens at once. A token gets the same bits whatever tokens are beside it."""
 
     WORDS = 3 + 6 * MOST_PARTS  # of 8 bytes, in an entry of the table: a `LowRank` of low_rank.cpp
 
@@ -151,7 +151,7 @@ class CppLowRank:
 
     def shrink(self) -> bool:
         """As in LowRankTable: the room in a pass for ranks, of which those that are here need less."""
-        before, self.most_ranks = self.most_ranks, max([RANKS, *(each.ranks for each in self._packed if each)])
+        before, self.most_ranks = self.most_ranks, max([RANKS, *(packed.ranks for packed in self._packed if packed)])
         return self.most_ranks < before
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:

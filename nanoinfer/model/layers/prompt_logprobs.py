@@ -10,7 +10,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 Head = Callable[[torch.Tensor], torch.Tensor]  # hidden states [k, hidden_size] → logits [k, V]
 Likely = dict[int, float]  # token id → log-probability, the likeliest first
 
-ROWS_AT_A_TIME = 256  # keeps the [rows, V] block in memory small
+ROWS_AT_A_TIME = 256  # tokens whose block of log-probabilities [n, V] is in memory at once
 
 
 def prompt_logprobs(
@@ -21,9 +21,9 @@ def prompt_logprobs(
     counts = metadata.batch.prompt_top_counts
     likeliest = None if counts is None else PromptLikeliest(counts, metadata.qo_indptr.tolist())
     for start in range(0, len(input_ids) - 1, ROWS_AT_A_TIME):
-        rows = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))
-        following = slice(rows.start + 1, rows.stop + 1)
-        block = head(hidden[rows]).float().log_softmax(-1)
+        known = slice(start, min(start + ROWS_AT_A_TIME, len(input_ids) - 1))
+        following = slice(known.start + 1, known.stop + 1)
+        block = head(hidden[known]).float().log_softmax(-1)
         logprobs[following] = block.gather(1, input_ids[following, None])[:, 0]
         if likeliest is not None:
             likeliest.add(start, block)
@@ -39,16 +39,17 @@ class PromptLikeliest:
     """
 
     def __init__(self, counts: Sequence[int], starts: Sequence[int]):
-        # A token's log-probability is in the row before it, so the row of a request's last token belongs to the next pass.
+        # A token's log-probability is computed at the token before it, so what is computed at a request's last token
+        # belongs to the next pass.
         self._spans = [(start, end - 1) for start, end in pairwise(starts)]
         self._counts = counts
         self.found: list[list[Likely] | None] = [[] if count else None for count in counts]
 
     def add(self, first_row: int, block: torch.Tensor) -> None:
-        """Add the log-probabilities `block` [n, V] of the pass's rows from `first_row` on; blocks must come in order."""
-        for found, count, (start, end) in zip(self.found, self._counts, self._spans, strict=True):
-            if found is not None:
-                found += likeliest_of(block[max(start - first_row, 0) : max(end - first_row, 0)], count)
+        """Add the log-probabilities `block` [n, V] of the pass's tokens from `first_row` on; blocks must come in order."""
+        for likeliest, count, (start, end) in zip(self.found, self._counts, self._spans, strict=True):
+            if likeliest is not None:
+                likeliest += likeliest_of(block[max(start - first_row, 0) : max(end - first_row, 0)], count)
 
 
 def likeliest_of(logprobs: torch.Tensor, count: int) -> list[Likely]:

@@ -42,7 +42,7 @@ class _Request:
 
 
 class _Run:
-    """Requests served by the reader's `step`; checks every pass and keeps which requests were in it."""
+    """Requests served by the student's `step`; checks every pass and keeps which requests were in it."""
 
     def __init__(self, step: Any, new_tokens: list[int], max_running: int):
         self.step, self.max_running = step, max_running

@@ -12,7 +12,7 @@ from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, expect, expect_equal
 from notebooks.course.several import find_mistakes, several
 
-Masked = tuple[int, int, int | None, torch.Tensor]  # prefix length, sequence length, window, the reader's mask
+Masked = tuple[int, int, int | None, torch.Tensor]  # prefix length, sequence length, window, the student's mask
 
 
 @exercise("7.1", "Store K/V into slots")

@@ -60,7 +60,7 @@ def attend_each(
 
 @dataclass
 class Attended:
-    """The reader's answer to a case. `reference()` is the right one; `mistakes`: the options of `reference` for each."""
+    """The student's answer to a case. `reference()` is the right one; `mistakes`: the options of `reference` for each."""
 
     what: str
     got: Any

@@ -1,4 +1,4 @@
-"""Checks of notebook 08, match, split and insert: the reader's methods inside the package's tree, against dictionaries."""
+"""Checks of notebook 08, match, split and insert: the student's methods inside the package's tree, against dictionaries."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Checks of notebook 08, eviction: the reader's method inside the package's tree."""
+"""Checks of notebook 08, eviction: the student's method inside the package's tree."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Checks of notebook 09, locks: the reader's methods inside the package's tree."""
+"""Checks of notebook 09, locks: the student's methods inside the package's tree."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Checks of notebook 09, slots that change hands: the reader's methods inside the package's CacheManager."""
+"""Checks of notebook 09, slots that change hands: the student's methods inside the package's CacheManager."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Checks of notebook 10: admission. nb10_passes.py has the other exercises.
 
-They run the reader's functions on small stand-ins for requests: exact cases first, then many random ones, against answers
+They run the student's functions on small stand-ins for requests: exact cases first, then many random ones, against answers
 that follow the rules but are computed in another way than in the notebook.
 """
 

@@ -269,7 +269,7 @@ def _about_steps(is_allowed: Callable[..., Any]) -> None:
 
 
 def _lines(is_allowed: Callable[..., Any], given: bytes, keys: Sequence[bytes] = KEYS) -> int:
-    """How many lines of Python it runs, in the reader's code and in what that calls."""
+    """How many lines of Python it runs, in the student's code and in what that calls."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> Any:

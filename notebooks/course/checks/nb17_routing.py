@@ -72,7 +72,7 @@ def _said(views: Sequence[Seen]) -> str:
 
 
 def _chosen(best: Callable[..., Any], tokens: int, views: Sequence[Seen]) -> int:
-    """The index of the view that the reader's `best` returns."""
+    """The index of the view that the student's `best` returns."""
     kept = [Seen(v.name, v.cached, v.queued, v.requests) for v in views]
     got = best(tokens, list(views))
     expect(list(views) == kept, "You changed a view. `best` only chooses; the router does the counting.")

@@ -1,4 +1,4 @@
-"""Control: what the reader moves, a slider over ordered values or a list to choose from."""
+"""Control: what the student moves, a slider over ordered values or a list to choose from."""
 
 import json
 from collections.abc import Sequence

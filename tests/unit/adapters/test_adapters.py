@@ -136,7 +136,7 @@ def test_all_callers_take_an_adapter(checkpoint: Checkpoint) -> None:
 # --- forward_tensor -------------------------------------------------------------------------------------------------
 
 
-def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint) -> None:
+def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture) -> None:
     path, folders = checkpoint("llama"), three_adapters(checkpoint("llama"))
     generator = GeneratorTorch(path, adapters=folders)
     llm = LLM(path, max_total_tokens=512, adapters=folders)
@@ -162,8 +162,10 @@ def test_forward_tensor_takes_adapter_ids(checkpoint: Checkpoint) -> None:
     assert first_tokens(MIXED) == wanted
     assert first_tokens(None) == first_tokens([]) == first_tokens(["base", None]) == base
     assert first_tokens(["small", "large"]) == wanted[:2] + base[2:]
+    caplog.clear()
     with pytest.raises(ValueError, match="The length of `adapter_ids` should not be larger than batch size"):
         first_tokens([None] * 7)
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "as in MindIE, it is logged, too"
     with pytest.raises(ValueError, match=r"adapter_ids\[1\]='x': no such adapter"):
         first_tokens([None, "x"])
 
@@ -190,6 +192,20 @@ def test_forward_tensor_may_be_called_from_several_threads(checkpoint: Checkpoin
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(logits, names))
     assert all(torch.equal(found, logits(name)) for found, name in zip(together, names, strict=True))
-    generator.adapters.load("more", three_adapters(checkpoint("llama"))["some"])
-    with pytest.raises(AdapterError, match="adapters: 4 are loaded, must be the 3 given at the start"):
-        logits("more")
+
+
+def test_a_generator_takes_no_more_adapters_than_it_has_room_for_and_stays_as_it_is(checkpoint: Checkpoint) -> None:
+    paths = three_adapters(checkpoint("llama"))
+    generator = GeneratorTorch(checkpoint("llama"))
+    first, second, *_ = paths
+    generator.adapters.load(first, paths[first])
+    with pytest.raises(
+        AdapterError, match=f"adapter '{second}': 1 are loaded, must not exceed the 1 that there is room"
+    ):
+        generator.adapters.load(second, paths[second])
+    assert list(generator.adapters) == [first]
+    generator.adapters.unload(first)
+    generator.adapters.load(second, paths[second])
+    kv, one = generator.new_kv_cache(1, 8), torch.zeros(1, dtype=torch.int64)
+    logits = generator.forward_tensor(one, one, True, kv, one[None], one, one + 1, 1, adapter_ids=[second])
+    assert logits.isfinite().all()

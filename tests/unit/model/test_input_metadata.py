@@ -86,6 +86,7 @@ def test_every_field_of_an_extend(rows: list[int], seq_lens: list[int], prefix_l
     assert meta.max_extend_len == max(new_lens)
     assert meta.req_to_token_pool is runner.req_to_token_pool
     assert meta.token_to_kv_pool is runner.token_to_kv_pool
+    assert meta.model_runner is runner
     assert meta.return_normalized_logprob is True
     assert meta.other_kv_index is None
     assert meta.out_cache_cont_start is None

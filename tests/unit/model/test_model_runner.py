@@ -155,3 +155,19 @@ def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(ch
     with pytest.raises(ValueError, match="out_cache_loc"):
         rows.runner.forward_decode(torch.tensor([5]), [0], [1], None, [192])
     assert rows.written_slots(0) == []
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_token_ids_may_be_int32_and_need_not_be_side_by_side_in_memory(kernels: str, checkpoint: Checkpoint) -> None:
+    rows = HandWrittenRows(load_model(checkpoint("llama"), kernels=kernels), 1)
+    ids = torch.tensor([5, 6, 7])
+    apart = torch.stack([ids, ids + 9], dim=1)[:, 0]
+    assert not apart.is_contiguous()
+    where = ([0], [3], [0], [4, 9, 2])
+    wanted, _ = rows.runner.forward_extend(ids, *where)
+    for given in (ids.int(), apart, apart.int()):
+        assert torch.equal(rows.runner.forward_extend(given, *where)[0], wanted)
+    rows.rows.req_to_token[0, :3] = torch.tensor([4, 9, 2])
+    newest = ([0], [4], None, [5])
+    wanted = rows.runner.forward_decode(ids[:1], *newest)
+    assert torch.equal(rows.runner.forward_decode(ids[:1].int(), *newest), wanted)

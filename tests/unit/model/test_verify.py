@@ -1,7 +1,7 @@
 """VERIFY: a pass over newest tokens and drafts has the logits of an EXTEND with all rows, and of DECODEs one by one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +182,16 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
     assert rows.adapter_places.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
     assert rows.prefix_lens is None
     assert as_decode(replace(batch, adapter_places=None)).adapter_places is None
+
+
+def test_as_decode_leaves_all_other_fields_as_they_are() -> None:
+    """So that a field that is added to a pass reaches the layers of a VERIFY, too."""
+    engine = make_engine()
+    batch = Batch.verify(running(engine, [1, 2, 3], [50, 51]), [2, 0], engine.cache)
+    of_decode = {"forward_mode", "req_pool_indices", "seq_lens", "prefix_lens", "adapter_places", "size_varies"}
+    rows = as_decode(batch)
+    for field in fields(batch):
+        assert field.name in of_decode or getattr(rows, field.name) is getattr(batch, field.name), field.name
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

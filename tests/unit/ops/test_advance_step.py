@@ -282,6 +282,7 @@ def test_values_that_do_not_fit() -> None:
     )
     refuse(speculative_example(sampled_token_ids=[[1, 2, 3], [-1, 4, 5]]), "sampled_token_ids: -1 in row 1")
     refuse(speculative_example(input_positions=[-9, 4, 5, 6, 7, 8]), "input_positions: -9 in row 0: must not be")
+    refuse(example(sampled_token_ids=[[8], [-1]]), "sampled_token_ids: -1 in row 1: must be a token")
     refuse(example(seq_lens=[3, -4, 9, 9]), "seq_lens: -4 in row 1: must not be negative")
     refuse(example(block_tables=[[5, 2], [1, -1], [2, 8], [3, 9]]), "block_tables: -1 in row 1: must not be negative")
     for formula in ("row", None, 3, ["by_row"]):
