@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         choices=["adapters", "paged", "sessions"],
         help="adapters: three styles from one batch, and what they share; paged: block tables, slots and "
-        "drafts, with forward_tensor and advance_step; sessions: the first engine of the notebooks",
+        "drafts, with forward_tensor and advance_step (see notebook 18); sessions: the first engine of the notebooks",
     )
     demo.add_argument("--steps", type=int, help="for demo paged: decode steps (default: 8)")
     demo.add_argument("--block-size", type=int, help="for demo paged: slots per block (default: 4)")

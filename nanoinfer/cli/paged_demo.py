@@ -58,6 +58,8 @@ def run_paged_demo(llm: LLM, num_steps: int = 8, block_size: int = 4) -> bool:
         print(f"{i}: {verdict}, {equal} of {len(wanted)}")
     drafts.show(min(limit or WIDTH, WIDTH))
     same = tokens == expected and drafts.same
+    explained = "notebooks/18_the_same_pools_in_blocks.ipynb does this by hand, step by step, with pictures."
+    print("\n" + styled(filled(explained, min(limit or WIDTH, WIDTH)), "dim"))
     if not same and llm.model.dtype != torch.float32:
         dtype = str(llm.model.dtype).removeprefix("torch.")
         print(

@@ -46,6 +46,7 @@ except ImportError as error:
 
 from nanoinfer.viz.adapter_rows import adapter_rows
 from nanoinfer.viz.attention_steps import attention_steps
+from nanoinfer.viz.block_rows import block_rows
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
 from nanoinfer.viz.drafted_text import drafted_text
@@ -83,6 +84,7 @@ __all__ = [
     "attention_mask",
     "attention_steps",
     "bars",
+    "block_rows",
     "decoder",
     "drafted_text",
     "engine",

@@ -37,12 +37,12 @@ PARTS: dict[str, Part] = {
     "requests": Part(0, TOP, "prompts come in", (2, 16, 17)),
     "scheduler": Part(1, TOP, "which request is next?", (10, 11, 14)),
     "batch": Part(2, TOP, "several at once", (4, 10, 13, 14)),
-    "input metadata": Part(3, TOP, "what, and where", (6,)),
+    "input metadata": Part(3, TOP, "what, and where", (6, 18)),
     "model": Part(4, TOP, "a score for each token", (2, 12, 13, 14)),
     "sampler": Part(5, TOP, "picks the next token", (2, 15)),
     "radix tree": Part(1, LOW, "shared beginnings", (8, 13, 17)),
-    "rows": Part(2, LOW, "position → slot", (5,)),
-    "slots": Part(3, LOW, "each token's K/V", (5,)),
+    "rows": Part(2, LOW, "position → slot", (5, 18)),
+    "slots": Part(3, LOW, "each token's K/V", (5, 18)),
     "attention": Part(4, LOW, "extend and decode", (3, 7)),
     OWNERS: Part(1, LOW, "what owns a slot, and what frees it", (9,)),
 }
@@ -53,7 +53,7 @@ ALIASES = {
     "kv cache": "slots",
     "cache manager": OWNERS,
 }
-NUMBERS = range(18)  # of the notebooks
+NUMBERS = range(19)  # of the notebooks
 
 
 def engine_map(
@@ -158,7 +158,7 @@ def _cells(sheet: Sheet, part: Part, y: float, name: str) -> None:
     pattern = "tt0011." if name == "slots" else "tt000.."
     looks = {"t": ROLES["tree"], "0": REQUESTS[0], "1": REQUESTS[1], ".": ROLES["free"]}
     for i, sign in enumerate(pattern):
-        sheet.rect(part.x + 8 + 9 * i, y, 9, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
+        sheet.rect(part.x + 8 + 7.4 * i, y, 7.4, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
 
 
 def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:

@@ -30,6 +30,9 @@ FIRST_ENGINES = _in("start_here", "the_kv_cache", "batched_decode")
 # Only where a server is does a request have a client, which is another program.
 SERVER = _in("the_engine_behind_a_door")
 
+# A page is a block where other servers' interfaces are meant.
+BLOCKS = "the_same_pools_in_blocks"
+
 # A step is a call of Engine.step, or of the step of an engine that grows towards it. These notebooks have one.
 ENGINES = _in(
     *("start_here", "an_engine_in_150_lines", "batched_decode", "radix_cache", "the_life_of_a_slot"),
@@ -49,8 +52,8 @@ WORDS = (
     Word("extend", (r"\bpre-?fill",), "prefill"),
     Word("decode", (r"\bgeneration (pass|phase)\b",), "generation phase"),
     Word("slot", (r"\b(memory|cache) (cell|location|entry|entries)\b",), "cell, location"),
-    Word("page", (r"(?<!hash-chained )\bblocks?\b(?! table)",), "block", _in("radix_cache", "many_replicas")),
-    Word("row", (r"\bblock table\b",), "block table", _in("memory_pools")),
+    Word("page", (r"(?<!hash-chained )\bblocks?\b(?! table)",), "block", _in("radix_cache", "many_replicas", BLOCKS)),
+    Word("row", (r"\bblock table\b",), "block table", _in("memory_pools", BLOCKS)),
     Word("K/V", (r"\bK-V\b", r"\bkv[ -]pairs?\b", r"\bkey-value\b"), "KV pair, key-value pair"),
     Word(
         "kernel",

@@ -24,7 +24,7 @@ LOOKED_UP = """
     perplexity, adapter, LoRA, rank, place, tile, grammar, DFA, state, token mask, bit mask, forced token,
     draft, drafter, acceptance, verify, client, coroutine, event loop, HTTP, server-sent event, status, back-pressure,
     utilisation, p99, open loop, closed loop, token bucket, drain, replica, router, herd, snapshot,
-    all-reduce, tensor parallelism
+    all-reduce, tensor parallelism, block, block table, slot mapping, multi-step decoding, workspace
 """
 
 
@@ -93,6 +93,9 @@ def test_a_word_is_in_the_notebook_that_is_said_to_introduce_it() -> None:
         ("Blocks of four slots", "memory_pools", "'page'"),
         ("The rival: hash-chained blocks", "scheduler", None),
         ("From a block table to slots", "memory_pools", None),
+        ("From a block table to slots", "the_same_pools_in_blocks", None),
+        ("Blocks of four slots", "the_same_pools_in_blocks", None),
+        ("A prefill by hand", "the_same_pools_in_blocks", "'extend'"),
         ("Which requests may come in", "scheduler", "'admit'"),
         ("Try it", "radix_cache", None),
         ("A trie of tokens", "radix_cache", "'radix tree'"),

@@ -28,6 +28,18 @@ def test_with_a_window_what_is_too_far_back_must_be_hidden() -> None:
     assert "6 seen too much" in viz.attention_mask(causal(2, 5), prefix_len=2, sliding_window=2).alt
 
 
+def test_a_mask_is_compared_with_the_one_that_is_wanted() -> None:
+    siblings = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]).bool()
+    assert "as it should be" in viz.attention_mask(siblings, prefix_len=1, wanted=siblings).alt
+    assert viz.attention_mask(causal(1, 4), prefix_len=1, wanted=siblings).alt.endswith("; 1 seen too much.")
+    assert viz.attention_mask(siblings, prefix_len=1).alt.endswith("; 1 seen too little.")
+    for wanted in (siblings.float(), siblings[:2], [[True]]):
+        with pytest.raises(ValueError, match=r"wanted: must be bool \[3, 4\]"):
+            viz.attention_mask(siblings, prefix_len=1, wanted=wanted)
+    with pytest.raises(ValueError, match="sliding_window=2: is part of wanted"):
+        viz.attention_mask(siblings, prefix_len=1, wanted=siblings, sliding_window=2)
+
+
 @pytest.mark.parametrize(
     ("mask", "prefix", "message"),
     [

@@ -49,6 +49,7 @@ WITHOUT_A_TREE = (
     "wire",
     "lanes",
     "split",
+    "block rows",
 )
 WITHOUT_REQUEST_0 = (
     "decoder",
@@ -74,6 +75,13 @@ def rows_picture() -> viz.Picture:
     pool.req_to_token[0, :9] = torch.arange(9)
     pool.req_to_token[1, :6] = torch.tensor([0, 1, 2, 9, 10, 11])
     return viz.request_rows(pool, {0: 9, 1: 5}, allocated_lens={1: 6})
+
+
+def block_rows_picture() -> viz.Picture:
+    pool, rows = make_pool(32, page_size=4), ReqToTokenPool(2, 16)
+    take(pool, 12)
+    rows.req_to_token[0, :6] = torch.tensor([8, 9, 10, 11, 0, 1])
+    return viz.block_rows(rows, pool, 0, 6, new=1)
 
 
 def tree_picture() -> viz.Picture:
@@ -115,6 +123,7 @@ def pictures() -> dict[str, viz.Picture]:
         "tree": tree_picture(),
         "metadata": viz.input_metadata(make_metadata([4, 0], [2, 3]), fields="all"),
         "decode": viz.input_metadata(make_metadata([4, 7], [1, 1], ForwardMode.DECODE), tokens=["a"] * 13),
+        "block rows": block_rows_picture(),
         "mask": viz.extend_mask(make_metadata([4, 0, 2, 2], [2, 3, 1, 1])),
         "long mask": viz.extend_mask(make_metadata([500], [300])),
         "given mask": viz.attention_mask(causal, prefix_len=2),
@@ -213,7 +222,7 @@ def test_orange_is_computed_in_this_pass(pictures: dict[str, viz.Picture]) -> No
     }
     assert {kind for kind, names in where.items() if names} == {
         "metadata", "decode", "mask", "long mask", "given mask", "decoder", "timeline", "final state", "attention",
-        "replicas",
+        "replicas", "block rows",
     }  # fmt: skip
     assert where["metadata"] <= {"legend", "out_cache_loc", "kv_indices"}
     assert where["timeline"] <= {"legend", "extend", "pass"}

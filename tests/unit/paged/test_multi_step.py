@@ -142,7 +142,9 @@ def test_demo_paged_verifies_lines_and_trees_of_drafts(demo: str) -> None:
     counts = [row for row in counts if len(row) == 3]
     assert len(counts) == 8
     made = [9 + sum(column) for column in zip(*counts, strict=True)]
-    assert tree.splitlines()[-1] == verdict.format(", ".join(map(str, made)))
+    said, _, explained = tree.splitlines()[-3:]
+    assert said == verdict.format(", ".join(map(str, made)))
+    assert explained.startswith("notebooks/18_the_same_pools_in_blocks.ipynb")
     shown = re.search(r"Pass (\d), request (\d): (\d) of (\d) drafts accepted", tree)
     assert shown is not None
     number, request, accepted_drafts, drafts = map(int, shown.groups())
