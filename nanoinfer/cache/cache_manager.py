@@ -1,4 +1,4 @@
-"""CacheManager: the one place where a slot changes owner.
+"""CacheManager: all calls that move slots from one owner to another start here.
 
 Every slot has exactly one owner: the free list, the radix tree, or one running request. So `free + tree + requests ==
 N` at all times. A slot moves between owners like this:

@@ -10,8 +10,9 @@ Edge = tuple[Hashable, bytes]
 class TreeNode:
     """A stretch of tokens (`key`, int64 `[k]`), the slots with their K/V (`value`, int32 `[k]`), and how requests use them.
 
-    `edge` is the key under which the parent finds this node: the namespace and the first page of `key`. `lock_ref` is
-    the number of running requests whose sequence includes this node. A locked node is never evicted.
+    `edge` is the key under which the parent finds this node: the namespace and the first page of `key`. `lock_ref`
+    is the number of locks on it and on nodes below: a request holds one on the node in which its cached prefix ends. A
+    locked node is never evicted.
     """
 
     __slots__ = (

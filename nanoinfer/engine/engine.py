@@ -115,7 +115,7 @@ class Engine(EngineUpkeep):
         """
         self._by_hand.check()
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
-        return self.prepare(request)  # type: ignore[return-value]  # `submit` makes the id of it
+        return self.prepare(request)  # type: ignore[return-value]  # then the decorator calls `submit`
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue

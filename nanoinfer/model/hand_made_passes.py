@@ -1,4 +1,5 @@
-"""HandMadePasses: passes whose arguments are made by hand, with nano-sglang's names. The engine does not use them."""
+"""HandMadePasses: passes whose arguments are made by hand, with the names of nano-sglang, the small engine that this one
+began with. The engine does not use them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -9,7 +10,7 @@ import torch
 from nanoinfer.cache.indices import Indices
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput, mean_logprobs
+from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.metadata_checks import check_input_ids
 
 
@@ -94,3 +95,11 @@ class HandMadePasses(ABC):
     @abstractmethod
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
         """Run the model on `input_ids` [T]."""
+
+
+def mean_logprobs(output: LogitsOutput, batch: ForwardBatch) -> torch.Tensor | None:
+    """The mean of each request's `prompt_logprobs`, float32 [B]: what nano-sglang calls normalized log-probabilities. NaN
+    for a request with a single new token; None in place of all of them if they are not wanted."""
+    if output.prompt_logprobs is None:
+        return None
+    return torch.stack([logprobs[1:].mean() for logprobs in output.prompt_logprobs.split(batch.new_lens.tolist())])

@@ -33,6 +33,7 @@ from nanoinfer.paged.inputs import PagedInputs, read_inputs
 from nanoinfer.paged.sharing import check_shared_slots
 
 logger = logging.getLogger("nanoinfer.paged")
+logger.addHandler(logging.NullHandler())  # what is logged here is also raised
 OPTIONS = {
     "q_lens": None,
     "spec_mask": None,

@@ -53,15 +53,15 @@ class Sampler:
         return likeliest
 
     def _draw(self, scores: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
-        """Apply temperature, top-k, top-p and min-p to `scores` [b, V], then draw one token per row by the request's random
-        number for its position."""
+        """Apply temperature, top-k, top-p and min-p to `scores` [b, V], then draw each request's token by the random number
+        of its seed and of how many tokens it has got. At temperature 0 the likeliest is taken, whatever the number."""
         numbers = uniform([req.seed for req in reqs], [req.num_output_tokens for req in reqs])
         temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
         filtered = [row for row, req in enumerate(reqs) if not (req.params.greedy or req.params.draws_from_all)]
         if filtered:
             scores = scores.clone()
             scores[filtered] = keep_likely(scores[filtered], [reqs[row].params for row in filtered])
-            temperatures[filtered] = 1.0
+            temperatures[filtered] = 1.0  # they are divided already
         token_ids, totals = self.kernels.draw(scores, temperatures, numbers)
         return self._checked(token_ids, totals, reqs)
 

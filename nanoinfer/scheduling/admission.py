@@ -62,7 +62,7 @@ class Admission:
         self._cache, self._budget, self._ratio = cache, budget, ratio
         self._prefixes = PassPrefixes(cache)
         self._rows_left = cache.req_to_token_pool.available_size()
-        self._tokens_left = config.max_prefill_tokens
+        self._tokens_left = config.max_prefill_tokens  # of one pass; PrefillBudget: of all passes between two DECODEs
         self._promised = sum(cache.outstanding_size(req, ratio) for req in running)
         self._is_first, self.open = True, self._rows_left > 0
         for req in planned:
@@ -74,7 +74,7 @@ class Admission:
             return Verdict.NO_ROOM
         req.chunk_end = self._budget.chunk_end(req.prefix_len, req.num_tokens)
         new_tokens = req.chunk_end - req.prefix_len
-        if not new_tokens or (new_tokens > self._tokens_left and not self._is_first):
+        if not new_tokens or (new_tokens > self._tokens_left and not self._is_first):  # or a long prompt never fits
             return Verdict.NO_BUDGET
         if self._prefixes.worth_waiting_for(req):
             return Verdict.WAIT_FOR_PREFIX
@@ -89,5 +89,5 @@ class Admission:
 
     def _count(self, req: Req) -> None:
         self._is_first = False
-        self._tokens_left -= req.chunk_end - max(req.kv_len, req.prefix_len)
+        self._tokens_left -= req.chunk_end - max(req.kv_len, req.prefix_len)  # a new one has no `kv_len` yet
         self._prefixes.add(req)

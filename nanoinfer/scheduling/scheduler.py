@@ -76,7 +76,7 @@ class Scheduler:
             self._budget.refill()
         self._plan_extend()
         if not self.planned and not decoding and self._adapters.wait():
-            return Scheduler.schedule(self)  # there was nothing to do but to wait for an adapter
+            return Scheduler.schedule(self)  # not a subclass's: there was only an adapter to wait for
         if self.planned:
             return Batch.extend(self.planned, self.cache)
         if decoding:
@@ -178,10 +178,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take requests off the queue as long as they fit (the class says when they do)."""
-        ratio, state = (
-            self.new_token_ratio.value,
-            (self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions),
-        )
+        ratio = self.new_token_ratio.value
+        # An optimisation that you can skip at first: `_blocked` knows what cannot fit as long as this stays the same.
+        state = self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
         if not self.waiting or (not self._adapters.fetching and self._blocked.still(state, self.running, ratio)):
             return
         self._blocked.forget()

@@ -31,7 +31,6 @@ SINGLE = (
     "return_normalized_logprob",
     "req_to_token_pool",
     "token_to_kv_pool",
-    "model_runner",
     "batch",
     "logit_rows",
     "only_likeliest",

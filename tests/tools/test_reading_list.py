@@ -16,6 +16,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.model_runner import ModelRunner
+from tests.helpers.imports import read_imports
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "nanoinfer"
@@ -115,6 +116,18 @@ def test_a_request_on_the_plain_path_passes_through_no_file_that_the_section_doe
             engine.step()
     assert sorted(files - named()) == []
     assert sorted(set(listed()) - files) == ["model/forward_batch.py"], "a record: it has no function that runs here"
+
+
+def test_every_file_that_a_listed_file_imports_is_named() -> None:
+    imports = read_imports(ROOT, "nanoinfer").graph()
+    modules = {f"nanoinfer.{file.removesuffix('.py').replace('/', '.')}" for file in named()}
+    missing = {
+        f"{importer} imports {imported}"
+        for importer in (f"nanoinfer.{file.removesuffix('.py').replace('/', '.')}" for file in listed())
+        for imported in set(imports[importer]) - modules
+        if (PACKAGE.parent / imported.replace(".", "/")).with_suffix(".py").is_file()
+    }
+    assert not missing, "\n".join(sorted(missing))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from nanoinfer.model.forward_batch import ForwardBatch
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.prompt_logprobs import Head, Likely, prompt_logprobs
 
@@ -69,11 +68,3 @@ def compute_logits(hidden: torch.Tensor, input_ids: torch.Tensor, head: Head, me
 
     logits = head(hidden if metadata.logit_rows is None else hidden[metadata.logit_rows])
     return LogitsOutput(logits, *prompt_logprobs(hidden, input_ids, head, metadata))
-
-
-def mean_logprobs(output: LogitsOutput, batch: ForwardBatch) -> torch.Tensor | None:
-    """The mean of each request's `prompt_logprobs`, float32 [B]: what the seed calls normalized log-probabilities. NaN for
-    a request with a single new token; None in place of all of them if they are not wanted."""
-    if output.prompt_logprobs is None:
-        return None
-    return torch.stack([logprobs[1:].mean() for logprobs in output.prompt_logprobs.split(batch.new_lens.tolist())])
