@@ -8,9 +8,11 @@ import ast
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_loading = RLock()  # one thread at a time imports for a registry, the files of which may ask another one
 
 
 class Registry(MutableMapping[Any, T]):
@@ -55,9 +57,15 @@ class Registry(MutableMapping[Any, T]):
         return len(self._loaded())
 
     def _loaded(self) -> dict[Any, T]:
-        """All alternatives; imports the files with the built-in ones first, if that has not happened yet."""
-        while self._missing:
-            import_module(f"nanoinfer.{self._missing.pop()}")
+        """All alternatives; imports the files with the built-in ones first, if that has not happened yet. What was added
+        before that stays."""
+        if self._missing:
+            with _loading:
+                mine = dict(self._alternatives)
+                while self._missing:
+                    import_module(f"nanoinfer.{self._missing[-1]}")
+                    self._missing.pop()
+                self._alternatives.update(mine)
         return self._alternatives
 
 

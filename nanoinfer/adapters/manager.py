@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,7 @@ class Adapters(Mapping[str, Adapter]):
 
     def __init__(self, network: Any, max_on_device: int, most: int | None = None):
         self._network, self._loaded, self._most = network, dict[str, Adapter](), most
+        self._adding = Lock()
         self.pool = AdapterPool(network if isinstance(network, nn.Module) else nn.Module(), max_on_device)
 
     def __getitem__(self, name: str) -> Adapter:
@@ -69,6 +71,23 @@ class Adapters(Mapping[str, Adapter]):
             raise AdapterError(f"adapter {name!r}: a name must be text that is not empty, without lone surrogates")
         if name == BASE:
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
+        self._check_room(name)
+        adapter: Adapter | None = None
+        try:
+            with uninterrupted():
+                folder = bundled_adapter(path) or path
+                parts = read_adapter(folder, self._network)
+                adapter = Adapter(name, Path(folder), parts)
+                with self._adding:
+                    self._check_room(name)  # again: another thread may have loaded one meanwhile
+                    self._loaded[name] = adapter
+            return adapter
+        except BaseException:
+            if adapter is not None and self._loaded.get(name) is adapter:
+                del self._loaded[name]
+            raise
+
+    def _check_room(self, name: str) -> None:
         if name in self._loaded:
             raise AdapterError(f"adapter {name!r}: is loaded already, from {self._loaded[name].path}; unload it first")
         if self._most is not None and len(self._loaded) >= self._most:
@@ -76,19 +95,6 @@ class Adapters(Mapping[str, Adapter]):
                 f"adapter {name!r}: {len(self._loaded)} are loaded, must not exceed the {self._most} that there is room "
                 "for; unload one first"
             )
-        adapter: Adapter | None = None
-        try:
-            with uninterrupted():
-                folder = bundled_adapter(path) or path
-                parts = read_adapter(folder, self._network)
-                adapter = Adapter(name, Path(folder), parts)
-                if self._loaded.setdefault(name, adapter) is not adapter:
-                    raise AdapterError(f"adapter {name!r}: has been loaded by another thread meanwhile")
-            return adapter
-        except BaseException:
-            if adapter is not None and self._loaded.get(name) is adapter:
-                del self._loaded[name]
-            raise
 
     def loaded(self, wanted: NamedAdapter) -> Adapter:
         """The adapter that a request brings with it, loaded now if it is not yet. AdapterError as `load`, or if another one

@@ -11,7 +11,7 @@ from nanoinfer.cache.indices import Indices
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
-from nanoinfer.model.metadata_checks import check_input_ids
+from nanoinfer.model.metadata_checks import check_input_ids, check_mode
 
 
 class HandMadePasses(ABC):
@@ -75,7 +75,11 @@ class HandMadePasses(ABC):
         self, batch: ForwardBatch, forward_mode: ForwardMode, return_normalized_logprob: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """nano-sglang's name for `forward_batch`. Returns logits as there and, for an EXTEND with
-        `return_normalized_logprob`, the same second value as `forward_extend`."""
+        `return_normalized_logprob`, the same second value as `forward_extend`. ValueError when the mode does not suit
+        the batch."""
+        check_mode(forward_mode, batch.prefix_lens)
+        if forward_mode is ForwardMode.DECODE and batch.prefix_lens is not None:
+            raise ValueError("prefix_lens: must be None in DECODE, where a request has one new token")
         wanted = return_normalized_logprob and forward_mode is ForwardMode.EXTEND
         batch = replace(batch, forward_mode=forward_mode, wants_prompt_logprobs=wanted, only_likeliest=False)
         output = self.forward_batch(batch)

@@ -24,11 +24,8 @@ def checked_batch(
     cont_end: int | None,
 ) -> ForwardBatch:
     """The arguments of `InputMetadata.create` as a ForwardBatch, without token ids. ValueError naming a wrong one."""
-    if not isinstance(forward_mode, ForwardMode):
-        raise ValueError(f"forward_mode={forward_mode!r}: must be a ForwardMode")
+    check_mode(forward_mode, prefix_lens)
     extend = forward_mode is not ForwardMode.DECODE
-    if extend and prefix_lens is None:
-        raise ValueError(f"prefix_lens=None: {forward_mode.name} needs one per request")
     rows, seqs = as_int_array(req_pool_indices, "req_pool_indices"), as_int_array(seq_lens, "seq_lens")
     slots = as_int_array(out_cache_loc, "out_cache_loc")
     prefixes = as_int_array(prefix_lens, "prefix_lens") if extend else seqs - 1
@@ -43,6 +40,14 @@ def checked_batch(
         prefix_lens=prefix if extend else None,
         out_cache_loc=locs,
     )
+
+
+def check_mode(forward_mode: Any, prefix_lens: Any) -> None:
+    """`forward_mode` must be a ForwardMode, and all but DECODE need prefix lengths."""
+    if not isinstance(forward_mode, ForwardMode):
+        raise ValueError(f"forward_mode={forward_mode!r}: must be a ForwardMode")
+    if forward_mode is not ForwardMode.DECODE and prefix_lens is None:
+        raise ValueError(f"prefix_lens=None: {forward_mode.name} needs one per request")
 
 
 def check_tp_size(tp_size: int, split_over: int) -> None:

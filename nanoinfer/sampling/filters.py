@@ -15,17 +15,17 @@ from nanoinfer.requests.sampling_params import SamplingParams
 class Filter:
     """`keep` sets the scores [b, V] of tokens to -inf that are left out, by the value [b, 1] of the field `name`.
 
-    `off`: the value with which nothing is left out.
+    `leaves_out(value, V)`: whether a value can leave out any of V tokens. Where it cannot, `keep` is not called.
     """
 
     name: str
-    off: float
+    leaves_out: Callable[[float, int], bool]
     keep: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def keep_top_k(scores: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Set all `scores` [b, V] to -inf but the `k` [b, 1] largest ones, and any that equal the smallest of those."""
-    k = k.long().clamp(max=scores.shape[-1])
+    k = k.long()
     largest = scores.topk(int(k.max()), dim=-1).values
     return scores.masked_fill(scores < largest.gather(1, k - 1), -torch.inf)
 
@@ -46,9 +46,9 @@ def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
 
 
 FILTERS = (  # in the order in which they are applied
-    Filter("top_k", -1, keep_top_k),
-    Filter("top_p", 1.0, keep_top_p),
-    Filter("min_p", 0.0, keep_min_p),
+    Filter("top_k", lambda k, vocab_size: 0 < k < vocab_size, keep_top_k),
+    Filter("top_p", lambda p, _: p < 1, keep_top_p),
+    Filter("min_p", lambda p, _: p > 0, keep_min_p),
 )
 
 
@@ -62,7 +62,7 @@ def keep_likely(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures
     for rule in FILTERS:
         values = [getattr(settings, rule.name) for settings in params]
-        rows = [row for row, value in enumerate(values) if value != rule.off]
+        rows = [row for row, value in enumerate(values) if rule.leaves_out(value, scores.shape[-1])]
         if rows:
             scores[rows] = rule.keep(scores[rows], column([values[row] for row in rows]))
     return scores

@@ -115,7 +115,8 @@ class Recorder:
                 else:
                     setattr(owner, name, before)
             self._undo.clear()
-            self._engine._guard.around_step = nullcontext
+            if self._engine._guard.around_step == self._around_step:
+                self._engine._guard.around_step = nullcontext
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()

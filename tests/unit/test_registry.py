@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 import nanoinfer.registry
 from nanoinfer.registry import REGISTRIES, Registry
+from tests.helpers.interrupts import Interrupted
+from tests.helpers.waiting import HANG_S, Worker
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -33,6 +36,45 @@ def test_a_registry_imports_its_files_when_it_is_first_asked(monkeypatch: pytest
     assert "mine" not in registry
     with pytest.raises(KeyError):
         registry["green"]
+
+
+def test_what_was_registered_before_the_built_in_ones_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[str] = Registry("COLOURS", "colour", "paints")
+    monkeypatch.setattr("nanoinfer.registry.import_module", lambda _: registry.update(red="built in", blue="built in"))
+    registry["red"] = "mine"
+    assert dict(registry) == {"red": "mine", "blue": "built in"}
+
+
+def test_an_import_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[str] = Registry("COLOURS", "colour", "paints")
+    outcomes = iter([Interrupted("on the way"), None])
+
+    def load(name: str) -> None:
+        if (error := next(outcomes)) is not None:
+            raise error
+        registry["red"] = name
+
+    monkeypatch.setattr("nanoinfer.registry.import_module", load)
+    with pytest.raises(Interrupted):
+        registry.check("red")
+    registry.check("red")
+
+
+def test_threads_that_ask_first_at_the_same_time_all_get_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[str] = Registry("COLOURS", "colour", "paints")
+    importing, go_on = threading.Event(), threading.Event()
+
+    def load(name: str) -> None:
+        importing.set()
+        assert go_on.wait(HANG_S)
+        registry["red"] = name
+
+    monkeypatch.setattr("nanoinfer.registry.import_module", load)
+    first = Worker(lambda: list(registry))
+    assert importing.wait(HANG_S)
+    second = Worker(lambda: list(registry))
+    go_on.set()
+    assert first.result() == second.result() == ["red"]
 
 
 @pytest.mark.parametrize("name", ["green", None, 3, ["red"], np.array([1, 2])])

@@ -157,6 +157,24 @@ def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(ch
     assert rows.written_slots(0) == []
 
 
+def test_a_mode_that_does_not_suit_the_batch_is_refused(checkpoint: Checkpoint) -> None:
+    rows = HandWrittenRows(load_model(checkpoint("llama")), 1)
+    one = torch.ones(1, dtype=torch.int32)
+    of_decode = ForwardBatch(
+        forward_mode=ForwardMode.DECODE, input_ids=one.long(), req_pool_indices=0 * one, seq_lens=one, out_cache_loc=one
+    )
+    of_extend = replace(of_decode, forward_mode=ForwardMode.EXTEND, prefix_lens=0 * one)
+    for batch, mode, message in (
+        (of_decode, ForwardMode.EXTEND, "prefix_lens=None: EXTEND needs one per request"),
+        (of_decode, ForwardMode.VERIFY, "prefix_lens=None: VERIFY needs one per request"),
+        (of_extend, ForwardMode.DECODE, "prefix_lens: must be None in DECODE"),
+        (of_decode, "DECODE", "forward_mode='DECODE': must be a ForwardMode"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rows.runner.forward(batch, mode)  # type: ignore[arg-type]
+    assert rows.written_slots(0) == []
+
+
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_token_ids_may_be_int32_and_need_not_be_side_by_side_in_memory(kernels: str, checkpoint: Checkpoint) -> None:
     rows = HandWrittenRows(load_model(checkpoint("llama"), kernels=kernels), 1)

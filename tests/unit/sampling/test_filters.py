@@ -19,7 +19,7 @@ def test_every_filter_has_a_narrow_value_here() -> None:
 @pytest.mark.parametrize("each", FILTERS, ids=lambda each: each.name)
 def test_a_filter_is_off_by_default_and_seen_when_it_is_on(each: Filter) -> None:
     (field,) = [field for field in fields(SamplingParams) if field.name == each.name]
-    assert field.default == each.off
+    assert not each.leaves_out(field.default, 4)
     off = SamplingParams()
     on = replace(off, **{each.name: NARROW[each.name]})
     assert off.draws_from_all
@@ -38,5 +38,8 @@ def test_filters_apply_in_the_order_of_the_table_to_what_the_one_before_has_left
     assert [each.name for each in FILTERS] == ["top_k", "top_p", "min_p"]
 
 
-def test_a_top_k_beyond_the_vocabulary_leaves_nothing_out() -> None:
-    assert keep_likely(SCORES, [SamplingParams(top_k=2**40)] * 2).isfinite().all()
+@pytest.mark.parametrize("k", [4, 5, 2**40, 2**63 - 1, 10**400])
+def test_a_top_k_beyond_the_vocabulary_leaves_nothing_out_and_concerns_nobody_else(k: int) -> None:
+    kept = keep_likely(SCORES, [SamplingParams(top_k=k), SamplingParams(top_k=2)])
+    assert kept[0].isfinite().all()
+    assert kept[1].isfinite().sum() == 2
