@@ -172,7 +172,7 @@ def _plot(
     rows = wrapped(drawable(caption), WIDTH - 2 * MARGIN, CAPTION) if caption else []
     below = len(rows) * CAPTION * 1.75 + (10 if rows else 0)
     picture = Picture(WIDTH, 380 + below)
-    left = 0.16 if times is not None else 0.1 if log else 0.09
+    left = (0.18 if log else 0.16) if times is not None else 0.1 if log else 0.09
     bottom = (0.14 * 380 + below) / (380 + below)
     axes = picture.add_axes((left, bottom, 0.97 - left, (0.74 if title else 0.82) * 380 / (380 + below)))
     for i, row in enumerate(rows):

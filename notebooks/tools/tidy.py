@@ -19,6 +19,7 @@ METADATA = {
     },
 }
 IGNORED = "nbval-ignore-output"  # the tag of cells whose output cannot be the same twice
+NOT_HERE = "Not on this machine"  # how a line begins that `if_compiled` prints in place of a block
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 _DATA = re.compile(r"data:image/[\w+.-]+;base64,[\w+/=]+")  # a picture inside HTML: no text
@@ -80,7 +81,8 @@ def tidy_outputs(notebook: dict[str, Any]) -> None:
 
 
 def output_problems(notebook: dict[str, Any], name: str) -> list[str]:
-    """What must not be committed: absolute paths, memory addresses, widgets, text on stderr; one message for each."""
+    """What must not be committed: absolute paths, memory addresses, widgets, text on stderr, and what stands in for numbers
+    that this machine cannot measure; one message for each."""
     problems = []
     for position, cell in enumerate(notebook["cells"], 1):
         here = f"{name}, cell {position}"
@@ -97,6 +99,8 @@ def output_problems(notebook: dict[str, Any], name: str) -> list[str]:
             for text in (_DATA.sub("", _joined(text)) for text in texts):
                 if path := next((path for path in _paths() if path in text), None):
                     problems.append(f"{here}: the output has an absolute path ({path}...)")
+                if line := next((line for line in text.splitlines() if line.startswith(NOT_HERE)), None):
+                    problems.append(f"{here}: {line[:100]!r}: build it where its kernels run")
                 if IGNORED not in cell["metadata"].get("tags", []) and (address := _ADDRESS.search(text)):
                     problems.append(f"{here}: the output has a memory address ({address[0]})")
     return problems

@@ -51,6 +51,14 @@ def test_outputs() -> None:
         ({"output_type": "stream", "name": "stderr", "text": "Warning"}, "writes to stderr"),
         ({"output_type": "stream", "name": "stdout", "text": "<Req object at 0x7f1261124a40>"}, "memory address"),
         (
+            {
+                "output_type": "stream",
+                "name": "stdout",
+                "text": ["a\n", "Not on this machine: its kernels are torch\n"],
+            },
+            "build it where its kernels run",
+        ),
+        (
             {"output_type": "display_data", "data": {"text/html": f"<a href='{ROOT}/a'>"}, "metadata": {}},
             "absolute",
         ),
@@ -71,3 +79,9 @@ def test_what_must_not_be_committed(output: dict[str, Any], said: str) -> None:
     (problem,) = output_problems(content, "a")
     assert problem.startswith("a, cell 1: ")
     assert said in problem
+
+
+def test_a_line_that_only_mentions_the_machine_is_no_problem() -> None:
+    content = notebook(code("x"))
+    content["cells"][0]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "It is Not on this machine"}]
+    assert output_problems(content, "a") == []
