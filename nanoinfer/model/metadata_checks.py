@@ -53,7 +53,7 @@ def check_mode(forward_mode: Any, prefix_lens: Any) -> None:
 def check_tp_size(tp_size: int, split_over: int) -> None:
     """`tp_size` must be the number of processes over which the model is split."""
     if tp_size != split_over:
-        raise ValueError(f"tp_size={tp_size}: must be {split_over}, over so many processes is the model split")
+        raise ValueError(f"tp_size={tp_size}: must be {split_over}, the number of processes with a part of the model")
 
 
 def check_input_ids(input_ids: Any, num_new: int, model: Any) -> None:

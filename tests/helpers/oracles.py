@@ -50,7 +50,7 @@ class Continuation:
 class Oracle:
     """Continuations by PlainLlama, which is transformers' Llama, remembered (the most recent `capacity` of them)."""
 
-    def __init__(self, path: Path, num_tokens: int, capacity: int = 4000):
+    def __init__(self, path: Path, num_tokens: int, capacity: int = 500):
         self.num_tokens, self.capacity = num_tokens, capacity
         self._model: Callable[[list[int], Any], tuple[Any, Any]] = PlainLlama(path)  # of new tokens and K/V before them
         self._known: OrderedDict[tuple[Any, ...], Continuation | None] = OrderedDict()
@@ -95,7 +95,7 @@ class NetworkOracle(Oracle):
     """Continuations by a network of ours, one request alone and every token in a pass of its own: for quantized weights,
     which `transformers` does not have. A row of their logits is the same bits in any pass."""
 
-    def __init__(self, model: LoadedModel, num_tokens: int, capacity: int = 4000):
+    def __init__(self, model: LoadedModel, num_tokens: int, capacity: int = 500):
         self.num_tokens, self.capacity = num_tokens, capacity
         self._known = OrderedDict()
         slots = range(model.max_context_len)

@@ -214,7 +214,9 @@ def main(argv: list[str] | None = None) -> int:
             sums.update(run_apart(kind, seed) if soak is None or kind in APART else soak.run(kind, seed))
             seconds[kind] += time.monotonic() - began
             seed, episodes = seed + 1, episodes + 1
-            if share_done() < 0.1 or not resident_early:
+            if (
+                share_done() < (0.1 if set(kinds) <= seconds.keys() else 0.3) or not resident_early
+            ):  # each loads something
                 resident_early = resident_mib()
             if args.state is not None:
                 args.state.write_text(json.dumps({"next_seed": seed, "sums": sums}))
