@@ -4,6 +4,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from nanoinfer.engine.engine import Engine
     from nanoinfer.engine.stats import EngineStats
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from nanoinfer.requests.req import FinishReason
     from nanoinfer.requests.sampling_params import SamplingParams
     from nanoinfer.requests.stream_pieces import StreamPiece
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -14,7 +14,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-import nanoinfer
 from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError
 from nanoinfer.server.adapter_routes import adapter_routes
 from nanoinfer.server.bodies import Bodies
@@ -31,6 +30,7 @@ from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.server.token_routes import token_routes
 from nanoinfer.server.validation import validation_error
+from nanoinfer.version import __version__
 
 LIVE_PAGE = "nanoinfer.server.live"
 
@@ -52,7 +52,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
 
     app = FastAPI(
         title="nanoinfer",
-        version=nanoinfer.__version__,
+        version=__version__,
         lifespan=lifespan,
         middleware=layers(service),
         docs_url=None,  # these pages load scripts from elsewhere

@@ -5,10 +5,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-import nanoinfer
 from nanoinfer.server.errors import shut_down
 from nanoinfer.server.metrics import CONTENT_TYPE, Sample
 from nanoinfer.server.service import Service
+from nanoinfer.version import __version__
 
 
 def operation_routes(service: Service) -> APIRouter:
@@ -25,7 +25,7 @@ def operation_routes(service: Service) -> APIRouter:
     @router.get("/version")
     async def version() -> dict[str, str]:
         """The version of nanoinfer."""
-        return {"version": nanoinfer.__version__}
+        return {"version": __version__}
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

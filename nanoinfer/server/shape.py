@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import nanoinfer
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
@@ -12,6 +11,7 @@ from nanoinfer.server.generation import Generation, Wish, ended_early
 from nanoinfer.server.json_text import dumps, quoted
 from nanoinfer.server.token_names import TokenNames
 from nanoinfer.server.usage import usage_of
+from nanoinfer.version import __version__
 
 DONE = "data: [DONE]\n\n"
 
@@ -75,7 +75,7 @@ class Shape:
             "object": kind,
             "created": self.created,
             "model": self.wish.model,
-            "system_fingerprint": f"nanoinfer-{nanoinfer.__version__}",
+            "system_fingerprint": f"nanoinfer-{__version__}",
         }
 
     def _common(self, kind: str) -> str:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry threads", "what needs nothing else of the package"),
+    ("errors device registry threads version", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
@@ -65,11 +65,28 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
-def circles_of_rooms(imports: Imports) -> list[str]:
+def rooms_of(imports: Imports) -> dict[str, set[str]]:
+    """Room → the rooms that it imports."""
     rooms: dict[str, set[str]] = {}
     for importer, imported in imports.graph().items():
         rooms.setdefault(room_of(importer), set()).update({room_of(each) for each in imported} - {room_of(importer)})
-    return circles(rooms)
+    return rooms
+
+
+def circles_of_rooms(imports: Imports) -> list[str]:
+    return circles(rooms_of(imports))
+
+
+def floors_of(imports: Imports) -> dict[str, int]:
+    """Room → its floor: 1 if it imports no other room, and else one above the highest that it imports."""
+    rooms, floors = rooms_of(imports), {}
+    while len(floors) < len(rooms):
+        floors |= {
+            room: 1 + max((floors[each] for each in below), default=0)
+            for room, below in rooms.items()
+            if room not in floors and below <= floors.keys()
+        }
+    return floors
 
 
 def arrows_upwards(imports: Imports) -> list[str]:
@@ -153,6 +170,12 @@ def test_the_package_keeps_the_rule(package: Imports, rule: Callable[[Imports], 
     assert not broken, "\n".join(broken)
 
 
+def test_the_package_has_at_most_30_rooms_on_16_floors(package: Imports) -> None:
+    floors = floors_of(package)
+    assert len(floors) <= 30
+    assert max(floors.values()) <= 16, " → ".join(sorted(floors, key=floors.__getitem__))
+
+
 @pytest.fixture(scope="module")
 def package_and_notebooks() -> Imports:
     return read_imports(ROOT, "nanoinfer", "notebooks")
@@ -184,10 +207,10 @@ def test_a_first_answer_loads_neither_torchs_compiler_nor_the_model_classes_of_t
     assert not {"torch._dynamo", "torch.distributed.tensor", "transformers.models.auto"} & loaded
 
 
-def test_importing_the_package_loads_no_file_of_it() -> None:
+def test_importing_the_package_loads_only_its_version() -> None:
     loaded = loaded_by("nanoinfer", ROOT)
     assert "torch" not in loaded
-    assert [module for module in loaded if module.startswith("nanoinfer")] == ["nanoinfer"]
+    assert sorted(module for module in loaded if module.startswith("nanoinfer")) == ["nanoinfer", "nanoinfer.version"]
 
 
 @pytest.mark.slow
@@ -350,6 +373,16 @@ def test_imports_downwards_and_side_by_side_break_no_rule(tmp_path: Path) -> Non
     ]
     for rule in (circles_of_files, circles_of_rooms, arrows_upwards, imports_of_tests, facades_of_others):
         assert not rule(imports)
+
+
+def test_a_room_is_one_floor_above_the_highest_that_it_imports(tmp_path: Path) -> None:
+    files = {
+        "nanoinfer/cli/main.py": "import nanoinfer.bench.run, nanoinfer.cache.pool",
+        "nanoinfer/bench/run.py": "def f():\n    import nanoinfer.cache.pool",
+        "nanoinfer/cache/pool.py": POOL,
+    }
+    floors = floors_of(made_up(tmp_path, files))
+    assert [floors[room] for room in ("cache", "bench", "cli")] == [1, 2, 3]
 
 
 def test_what_a_package_loads_too_early_is_found(tmp_path: Path) -> None:
