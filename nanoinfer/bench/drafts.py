@@ -18,7 +18,7 @@ import torch
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.draft_peers import PEER_WORKLOAD, DraftPeers
-from nanoinfer.bench.draft_settings import WITHOUT, DraftSettings, Variant, variants
+from nanoinfer.bench.draft_settings import LEAST_REQUESTS, WITHOUT, DraftSettings, Variant, variants
 from nanoinfer.bench.draft_workloads import DRAFT_WORKLOADS, Ask, DraftWorkload, copied_share, make_asks
 from nanoinfer.bench.frozen_heap import frozen_heap
 from nanoinfer.bench.machine import Checkpoint
@@ -114,7 +114,7 @@ def start_results(settings: DraftSettings, rows: Mapping[str, Sequence[Variant]]
 
 
 def _load(settings: DraftSettings, variant: Variant) -> LLM:
-    most = max(settings.requests)
+    most = max(*settings.requests, LEAST_REQUESTS)  # or what a second visit should find would not fit
     if not variant.drafters:
         return LLM(settings.model, max_running_requests=most)
     return LLM(

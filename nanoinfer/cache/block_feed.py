@@ -23,6 +23,7 @@ class BlockFeed:
     `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
     (those of `Turns`, for an engine). Without `soon`, call `cut` after each step. The newest batches are kept, as many as
     have `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
+    `listeners`: called, in the thread of the step or visit, when there is a new batch; they must be quick and not raise.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class BlockFeed:
         self._kept = 0  # how many blocks they have
         self._next = 0
         self._tree = tree
+        self.listeners: list[Callable[[], object]] = []
         self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
         tree.observers.add(self._blocks)
 
@@ -58,6 +60,8 @@ class BlockFeed:
         self._kept += _size(batch)
         while self._kept > self.keep_blocks and len(self._batches) > 1:
             self._kept -= _size(self._batches.popleft())
+        for tell in tuple(self.listeners):
+            tell()
 
     def since(self, seq: int) -> list[EventBatch] | None:
         """The batches from number `seq` on, in order. None if some of them are not kept any more, or are yet to come: ask

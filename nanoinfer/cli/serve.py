@@ -69,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the log has prompts, and the live page shows everybody's (a classroom)",
     )
+    group.add_argument(
+        "--event-block-size",
+        type=int,
+        metavar="N",
+        help="/block_events tells routers what the tree holds, in blocks of N tokens (default: no such route)",
+    )
     add_cluster_options(parser)
     add_options(parser, "engine", ENGINE_OPTIONS, but=("model",))
     parser.set_defaults(max_queue=MAX_QUEUE)
@@ -97,6 +103,7 @@ def run(args: argparse.Namespace) -> None:
         cors_origins=args.cors_origin,
         adapter_root=args.adapter_root,
         show_prompts=args.show_prompts,
+        event_block_size=args.event_block_size,
         served_model_name=args.served_model_name or args.model,
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
@@ -109,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
         return
     with bound_socket(args.host, args.port) as sock:
         app = make_app(load(args), settings)
-        _log_to_standard_error()
+        _log_to_standard_error(args.show_prompts)
         gc.collect()
         gc.freeze()  # what is loaded is no garbage, and a collection that looks at it keeps everybody waiting for 0.2 s
         serve(app, sock)
@@ -128,11 +135,13 @@ def _keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def _log_to_standard_error() -> None:
-    """The access log, and what goes wrong. Not the engine's line per step."""
+def _log_to_standard_error(show_prompts: bool) -> None:
+    """The access log, and what goes wrong. Not the engine's line per step. Messages of exceptions may quote prompts."""
+    from nanoinfer.server.bugs import Discreet
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    for name in ("nanoinfer.access", "nanoinfer.server", "uvicorn.error"):
+    handler.setFormatter((logging.Formatter if show_prompts else Discreet)("%(asctime)s %(message)s"))
+    for name in ("nanoinfer", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False

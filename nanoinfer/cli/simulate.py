@@ -182,7 +182,8 @@ def _runs(args: argparse.Namespace, results: "Results") -> None:
     def show(job: sweep.Job, figures: dict[str, Any]) -> None:
         nonlocal done
         done += 1
-        print(f"{done}/{len(jobs)} {job.name}: hits {figures['hit_rate']:.1%}", flush=True)
+        hits = f"hits {figures['hit_rate']:.1%}" if figures["requests"] else "no measured request has ended"
+        print(f"{done}/{len(jobs)} {job.name}: {hits}", flush=True)
 
     sweep.run_jobs(jobs, results, args.processes, show)
 
@@ -191,9 +192,9 @@ def _speeds(costs: "PassCosts", results: "Results") -> None:
     """How fast one router is, by the size of its index."""
     from nanoinfer.cluster.simulate.router_speed import router_speed
 
-    for replicas in (8, 64, 512):
-        for blocks in (10_000, 100_000, 500_000):
-            prompts = max(1, blocks // 93 // replicas)  # each has 93 blocks
+    for replicas in (8, 64, 1000):
+        for blocks in (100_000, 1_000_000):
+            prompts = max(1, round(blocks / 56 / replicas))  # each has 56 blocks of its own
             results.once(
                 f"one router, {replicas} replicas, {prompts} prompts each",
                 lambda replicas=replicas, prompts=prompts: router_speed(replicas, prompts, costs).as_dict(),  # type: ignore[misc]

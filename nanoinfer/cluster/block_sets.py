@@ -29,17 +29,18 @@ class BlockSets:
 def matched_blocks(hashes: Hashes, *sets: BlockSets) -> list[tuple[int, int]]:
     """How far each replica matches: `(number of leading blocks, bits of the replicas that match just so many)`, longest
     match first; replicas without a match are left out. A block counts if any of `sets` has it."""
-    found, alive, count = [], -1, 0
-    for block in hashes:
-        have = 0
-        for each in sets:
-            have |= each.masks.get(block, 0)
-        still = alive & have
-        if count and still != alive:
-            found.append((count, alive & ~still))
-        alive = still
-        if not alive:
-            break
+    found, alive, count, before = [], -1, 0, None
+    for masks in zip(*(map(each.masks.get, hashes) for each in sets), strict=True):
+        if masks != before:  # most often, the next block lies where this one does
+            have = 0
+            for mask in masks:
+                have |= mask or 0
+            still = alive & have
+            if count and still != alive:
+                found.append((count, alive & ~still))
+            alive, before = still, masks
+            if not alive:
+                break
         count += 1
     if alive and count:
         found.append((count, alive))

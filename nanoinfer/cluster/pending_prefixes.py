@@ -1,6 +1,7 @@
 """PendingPrefixes: what a router has just sent where. Nobody has reported it yet, but it will be there."""
 
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import NamedTuple
 
 from nanoinfer.cluster.block_sets import BlockSets, Hashes
@@ -24,7 +25,7 @@ class PendingPrefixes:
     def __init__(self) -> None:
         self.sets = BlockSets()
         self._of: dict[str, Pending] = {}  # by request id
-        self._copies: dict[tuple[int, int], int] = {}  # (block, bit) → how many requests bring it
+        self._more: dict[tuple[int, int], int] = {}  # (block, bit) → how many other requests bring it, if any do
         self._ends: list[tuple[float, str]] = []  # a heap; entries of requests that have changed since are skipped
 
     def __len__(self) -> int:
@@ -37,9 +38,14 @@ class PendingPrefixes:
             return
         self._of[request_id] = Pending(bit, hashes, end)
         heappush(self._ends, (end, request_id))
+        if self.sets.masks.keys().isdisjoint(hashes):  # nobody else brings any of them, as is most often so
+            self.sets.masks.update(zip(hashes, repeat(bit)))
+            return
         for block in hashes:
-            self._copies[block, bit] = self._copies.get((block, bit), 0) + 1
-            self.sets.add(block, bit)
+            if self.sets.masks.get(block, 0) & bit:
+                self._more[block, bit] = self._more.get((block, bit), 0) + 1
+            else:
+                self.sets.add(block, bit)
 
     def end_at(self, request_id: str, end: float) -> None:
         """Its blocks are there now, and are believed in until `end`, by when events will tell."""
@@ -54,10 +60,12 @@ class PendingPrefixes:
             return
         for block in pending.hashes:
             copy = block, pending.bit
-            self._copies[copy] -= 1
-            if not self._copies[copy]:
-                del self._copies[copy]
+            if copy not in self._more:
                 self.sets.discard(*copy)
+            elif self._more[copy] == 1:
+                del self._more[copy]
+            else:
+                self._more[copy] -= 1
 
     def forget_replica(self, bit: int) -> None:
         """The replica of `bit` is gone. It looks at all requests."""

@@ -1,9 +1,11 @@
 """RoundRobin, LeastLoaded, PrefixHash: policies that know nothing of caches."""
 
+import numpy as np
+
 from nanoinfer.cache.block_events import as_tokens, chained_hashes, namespace_hash
 from nanoinfer.cluster.base_policy import BasePolicy
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
-from nanoinfer.cluster.rendezvous import rendezvous
+from nanoinfer.cluster.rendezvous import rendezvous, salt
 
 
 class RoundRobin(BasePolicy):
@@ -59,8 +61,20 @@ class PrefixHash(BasePolicy):
         check_count("prefix_tokens", prefix_tokens, least=1)
         super().__init__()
         self.prefix_tokens = prefix_tokens
+        self._salts = np.empty(0, dtype=np.uint64)  # in the order of `replicas`
+
+    def add_replica(self, replica: str) -> None:
+        """As in Policy."""
+        super().add_replica(replica)
+        self._salts = np.append(self._salts, np.uint64(salt(replica)))
+
+    def remove_replica(self, replica: str) -> None:
+        """As in Policy."""
+        self._check_replica(replica)
+        self._salts = np.delete(self._salts, self.replicas.index(replica))
+        super().remove_replica(replica)
 
     def _pick(self, request: RoutedRequest) -> str:
         prefix = as_tokens(request.token_ids[: self.prefix_tokens])
         namespace = namespace_hash(request.extra_key, request.adapter)
-        return rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self._at)
+        return self.replicas[rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self._salts)]

@@ -11,7 +11,9 @@ from nanoinfer.cache.block_events import EventBatch, Snapshot
 class RoutedRequest:
     """What a router knows of a request. `request_id` is the caller's, unique among the requests that have not ended.
 
-    `token_ids`: the prompt. `extra_key` and `adapter` (its name) as in `Engine.add_request`. ValueError for wrong values.
+    `token_ids`: the prompt. `extra_key` and `adapter` (its name) as in `Engine.add_request`. `hashes`: what `block_hashes`
+    gives for them and the router's block size, if it has been computed already (it takes longer than a choice, and can be
+    done without the router's lock); None: the router does so. ValueError for wrong values.
     """
 
     request_id: str
@@ -19,6 +21,7 @@ class RoutedRequest:
     max_new_tokens: int
     extra_key: Hashable = None
     adapter: str | None = None
+    hashes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         check_name("request_id", self.request_id)

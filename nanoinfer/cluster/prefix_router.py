@@ -1,53 +1,49 @@
 """PrefixRouter: sends a request where its prefix lies, unless waiting there takes longer than computing it elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from math import inf
-from typing import NamedTuple
+
+import numpy as np
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot, as_tokens, block_hashes, chained_hashes
 from nanoinfer.cluster.base_policy import BasePolicy, Sent
 from nanoinfer.cluster.block_index import BlockIndex
-from nanoinfer.cluster.block_sets import BlockSets, Hashes, matched_blocks
+from nanoinfer.cluster.block_sets import Hashes, matched_blocks
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
 from nanoinfer.cluster.rendezvous import rendezvous
-from nanoinfer.cluster.replica_queue import ReplicaQueue
+from nanoinfer.cluster.replica_queue import ReplicaQueue, Work, work_of
+from nanoinfer.cluster.replica_table import ReplicaTable
 
 PREFILL_WEIGHT = 2.0  # a request waits for what it computes, and so do those behind it
 TIE = 0.05  # costs that differ by less than this share of the whole prefill count as equal
 DISTRUST, FORGIVENESS = 0.5, 0.1  # how much of a disappointment, and of a promise that was kept, changes trust
+FORGIVEN = 0.99  # so much trust counts as all of it
 TRUSTED = 0.5  # a replica that is trusted less comes last among equals
 OUTPUT_MEMORY = 32  # how many outputs change the length that is expected of one
 FIRST_GUESS = 128  # output tokens of a request, before any has ended
-MOST_ROUTERS, FACTOR_STEPS = 64, 8
+MOST_ROUTERS = 64
+LEAST_CHANGE, LEAST_SHARE = 1 / 8, 1 / 16  # of their number: smaller ones do not make all sums obsolete
+
+Matched = Sequence[tuple[int, int]]  # what matched_blocks finds
 
 
 @dataclass(slots=True)
 class Replica:
-    """What the router knows of one replica. `trust`: how much of what it says it holds it is believed, 0 to 1."""
+    """What the router knows of one replica, besides its ReplicaTable. `place`: there, and of its bit in the index."""
 
-    number: int  # of its bit in the index
+    place: int
     queue: ReplicaQueue
-    trust: float = 1.0
     claimed: dict[str, int] = field(default_factory=dict)  # by request id: tokens of the prompt that it says it holds
     reported: tuple[int, int] = (0, 0)  # this router's requests and those of others, at its last report
 
     @property
     def bit(self) -> int:
-        return 1 << self.number
-
-
-class Option(NamedTuple):
-    """A replica that may be chosen. `cost` in seconds; `cached`: how many tokens of the prompt it is believed to have."""
-
-    cost: float
-    is_trusted: bool
-    cached: int
-    replica: str
+        return 1 << self.place
 
 
 class PrefixRouter(BasePolicy):
@@ -104,25 +100,27 @@ class PrefixRouter(BasePolicy):
         self.pending = PendingPrefixes()
         self._costs, self._clock, self._max_imbalance_s = costs, clock, max_imbalance_s
         self._pending_s, self._linger_s = pending_s, linger_s
-        self._new_queue = lambda: ReplicaQueue(costs, chunk_tokens, max_running_requests, report_s)
+        self._work = partial(work_of, costs, chunk_tokens)
+        self._new_queue = lambda: ReplicaQueue(costs, max_running_requests, report_s)
         self._known: dict[str, Replica] = {}
+        self._table = ReplicaTable()
         self._output_tokens = float(FIRST_GUESS)  # of a request, as observed
         self._own = self._others = 0  # requests at the last report of each replica, added up
+        self._factor, self._is_obsolete = 1.0, False  # how many routers there seem to be; whether sums had another one
 
     # --- what it is told -------------------------------------------------------------------------------------------
 
     def add_replica(self, replica: str) -> None:
         """As in Policy."""
         super().add_replica(replica)
-        taken = {known.number for known in self._known.values()}
-        number = next(number for number in count() if number not in taken)
-        self._known[replica] = known = Replica(number, self._new_queue())
+        self._known[replica] = known = Replica(self._table.add(replica), self._new_queue())
         self.index.add(replica, known.bit)
 
     def remove_replica(self, replica: str) -> None:
         """As in Policy."""
         super().remove_replica(replica)
         known = self._known.pop(replica)
+        self._table.remove(known.place)
         self.index.remove(replica)
         self.pending.forget_replica(known.bit)
         self._note_routers(known, (0, 0))
@@ -140,25 +138,31 @@ class PrefixRouter(BasePolicy):
     def note_load(self, replica: str, load: ReplicaLoad) -> None:
         """As in Policy."""
         self._check_replica(replica)
-        known = self._known[replica]
-        known.queue.report(load, self._clock())
+        now, known = self._clock(), self._known[replica]
+        known.queue.report(load, now)
         self._note_routers(known, (known.queue.size, known.queue.others))
+        self._sum_up(known, now)
 
     def _started(self, request_id: str, replica: str, cached_tokens: int | None) -> None:
         now, known = self._clock(), self._known[replica]
         known.queue.start(request_id, now)
+        self._sum_up(known, now)
         self.pending.end_at(request_id, now + self._linger_s)
         claimed = known.claimed.pop(request_id)
         if cached_tokens is not None and claimed:
             true = min((cached_tokens + self.index.block_size) / claimed, 1.0)
-            known.trust += (true - known.trust) * (DISTRUST if true < known.trust else FORGIVENESS)
+            trust = self._table.doubted.pop(known.place, 1.0)
+            trust += (true - trust) * (DISTRUST if true < trust else FORGIVENESS)
+            if trust < FORGIVEN:
+                self._table.doubted[known.place] = trust
 
     def _ended(self, request_id: str, sent: Sent, output_tokens: int | None) -> None:
         if not sent.is_running:
             self.pending.forget(request_id)
         if sent.replica is not None:
-            known = self._known[sent.replica]
-            known.queue.end(request_id, self._clock())
+            now, known = self._clock(), self._known[sent.replica]
+            known.queue.end(request_id, now)
+            self._sum_up(known, now)
             known.claimed.pop(request_id, None)
         if output_tokens is not None:
             self._output_tokens += (output_tokens - self._output_tokens) / OUTPUT_MEMORY
@@ -167,6 +171,20 @@ class PrefixRouter(BasePolicy):
         self._own += reported[0] - known.reported[0]
         self._others += reported[1] - known.reported[1]
         known.reported = reported
+        factor = min(1 + self._others / max(self._own, 1), MOST_ROUTERS)
+        if abs(factor - self._factor) > max(LEAST_CHANGE, LEAST_SHARE * self._factor):
+            self._factor, self._is_obsolete = factor, True
+
+    def _sum_up(self, known: Replica, now: float) -> None:
+        self._table.set_sums(known.place, known.queue.sums(now, self._factor))
+
+    def _ahead(self, output_tokens: float, now: float) -> np.ndarray:
+        """As ReplicaTable's, with sums that hold now."""
+        if self._is_obsolete or now > self._table.hold_until:
+            self._is_obsolete, self._table.hold_until = False, inf
+            for known in self._known.values():
+                self._sum_up(known, now)
+        return self._table.ahead(output_tokens, now)
 
     # --- looking at it ---------------------------------------------------------------------------------------------
 
@@ -175,71 +193,86 @@ class PrefixRouter(BasePolicy):
         requests have had so far."""
         self._check_replica(replica)
         tokens = self._output_tokens if output_tokens is None else output_tokens
-        return self._known[replica].queue.ahead(tokens, self._clock(), self._factor)
+        return float(self._ahead(tokens, self._clock())[self._known[replica].place])
 
     def trust(self, replica: str) -> float:
         """How much of what `replica` says it holds it is believed, 0 to 1."""
         self._check_replica(replica)
-        return self._known[replica].trust
+        return self._table.doubted.get(self._known[replica].place, 1.0)
 
     # --- how it chooses --------------------------------------------------------------------------------------------
 
     def _pick(self, request: RoutedRequest) -> str:
-        now, size, tokens = self._clock(), self.index.block_size, as_tokens(request.token_ids)
-        hashes = block_hashes(tokens, size, request.extra_key, request.adapter)
+        now, size, num_tokens = self._clock(), self.index.block_size, len(request.token_ids)
+        hashes = request.hashes
+        if hashes is None:
+            hashes = block_hashes(request.token_ids, size, request.extra_key, request.adapter)
+        elif len(hashes) != num_tokens // size:
+            raise ValueError(f"hashes: are {len(hashes)}, must be {num_tokens // size}: {num_tokens} tokens // {size}")
         self.pending.expire(now)
-        claimed = _by_number(hashes, self.index.sets)
-        expected = _by_number(hashes, self.index.sets, self.pending.sets) if len(self.pending) else claimed
-        output_tokens = min(request.max_new_tokens, self._output_tokens)
-        equal = self._equally_good(len(tokens), output_tokens, now, claimed, expected)
-        first_new = max(expected.values(), default=0)
-        key = hashes[first_new] if first_new < len(hashes) else chained_hashes(tokens, len(tokens), 0)[0]
-        chosen = rendezvous(key, [option.replica for option in equal])
+        held = expected = matched_blocks(hashes, self.index.sets)
+        if self._is_pending(hashes, held):
+            expected = matched_blocks(hashes, self.index.sets, self.pending.sets)
+        ahead = self._ahead(min(request.max_new_tokens, self._output_tokens), now)
+        place, work = self._best(ahead, request, hashes, held, expected)
 
-        known = self._known[chosen]
-        known.queue.add(request.request_id, known.queue.work(len(tokens), equal[0].cached), now)
-        claims = claimed.get(known.number, 0)
-        known.claimed[request.request_id] = min(size * claims, len(tokens) - 1)
+        known, claims = self._known[self._table.names[place]], _blocks_at(place, held)
+        known.queue.add(request.request_id, work, now)
+        self._sum_up(known, now)
+        known.claimed[request.request_id] = min(size * claims, num_tokens - 1)
         self.pending.add(request.request_id, known.bit, hashes[claims:], now + self._pending_s)
-        return chosen
+        return self._table.names[place]
 
-    def _equally_good(
-        self, num_tokens: int, output_tokens: float, now: float, claimed: dict[int, int], expected: dict[int, int]
-    ) -> list[Option]:
-        """The replicas with the least cost, or almost; of these, only the most trusted ones that have most cached."""
-        factor = self._factor
-        ahead = [known.queue.ahead(output_tokens, now, factor) for known in self._known.values()]
-        limit = min(ahead) + self._max_imbalance_s
-        tie, least = TIE * self._costs.prefill_seconds(num_tokens), inf
-        options, prefill = list[Option](), dict[int, float]()
-        for (name, known), seconds in zip(self._known.items(), ahead, strict=True):
-            if seconds <= limit:
-                claims, expects = claimed.get(known.number, 0), expected.get(known.number, 0)
-                cached = int(self.index.block_size * (known.trust * claims + expects - claims))
-                if cached not in prefill:
-                    prefill[cached] = PREFILL_WEIGHT * known.queue.work(num_tokens, cached).seconds
-                cost = seconds + prefill[cached]
-                if cost <= least + tie:
-                    options.append(Option(cost, known.trust >= TRUSTED, cached, name))
-                    least = min(least, cost)
-        equal = [option for option in options if option.cost <= least + tie]
-        best = max((option.is_trusted, option.cached) for option in equal)
-        return [option for option in equal if (option.is_trusted, option.cached) == best]
+    def _is_pending(self, hashes: Hashes, held: Matched) -> bool:
+        """Whether the first block that a replica lacks may be on its way there."""
+        if masks := self.pending.sets.masks:
+            for blocks, _ in (*held, (0, 0)):
+                if blocks < len(hashes) and hashes[blocks] in masks:
+                    return True
+        return False
 
-    @property
-    def _factor(self) -> float:
-        """How many requests there are for each of this router's; in steps, since every change makes sums obsolete."""
-        factor = 1 + self._others / max(self._own, 1)
-        return min(round(factor * FACTOR_STEPS) / FACTOR_STEPS, MOST_ROUTERS)
+    def _best(
+        self, ahead: np.ndarray, request: RoutedRequest, hashes: Hashes, held: Matched, expected: Matched
+    ) -> tuple[int, Work]:
+        """The place of the replica that costs least, and what the request takes there. Of those that cost almost as little,
+        it is one of the most trusted ones that have most cached."""
+        num_tokens, size, doubted = len(request.token_ids), self.index.block_size, self._table.doubted
+        works = [(bits, self._work(num_tokens, blocks * size)) for blocks, bits in expected]
+        whole = self._work(num_tokens, 0)
+        works += [
+            (1 << place, self._work(num_tokens, int(size * (trust * claims + _blocks_at(place, expected) - claims))))
+            for place, trust in doubted.items()
+            if (claims := _blocks_at(place, held))
+        ]
+        prefills = self._table.by_bits([(bits, work.seconds) for bits, work in works], whole.seconds)
+        prefills *= PREFILL_WEIGHT
+        costs = ahead + prefills
+        tie = TIE * self._costs.prefill_seconds(num_tokens)
+        if self._max_imbalance_s < PREFILL_WEIGHT * whole.seconds + tie:  # else, whoever has more ahead costs more, too
+            np.putmask(costs, ahead > ahead[ahead.argmin()] + self._max_imbalance_s, np.inf)
+        equal = (costs <= float(costs[costs.argmin()]) + tie).nonzero()[0]
+        if len(equal) > 1 and doubted:
+            trusted = [place for place in equal.tolist() if doubted.get(place, 1.0) >= TRUSTED]
+            equal = np.array(trusted) if trusted else equal
+        if len(equal) > 1:
+            left = prefills[equal]
+            equal = equal[left == left[left.argmin()]]
+        chosen = 0 if len(equal) == 1 else rendezvous(_key(request, hashes, expected, size), self._table.salts[equal])
+        place = int(equal[chosen])
+        return place, next((work for bits, work in reversed(works) if bits >> place & 1), whole)
 
 
-def _by_number(hashes: Hashes, *sets: BlockSets) -> dict[int, int]:
-    """Replicas by their numbers → how many leading blocks each has."""
-    found: dict[int, int] = {}
-    for blocks, bits in matched_blocks(hashes, *sets):
-        digits = bin(bits)[:1:-1]  # from the lowest on; much quicker than taking bits off a long integer one by one
-        number = digits.find("1")
-        while number >= 0:
-            found[number] = blocks
-            number = digits.find("1", number + 1)
-    return found
+def _blocks_at(place: int, matched: Matched) -> int:
+    """How many leading blocks the replica there has."""
+    return next((blocks for blocks, bits in matched if bits >> place & 1), 0)
+
+
+def _key(request: RoutedRequest, hashes: Hashes, expected: Matched, size: int) -> int:
+    """What several routers have in common that choose for prompts with one new prefix: its first block that nobody has, or
+    the tokens after its last block."""
+    first_new = expected[0][0] if expected else 0
+    if first_new < len(hashes):
+        return hashes[first_new]
+    rest = as_tokens(request.token_ids[size * len(hashes) :])
+    parent = hashes[-1] if hashes else 0
+    return chained_hashes(rest, len(rest), parent)[0] if len(rest) else parent

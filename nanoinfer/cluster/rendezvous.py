@@ -1,11 +1,20 @@
 """Rendezvous hashing: all who ask agree, without a word between them, and a new replica moves only its own share."""
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
+import numpy as np
 
-def rendezvous(key: int, replicas: Iterable[str]) -> str:
-    """The one of `replicas` that `key` (64 bits) belongs to: the one with the largest hash of both (Thaler and Ravishankar,
-    1996). If one of them goes, the keys of the others stay where they are."""
-    prefix = key.to_bytes(8, "little")
-    return max(replicas, key=lambda replica: blake2b(prefix + replica.encode(), digest_size=8).digest())
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplier: each bit changes about half of those above it
+
+
+def salt(replica: str) -> int:
+    """A replica's part of each hash: 64 bits of its name, the same on every machine."""
+    return int.from_bytes(blake2b(replica.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def rendezvous(key: int, salts: np.ndarray) -> int:
+    """The place of the replica that `key` (64 bits) belongs to: that of the largest hash of the key and a salt (Thaler and
+    Ravishankar, 1996). If one of the salts (uint64 `[n]`) goes, the keys of the others stay where they are."""
+    mixed = salts ^ np.uint64(key)
+    mixed *= GOLDEN
+    return int(mixed.argmax())

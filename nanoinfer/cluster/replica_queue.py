@@ -15,6 +15,27 @@ class Work(NamedTuple):
     tokens: int
 
 
+def work_of(costs: PassCosts, chunk_tokens: int, prompt_tokens: int, cached_tokens: int) -> Work:
+    """What a prompt takes if its first `cached_tokens` tokens are cached; at least one token is computed."""
+    cached = min(cached_tokens, prompt_tokens - 1)
+    passes = ceil((prompt_tokens - cached) / chunk_tokens)
+    overhead = costs.seconds_per_pass + costs.extra_seconds_per_extend
+    return Work(costs.prefill_seconds(prompt_tokens, cached) + passes * overhead, passes, prompt_tokens)
+
+
+class Sums(NamedTuple):
+    """What delays a new request until its last token: the work that is there, and `slope` seconds for each of its tokens.
+
+    The work takes `at_least` so many seconds, and more until the prompt that is being computed is done: then it ends at the
+    time `ends`. True until `holds_until`, unless something changes before.
+    """
+
+    ends: float
+    at_least: float
+    slope: float
+    holds_until: float
+
+
 class ReplicaQueue:
     """What one replica has to do, as this router knows it: its own requests one by one, and those of other routers from the
     replica's reports.
@@ -24,8 +45,8 @@ class ReplicaQueue:
     fill the replica that was empty in the last reports, then the next one, for ever.
     """
 
-    def __init__(self, costs: PassCosts, chunk_tokens: int, max_running: int | None, report_s: float) -> None:
-        self._costs, self._chunk, self._max_running, self._report_s = costs, chunk_tokens, max_running, report_s
+    def __init__(self, costs: PassCosts, max_running: int | None, report_s: float) -> None:
+        self._costs, self._max_running, self._report_s = costs, max_running, report_s
         self._waiting: dict[str, Work] = {}  # in the order in which they were sent
         self._running: dict[str, int] = {}  # request id → prompt tokens
         self._front_since = 0.0  # when the first of those that wait became the first
@@ -33,9 +54,6 @@ class ReplicaQueue:
         self._fresh_seconds, self._fresh = 0.0, 0  # sent since the last report
         self._others_seconds, self._others_waiting, self._others_running = 0.0, 0, 0
         self._counts_until = -inf  # when the last report is too old
-        # What `ahead` adds up, for one `factor` and until something changes: a decision asks every replica.
-        self._fixed, self._slope, self._front, self._factor = 0.0, 0.0, 0.0, 0.0
-        self._summed_until = -inf
 
     @property
     def size(self) -> int:
@@ -47,13 +65,6 @@ class ReplicaQueue:
         """How many requests of other routers it had at its last report."""
         return self._others_waiting + self._others_running
 
-    def work(self, prompt_tokens: int, cached_tokens: int) -> Work:
-        """What a prompt takes if its first `cached_tokens` tokens are cached; at least one token is computed."""
-        cached = min(cached_tokens, prompt_tokens - 1)
-        passes, costs = ceil((prompt_tokens - cached) / self._chunk), self._costs
-        overhead = costs.seconds_per_pass + costs.extra_seconds_per_extend
-        return Work(costs.prefill_seconds(prompt_tokens, cached) + passes * overhead, passes, prompt_tokens)
-
     def add(self, request_id: str, work: Work, now: float) -> None:
         """A request has been sent."""
         if not self._waiting:
@@ -64,12 +75,10 @@ class ReplicaQueue:
         self._context += work.tokens
         self._fresh_seconds += work.seconds
         self._fresh += 1
-        self._summed_until = -inf
 
     def start(self, request_id: str, now: float) -> None:
         """A request's prompt has been computed."""
         self._running[request_id] = self._stop_waiting(request_id, now).tokens
-        self._summed_until = -inf
 
     def end(self, request_id: str, now: float) -> None:
         """A request is over, in whichever state."""
@@ -77,7 +86,6 @@ class ReplicaQueue:
             self._context -= self._running.pop(request_id)
         else:
             self._context -= self._stop_waiting(request_id, now).tokens
-        self._summed_until = -inf
 
     def report(self, load: ReplicaLoad, now: float) -> None:
         """What others have sent, as the replica says."""
@@ -87,29 +95,23 @@ class ReplicaQueue:
             + self._costs.seconds_per_pass * load.waiting_requests
         )
         self._fresh_seconds, self._fresh = 0.0, 0
-        self._counts_until, self._summed_until = now + self._report_s, -inf
+        self._counts_until = now + self._report_s
 
-    def ahead(self, output_tokens: float, now: float, factor: float) -> float:
-        """Seconds by which the work that is there delays a new request, until its last of `output_tokens` tokens."""
-        if now > self._summed_until or factor != self._factor:
-            self._add_up(now, factor)
-        done = min(self._front, max(now - self._front_since, 0.0)) if self._front else 0.0
-        return self._fixed - done + output_tokens * self._slope
-
-    def _add_up(self, now: float, factor: float) -> None:
-        """Seconds that do not depend on the new request, and those for each of its tokens."""
+    def sums(self, now: float, factor: float) -> Sums:
+        """The work that is there. Holds until something changes, at most as long as it says."""
         seconds, passes = self._seconds, float(self._passes)
         rows, running, context = float(self.size), float(len(self._running)), float(self._context)
-        self._factor, self._summed_until = factor, inf
+        until = inf
         if now <= self._counts_until:
-            self._summed_until = self._counts_until
+            until = self._counts_until
             seconds += self._others_seconds + (factor - 1) * self._fresh_seconds
             more = self.others + (factor - 1) * self._fresh
             passes += self._others_waiting + (factor - 1) * self._fresh
             context *= 1 + more / max(rows, 1)
             rows, running = rows + more, running + self._others_running
-        self._fixed, self._slope = seconds + passes * self._decode(running, 0), self._slowdown(rows, context)
-        self._front = next(iter(self._waiting.values())).seconds if self._waiting else 0.0
+        fixed, slope = seconds + passes * self._decode(running, 0), self._slowdown(rows, context)
+        front = next(iter(self._waiting.values())).seconds if self._waiting else 0.0
+        return Sums(fixed + self._front_since if front else -inf, fixed - front, slope, until)
 
     def _slowdown(self, rows: float, context: float) -> float:
         """By how much `rows` other requests, with so many tokens, delay each token of one that runs beside them."""

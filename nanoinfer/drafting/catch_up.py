@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+from nanoinfer.drafting.pass_costs import PassCosts
+from nanoinfer.model.captured_passes import coarse_size
 from nanoinfer.requests.req import Req
-
-MEMORY = 16  # how many measurements are remembered
 
 
 class CatchUp:
-    """Knows which tokens of each request a drafter has not seen, and what each of them costs it on average.
+    """Knows which tokens of each request a drafter has not seen, and what so many of them cost it together.
 
     A draft model has to compute them before it can propose anything; an index has to add them. As many tokens as one pass
     may bring, `usual`, belong to every proposal and are not counted.
@@ -18,7 +18,7 @@ class CatchUp:
     def __init__(self, usual: int):
         self._usual = usual
         self._seen: WeakKeyDictionary[Req, tuple[int, int]] = WeakKeyDictionary()  # tokens, and admissions by then
-        self._seconds = self._tokens = 0.0  # sums, in which older measurements count less and less
+        self._costs = PassCosts(enough=1)  # of so many tokens at once: ten times as many may cost little more
 
     def missing(self, req: Req) -> int:
         """How many tokens of the request the drafter has not seen; 0 if no more than one pass may bring. A request that was
@@ -32,11 +32,11 @@ class CatchUp:
         for req in reqs:
             self._seen[req] = req.num_tokens, req.num_admissions
 
-    def add(self, seconds: float, tokens: int) -> None:
+    def add(self, seconds: float, tokens: int, now: int = 0) -> None:
         """It took so many seconds to catch up on so many tokens."""
-        kept = 1 - 1 / MEMORY
-        self._seconds, self._tokens = kept * self._seconds + seconds, kept * self._tokens + tokens
+        self._costs.add(coarse_size(tokens), seconds, now)
 
-    def seconds(self, req: Req) -> float:
+    def seconds(self, req: Req, now: int | None = None) -> float:
         """How long it takes to catch up on the request; 0 as long as nothing is known."""
-        return self.missing(req) * self._seconds / self._tokens if self._tokens else 0.0
+        missing = self.missing(req)
+        return self._costs.seconds(coarse_size(missing), now) if missing else 0.0

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanoinfer.drafting.acceptance import EXPECTED, MEMORY, Acceptance
@@ -19,10 +18,11 @@ GROWTH = 2  # at most so many times the tokens of the largest one that was measu
 FIRST_DOUBT, LAST_DOUBT = 32, 1024  # after so many passes without drafts, a request gets another chance
 HOPE_AGAIN = 128  # from the one after so many on, more is hoped than others got: perhaps all texts have changed
 SAME_PLAN = 8  # for so many passes a plan holds: work that changes all the time takes longer, and cannot be measured
-LONGEST_PLAN = 64  # a plan without drafts holds twice as long as the one before, up to so many passes
-MEASURED = 2  # so many of the passes without drafts are measured, at the end of each plan without any
-STALE = 256  # after so many passes, drafts pause for a plan: what a pass takes without them is measured again
-MOST_SILENT = 7  # if nobody has an idea, at most so many passes go by until somebody is asked again
+LONGEST_PLAN = 512  # a plan without drafts behind one that brought none holds twice as long, up to so many passes
+NEWCOMERS = 4  # such a plan holds for other requests, too, unless this part of it is over
+MEASURED = 2  # so many of its passes are measured, behind the first
+STALE = 1024  # after so many passes, drafts pause for a plan: what a pass takes without them is measured again
+MOST_SILENT = 3  # if nobody has an idea, at most so many passes go by until somebody is asked again
 
 
 def expected_tokens(rate: float, drafts: int) -> float:
@@ -90,27 +90,42 @@ class DraftLengths:
         self._newest: bool | None = None  # `only_likeliest` of the pass before; None if that was none of this kind
         self._now = (0.0, 0)  # when the current pass began, and how many tokens there were
         self._plan: list[Turn] = []
-        self._planned: Any = None  # what it was made for
-        self._plan_length = SAME_PLAN  # for how many passes it holds
+        self._planned: Sequence[Req] = ()  # for which requests it was made
+        self._likeliest = True  # and for which kind of pass
+        self._had_ideas = False  # whether it brought any drafts
+        self._rest_length = SAME_PLAN  # for how many passes the next one holds if it is without drafts
+        self._plan_length = SAME_PLAN  # for how many passes this one holds
         self._plan_left = 0  # and for how many of them still
         self._silent_for = self._silent_left = 0  # for how many passes nobody is asked, and for how many of them still
 
     def rests(self, reqs: Sequence[Req], now: float, tokens: int) -> bool:
         """The next pass of `reqs` begins `now`; so many tokens were made before. Optimisation: True while it was found not
         long ago that drafts do not pay, or that nobody has an idea. Then neither `choose` nor `count_pass` needs to be
-        called for this pass. The last passes of a plan without drafts are measured all the same."""
+        called for this pass. The first passes of a plan without drafts are measured all the same."""
         self._now = now, tokens
-        if self._planned is None or self._planned[0] != reqs:
+        self._promises.note(now, tokens)
+        if not self._plan:
+            if self._plan_length - self._plan_left <= MEASURED or not self._holds(reqs):
+                return False
+        elif not self._silent_left or not self._holds(reqs):
             return False
-        self._promises.note(*self._now)
-        if not self._plan_left:
-            return False
-        if self._plan and self._silent_left:
+        else:
             self._silent_left -= 1
-        elif self._plan or self._plan_left <= MEASURED:
-            return False
         self._plan_left, self._newest = self._plan_left - 1, None
+        self._passes += 1
         return True
+
+    def _holds(self, reqs: Sequence[Req]) -> bool:
+        """Whether the plan is one for the next pass, too. One without drafts is kept as requests come and go, so that full
+        batches, in which they often do, do not plan all the time."""
+        if not self._plan_left or self._planned == reqs:
+            return self._plan_left > 0
+        over = self._plan_length - self._plan_left
+        is_new = over >= max(self._plan_length // NEWCOMERS, 2 * SAME_PLAN)
+        return not self._plan and not is_new and self._is_similar(reqs)
+
+    def _is_similar(self, reqs: Sequence[Req]) -> bool:
+        return len(self._planned) < 2 * len(reqs) < 4 * len(self._planned)
 
     def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> list[Turn]:
         """Who is asked for drafts for the next pass of `reqs`, in this order; nobody if drafts do not pay.
@@ -118,19 +133,19 @@ class DraftLengths:
         if not self._adaptive:
             limits = [self._limit(req) for req in reqs]
             return [Turn(i, limits) for i in range(len(self._drafters)) if any(limits)]
-        if self._plan_left and self._planned == (reqs, only_likeliest):
+        if self._holds(reqs) and (not self._plan or self._likeliest == only_likeliest):
             self._plan_left -= 1
         else:
-            is_new = self._planned is None or self._planned[0] != reqs
-            if is_new:
+            if self._planned != reqs:
                 self._silent_for = self._silent_left = 0
-            had_drafts, self._plan = bool(self._plan), self._new_plan(reqs, only_likeliest)
-            self._planned = list(reqs), only_likeliest
-            is_first = is_new or had_drafts or self._plan
-            self._plan_length = SAME_PLAN if is_first else min(2 * self._plan_length, LONGEST_PLAN)
+            backs_off = not self._had_ideas and self._is_similar(reqs) and self._knows(len(reqs), only_likeliest)
+            self._rest_length = min(2 * self._rest_length, LONGEST_PLAN) if backs_off else SAME_PLAN
+            self._plan = self._new_plan(reqs, only_likeliest)
+            self._planned, self._likeliest, self._had_ideas = list(reqs), only_likeliest, False
+            self._plan_length = SAME_PLAN if self._plan else self._rest_length
             self._plan_left = self._plan_length - 1
-            promise = self._plan[0].promise / self._drift.factor if self._plan else 0.0
-            self._promises.begin(len(reqs), promise, *self._now)
+            promise = self._plan[0].promise if self._plan else self._promise_without(len(reqs), only_likeliest)
+            self._promises.begin(len(reqs), promise / self._drift.factor, bool(self._plan), *self._now)
         if not self._plan:
             return []
         limits = [self._limit(req) for req in reqs]
@@ -138,7 +153,9 @@ class DraftLengths:
         return [turn for turn in turns if any(turn.most)]
 
     def _new_plan(self, reqs: Sequence[Req], only_likeliest: bool) -> list[Turn]:
-        """The turns of the next passes, the fastest first."""
+        """The turns of the next passes, the fastest first. There are none before it is known what a pass takes without."""
+        if not self._knows(len(reqs), only_likeliest):
+            return []
         limits, costs = [self._limit(req) for req in reqs], self._costs[only_likeliest]
         turns = []
         for drafter in range(len(self._drafters)):
@@ -149,15 +166,23 @@ class DraftLengths:
             self._note_rest(req, self._of(req), not limit or any(turn.most[i] for turn in turns))
         return turns
 
+    def _knows(self, batch: int, only_likeliest: bool) -> bool:
+        """Whether it was measured not long ago what a pass of so many requests takes without drafts."""
+        costs = self._costs[only_likeliest]
+        return costs.knows(batch) and costs.age(batch, self._passes) <= STALE
+
+    def _promise_without(self, batch: int, only_likeliest: bool) -> float:
+        costs = self._costs[only_likeliest]
+        return batch / costs.seconds(batch) if costs.has(batch) else 0.0
+
     def is_worth_asking(self, turn: Turn, reqs: Sequence[Req], counts: Sequence[int], by: Sequence[int | None]) -> bool:
         """Whether it pays to ask one more drafter for the next pass of `reqs`, of which `counts[i]` already have drafts,
         of the drafter `by[i]`. The plan weighed each drafter for all requests; now it is known which are left for this one.
         """
         if not self._adaptive:
             return True
-        assert self._planned is not None
-        costs, tokens, more_tokens, more_drafts, asked = self._costs[self._planned[1]], float(len(reqs)), 0.0, 0.0, []
-        catching_up = 0.0
+        costs, tokens = self._costs[self._likeliest], float(len(reqs))
+        more_tokens, more_drafts, catching_up, asked = 0.0, 0.0, 0.0, []
         for req, most, count, drafter in zip(reqs, turn.most, counts, by, strict=True):
             known = self._of(req)
             if drafter is not None:
@@ -176,6 +201,7 @@ class DraftLengths:
 
     def count_idea(self, req: Req, drafter: int, had_one: bool) -> None:
         """A drafter was asked for drafts of a request."""
+        self._had_ideas |= had_one
         for known in (self._of(req), self._of_all):
             known.ideas[drafter].add(1, int(had_one))
 
@@ -213,7 +239,7 @@ class DraftLengths:
         catch_up.note_seen(reqs)
         if missing and costs.knows(len(reqs)):
             more = max(seconds - costs.seconds(len(reqs)), 0.0)
-            catch_up.add(more, missing)
+            catch_up.add(more, missing, self._passes)
             self.excuse(more * self._drift.factor)
         else:
             costs.add(len(reqs), seconds, self._passes)
@@ -261,8 +287,6 @@ class DraftLengths:
     def _turn(self, drafter: int, prospects: Sequence[Prospect], costs: PassCosts) -> Turn:
         """How many drafts each request gets: those that bring most, as many as make the pass fastest."""
         batch, most = len(prospects), [0] * len(prospects)
-        if not costs.knows(batch) or costs.age(batch, self._passes) > STALE:
-            return Turn(drafter, most)  # first, what a pass takes without drafts
         largest = max(GROWTH * max(costs.largest, batch), FEW_ROWS)
         drafts = [(p.idea * p.rate**j, j, i, p) for i, p in enumerate(prospects) for j in range(1, p.limit + 1)]
         drafts.sort(key=lambda draft: (-draft[0], draft[1]))
@@ -298,7 +322,7 @@ class DraftLengths:
     def _catch_up_seconds(self, drafter: int, req: Req, drafts: int) -> float:
         """The seconds that it takes to catch up on a request, divided by the number of passes that it still needs with so
         many drafts."""
-        seconds = self._catch_up[drafter].seconds(req)
+        seconds = self._catch_up[drafter].seconds(req, self._passes)
         if not seconds:
             return 0.0
         of_a_pass = 1 + expected_tokens(self._of(req).acceptances[drafter].rate, drafts)

@@ -28,7 +28,8 @@ class PassCosts:
     """What passes have taken, by their size, which is how many new tokens they have. A DECODE of B requests has B, a VERIFY
     has the drafts as well: both are the same computation, so each tells about the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = ENOUGH) -> None:
+        self._enough = enough
         self._sizes: list[int] = []  # those that are known, in order
         self._seconds: dict[int, float] = {}
         self._newest: dict[int, int] = {}  # when each of them was measured last
@@ -63,9 +64,9 @@ class PassCosts:
             return
         first = self._first.setdefault(size, [])
         first.append(seconds)
-        if len(first) == ENOUGH:
+        if len(first) == self._enough:
             insort(self._sizes, size)
-            self._seconds[size], self._counts[size] = min(first), ENOUGH
+            self._seconds[size], self._counts[size] = min(first), self._enough
 
     def seconds(self, size: int, now: int | None = None) -> float:
         """How long a pass of so many tokens takes; 0 as long as nothing is known.

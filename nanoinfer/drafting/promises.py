@@ -21,6 +21,10 @@ class _Kept:
     promised: float = 0.0
     brought: float = 0.0
 
+    @property
+    def share(self) -> float:
+        return (self.brought + BELIEF) / (self.promised + BELIEF)
+
     def fade(self, kept: float) -> None:
         self.promised, self.brought = self.promised * kept, self.brought * kept
 
@@ -31,11 +35,14 @@ class Promises:
     A plan is made of many measurements, each a little wrong, and of all plans the one that looks best is chosen: most often
     one that looks better than it is. And some costs are in no measurement, such as that of the first pass after a prompt,
     which takes longer. How promises for batches of about the same size were kept tells how much to believe
-    of the next one.
+    of the next one: compared with how well passes without drafts keep to what is known of them, because whatever else runs
+    on the machine slows both.
     """
 
     def __init__(self) -> None:
-        self._kept: defaultdict[int, _Kept] = defaultdict(_Kept)  # by the size of the batch, in powers of two
+        # By the size of the batch, in powers of two, and by whether there are drafts.
+        self._kept: defaultdict[tuple[int, bool], _Kept] = defaultdict(_Kept)
+        self._drafts = False  # of the plan that is followed now
         self._speed: float | None = None  # of the plan that is followed now, if there is one
         self._batch = 0
         self._start = self._end = (0.0, 0)  # its first and its newest time, and how many tokens there were
@@ -43,14 +50,14 @@ class Promises:
 
     def trust(self, batch: int) -> float:
         """By what to multiply a promise for so many requests; 1 at most."""
-        kept = self._kept[batch.bit_length()]
-        return min((kept.brought + BELIEF) / (kept.promised + BELIEF), 1.0)
+        without, drafts = (self._kept[batch.bit_length(), drafts].share for drafts in (False, True))
+        return min(drafts / without, 1.0)
 
-    def begin(self, batch: int, speed: float, now: float, tokens: int) -> None:
-        """A plan for so many requests begins, which promises so many tokens per second; 0: one without drafts. There are so
-        many tokens `now`."""
+    def begin(self, batch: int, speed: float, drafts: bool, now: float, tokens: int) -> None:
+        """A plan for so many requests begins, with drafts or without, which promises so many tokens per second; 0: it
+        cannot tell. There are so many tokens `now`."""
         self.end()
-        self._speed, self._batch, self._excused = speed, batch, 0.0
+        self._speed, self._batch, self._drafts, self._excused = speed, batch, drafts, 0.0
         self._start = self._end = now, tokens
 
     def note(self, now: float, tokens: int) -> None:
@@ -66,10 +73,10 @@ class Promises:
         if self._speed is None:
             return
         (start, before), (end, after) = self._start, self._end
-        kept, brought = self._kept[self._batch.bit_length()], (after - before) / self._batch
-        if not self._speed:
-            kept.fade(exp(-brought / FORGIVENESS))
-        elif brought:
+        kept, brought = self._kept[self._batch.bit_length(), self._drafts], (after - before) / self._batch
+        if not self._drafts:
+            self._kept[self._batch.bit_length(), True].fade(exp(-brought / FORGIVENESS))
+        if self._speed and brought:
             kept.fade(exp(-brought / MEMORY))
             kept.promised += min((end - start) * self._speed / self._batch, WORST * brought)
             kept.brought += brought

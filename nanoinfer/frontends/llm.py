@@ -17,6 +17,7 @@ from nanoinfer.drafting.load import draft_model_of, load_draft_model
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.frontends.calls import Calls
+from nanoinfer.frontends.serving import Serving, serve_in_background
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.cuda_passes import select_captured_passes
@@ -249,6 +250,16 @@ class LLM:
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. AdapterError if there is none of this name, or while requests use it."""
         self.engine.unload_adapter(name)
+
+    def serve(self, port: int = 0, *, host: str = "127.0.0.1", **settings: Any) -> Serving:
+        """Serve this model over HTTP, to OpenAI's clients and others, until `stop()` is called on what this returns; its
+        `url` says where. It runs in the background: all other methods can be used meanwhile, and all requests share passes.
+
+        `port`: 0 takes a free one. `host`: the address to listen at; by default, only this machine reaches it. `settings`:
+        the fields of `nanoinfer.server.ServerSettings`, such as `api_keys`. RuntimeError when the address is not to be had,
+        ImportError when the packages that a server needs are not installed.
+        """
+        return serve_in_background(self, port, host, **settings)
 
     def shutdown(self) -> list[RequestOutput]:
         """End all requests and accept no more (see `Engine.shutdown`). Open streams end with the reason `abort`."""

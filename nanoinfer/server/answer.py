@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.server.bugs import log_bug
-from nanoinfer.server.errors import ApiError, as_api_error, shut_down, timed_out
+from nanoinfer.server.errors import ApiError, as_api_error, internal_error, shut_down, timed_out
 from nanoinfer.server.generation import Generation
 from nanoinfer.server.json_text import dumps
 from nanoinfer.server.notes import Notes, notes_of
@@ -78,24 +78,26 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": shape.last_events(generation, error).encode()})
 
     async def _send_whole(self, send: Send) -> None:
+        body = b""
         try:
             outputs = await self._generation.outputs()
+            if self._generation.client_left:
+                return
+            error = self._what_went_wrong()
+            if error is None:
+                body = dumps(self._shape.whole(self._generation, outputs)).encode()
         except Exception as raised:
-            await send_error(send, self._failure(raised))
-            return
-        if self._generation.client_left:
-            return
-        if (error := self._what_went_wrong()) is not None:
-            await send_error(send, error)
-            return
-        await send_json(send, 200, dumps(self._shape.whole(self._generation, outputs)).encode())
+            error = self._failure(raised)
+        await (send_json(send, 200, body) if error is None else send_error(send, error))
 
     def _failure(self, error: Exception) -> ApiError:
-        """Note that the generation has failed, and return the answer to what was raised."""
+        """Note that the generation has failed, and return the answer to what was raised. What neither the engine nor its
+        end raises is a bug, whatever its type: by now, nothing is the request's fault."""
         self._generation.failed = True
-        if not isinstance(error, StepFailedError | EngineClosedError):
-            log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
-        return as_api_error(error, self._generation.wish.grammar_field)
+        if isinstance(error, StepFailedError | EngineClosedError):
+            return as_api_error(error, self._generation.wish.grammar_field)
+        log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
+        return internal_error(error)
 
     def _what_went_wrong(self) -> ApiError | None:
         """Why completions were ended early; None if none was."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,13 +14,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError
+from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError, UnknownArgumentError
 from nanoinfer.server.adapter_routes import adapter_routes
+from nanoinfer.server.block_routes import block_routes
 from nanoinfer.server.bodies import Bodies
 from nanoinfer.server.door import Door
 from nanoinfer.server.errors import ApiError, as_api_error
 from nanoinfer.server.gate import Gate, Refusals
 from nanoinfer.server.generate_route import generate_route
+from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.hosts import Hosts
 from nanoinfer.server.keys import Keys
 from nanoinfer.server.openai_routes import openai_routes
@@ -33,6 +35,7 @@ from nanoinfer.server.validation import validation_error
 from nanoinfer.version import __version__
 
 LIVE_PAGE = "nanoinfer.server.live"
+KNOWN = {field.name for field in fields(ServerSettings)}
 
 
 def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -> FastAPI:
@@ -42,6 +45,8 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
     first request where there is none, and is shut down at the lifespan's end: from then on, all requests get a 503. So an
     application has one lifespan; make another one to serve again. ValueError naming what is wrong.
     """
+    for name in options.keys() - KNOWN:
+        raise UnknownArgumentError(f"{name}: a server has no such setting{did_you_mean(name, KNOWN)}")
     service = Service(llm, replace(settings or ServerSettings(), **options))
 
     @asynccontextmanager
@@ -72,6 +77,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
         app.add_exception_handler(kind, _answer)
     for routes in (openai_routes, generate_route, token_routes, adapter_routes, operation_routes):
         app.include_router(routes(service))
+    app.router.routes.extend(block_routes(service))
     if service.served.local and find_spec(LIVE_PAGE) is not None:
         app.router.routes.extend(import_module(LIVE_PAGE).routes(service))
     describe(app)

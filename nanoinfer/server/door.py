@@ -6,7 +6,7 @@ from nanoinfer.server.drain import Drain
 from nanoinfer.server.keys import is_open
 from nanoinfer.server.notes import notes_of
 
-OPEN_TO_THE_END = ("/metrics", "/live")  # they watch how the server ends
+OPEN_TO_THE_END = ("/metrics", "/live", "/block_events")  # they watch how the server ends
 
 
 class Door:

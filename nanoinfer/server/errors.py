@@ -75,6 +75,11 @@ def shut_down() -> ApiError:
     return ApiError(503, "the server is shutting down; send the request to another one, or later", code="shutting_down")
 
 
+def internal_error(error: BaseException) -> ApiError:
+    """Something failed that should not. Only the type is told: the message may quote prompts."""
+    return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
+
+
 def as_api_error(error: BaseException, grammar_field: str | None = None) -> ApiError:
     """The answer to what the engine raises. What is unexpected becomes a 500 that names only its type, since its message
     may quote prompts. `grammar_field`: where the request has its grammar."""
@@ -96,7 +101,7 @@ def as_api_error(error: BaseException, grammar_field: str | None = None) -> ApiE
     if isinstance(error, StepFailedError):
         kind = type(error.__cause__ or error).__name__
         return ApiError(500, f"the request ended because a step of the engine failed ({kind})", code="step_failed")
-    return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
+    return internal_error(error)
 
 
 def code_of(message: str) -> str | None:

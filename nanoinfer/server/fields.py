@@ -124,7 +124,10 @@ class StreamOptions(Strict):
     """`include_usage`: one more chunk before the end has the usage."""
 
     include_usage: bool | None = None
-    unsupported = {"continuous_usage_stats": Elsewhere("the last chunk has the usage", (None, False))}
+    unsupported = {
+        "continuous_usage_stats": Elsewhere("the last chunk has the usage", (None, False)),
+        "include_obfuscation": Elsewhere("nothing is added to chunks", (None, False)),
+    }
 
 
 class StructuredOutputs(Strict):

@@ -115,7 +115,16 @@ def serve(app: FastAPI, sock: socket.socket) -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has the address already, so that a wrong one is told before a model is loaded. ValueError naming it."""
+    """`listening_socket` for the command line. ValueError naming its options."""
+    try:
+        return listening_socket(host, port)
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error.strerror}") from error
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that has the address already, so that a wrong one is told before a model is loaded, or a thread begins.
+    OSError saying why there is none."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -123,9 +132,9 @@ def bound_socket(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"--host {host} --port {port}: cannot be listened at: {reason}") from error
+        raise OSError(getattr(error, "errno", None), f"cannot be listened at: {reason}") from error
     return sock
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from nanoinfer.cache.block_events import check_block_size
+
 WHOLE = (
     *("max_body_bytes", "max_bodies_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
     *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_connections"),
@@ -27,6 +29,9 @@ class ServerSettings:
       allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
     - `adapter_root`: the folder from which adapters can be loaded over HTTP. None: no adapters can be loaded.
     - `show_prompts`: prompts are in the access log, and the live page shows those of all clients.
+
+    What it tells: `event_block_size`: `/block_events` says what the tree holds, in blocks of so many tokens (a router's
+    `block_size`), and with `show_prompts` which tokens these are. None: there is no such route, and it costs nothing.
 
     What it is called: `served_model_name`. None: the name with which the model was loaded.
 
@@ -51,6 +56,7 @@ class ServerSettings:
     cors_origins: Sequence[str] = ()
     adapter_root: str | Path | None = None
     show_prompts: bool = False
+    event_block_size: int | None = None
     served_model_name: str | None = None
     max_body_bytes: int = 8 * 2**20
     max_bodies_bytes: int = 64 * 2**20
@@ -93,6 +99,8 @@ class ServerSettings:
             raise ValueError("api_keys: must be printable ASCII characters without spaces")
         if not isinstance(self.show_prompts, bool):
             raise ValueError(f"show_prompts={self.show_prompts!r}: must be True or False")
+        if self.event_block_size is not None:
+            check_block_size(self.event_block_size, "event_block_size")
         served = self.served_model_name
         if served is not None and not (isinstance(served, str) and served):
             raise ValueError(f"served_model_name={served!r}: must be None or a name")

@@ -56,16 +56,22 @@ class CallParser:
 
 
 def call_of(text: str, index: int) -> dict[str, Any] | None:
-    """The call in `text`, as a part of a message; None if it is none."""
+    """The call in `text`, as a part of a message. None if it is none: a call has a name, and arguments that are an object,
+    or the text of one, which clients can read again (neither NaN nor half a surrogate pair)."""
     try:
         call = json.loads(text)
+        if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
+            return None
+        arguments = call.get("arguments")
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments or "{}")
+        if not isinstance(arguments, dict | None):
+            return None
+        written = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()
     except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": call["name"], "arguments": written}
+    function = {"name": name, "arguments": written}
     return {"index": index, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
 
 

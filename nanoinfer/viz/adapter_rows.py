@@ -22,6 +22,7 @@ X_ROWS, W_ROWS, X_LABELS = 14.0, 176.0, 52.0
 X_TILES, W_TILES = 262.0, 58.0
 X_PARTS, LONG, THIN = 376.0, 62.0, 6.0  # where A and B are; their long side, their short one
 X_OUTPUTS, W_OUTPUTS = 640.0, 246.0
+RIBBON = 4.0  # how much lower than its rows a ribbon is, at either side
 NONE = Style(PAPER, MUTED)
 ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79f"))
 
@@ -186,7 +187,7 @@ def _rows(
     names: Mapping[int, str],
     styles: Mapping[int, Style],
 ) -> None:
-    """The tokens in the order of the pass, a row for each, with a line to its place in a tile."""
+    """The tokens in the order of the pass, a row for each; a ribbon from neighbours to their places in a tile."""
     spread = max(0.0, (max(where.values()) + PITCH - begin) - PITCH * len(where)) / max(1, len(where))
     pitch = PITCH + min(spread, PITCH)
     below = [names.get(place, "no adapter") for place in rows.of_rows.tolist()]
@@ -197,11 +198,24 @@ def _rows(
         sheet.cell(X_ROWS, y, 30, HEIGHT, style, str(row), edge=GRID, name=f"row {row}")
         sheet.text(X_LABELS, y + 6, label, size=SMALL, width=W_ROWS - 38)
         sheet.text(X_LABELS, y + 17, below[row], size=TINY, colour=MUTED, width=W_ROWS - 38)
-        if place >= 0:
-            middle, end = y + HEIGHT / 2, where[row] + HEIGHT / 2
-            for colour, width in ((GRID, 3.2), (style.face, 2.2)):
-                sheet.line([start, X_TILES - 6], [middle, end], colour=colour, line=width)
+    for first, last in _runs(rows, where):
+        left = begin + pitch * first + RIBBON, begin + pitch * last + HEIGHT - RIBBON
+        right = where[first] + RIBBON, where[last] + HEIGHT - RIBBON
+        sheet.ribbon([start, X_TILES - 6], left, right, styles[int(rows.of_rows[first])].face)
     sheet.y = max(sheet.y, begin + pitch * len(labels) + 8)
+
+
+def _runs(rows: AdapterRows, where: Mapping[int, float]) -> list[tuple[int, int]]:
+    """Tokens side by side in the pass that are side by side in a tile, too: the first one and the last one of each run."""
+    runs: list[tuple[int, int]] = []
+    for row, place in enumerate(rows.of_rows.tolist()):
+        if place < 0:
+            continue
+        if runs and runs[-1][1] == row - 1 and abs(where[row] - where[row - 1] - PITCH) < 1e-6:
+            runs[-1] = runs[-1][0], row
+        else:
+            runs.append((row, row))
+    return runs
 
 
 def _alt(rows: AdapterRows, adapters: Mapping[int, Adapter], parts: Sequence[_Part]) -> str:

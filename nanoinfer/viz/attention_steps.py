@@ -11,7 +11,7 @@ from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import checked_texts, count
 
-CELL, TALL, GAP = 44.0, 26.0, 30.0
+CELL, TALL, GAP = 72.0, 26.0, 30.0
 PLAIN = ROLES["free"]._replace(text=INK)
 MOST = 8  # tokens
 MOST_WIDE = 4  # numbers in a key

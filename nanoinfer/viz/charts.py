@@ -33,12 +33,14 @@ def bars(
     title: str | None = None,
     compare: str | None = None,
     line_at: float | None = None,
+    colours: Sequence[str] = (),
     caption: str | None = None,
 ) -> Picture:
     """One bar per label, its number in `unit` at its end; with `compare="label"` also how many times that bar it is.
 
     `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `line_at`: a dashed
-    line across all bars at that value, such as 1 for ratios. Raises ValueError for no values, negative or infinite ones,
+    line across all bars at that value, such as 1 for ratios. `colours`: labels of groups in the order of their colours, if
+    that is not the order of the bars. Raises ValueError for no values, negative or infinite ones,
     and a `compare` that is no label or is 0 (there is none in groups).
     """
     groups = _grouped(values)
@@ -56,6 +58,7 @@ def bars(
     }
     sheet = Sheet(title, caption=caption)
     labels = list(dict.fromkeys(label for labelled in groups.values() for label in labelled))
+    of_label = {label: BARS[i % 4] for i, label in enumerate(dict.fromkeys([*colours, *labels]))}
     beside = labels if "" in groups else list(groups)
     gutter = min(max(text_width(drawable(label)) for label in beside) + 14, 280)
     x0 = sheet.left + gutter
@@ -70,7 +73,7 @@ def bars(
         for label, value in labelled.items():
             if not group:
                 sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", width=gutter - 8)
-            style = BARS[0 if compare in (None, label) else 1] if not group else BARS[labels.index(label) % 4]
+            style = BARS[0 if compare in (None, label) else 1] if not group else of_label[label]
             name = f"{group}, {label}" if group else label
             sheet.rect(x0, sheet.y, room * value / longest, height, style, name=f"bar {name}")
             sheet.text(x0 + room * value / longest + 7, sheet.y + height / 2, texts[name])
@@ -84,7 +87,7 @@ def bars(
         sheet.y += 20
     if "" not in groups:
         sheet.y += 2
-        sheet.legend([(BARS[i % 4], label) for i, label in enumerate(labels)])
+        sheet.legend([(of_label[label], label) for label in labels])
     if compare is not None:
         sheet.y += 2
         sheet.caption(f"In brackets: how many times as much as {compare}.", size=SMALL)
@@ -240,6 +243,8 @@ def by_factors(axes: Axes, name: str, values: Sequence[float]) -> str:
         (axes.set_xlim if name == "x" else axes.set_ylim)(
             2 ** (first * step - 0.1), 2 ** (max(last, first + 1) * step + 0.1)
         )
+    elif name == "y" and step == 1:  # a line below the lowest point, from which to read how much it is
+        axes.set_ylim(bottom=2 ** (first - 0.1))
     axis.set_major_locator(FixedLocator([2 ** (i * step) for i in range(first, max(last, first + 1) + 1)]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(tick))
@@ -248,4 +253,5 @@ def by_factors(axes: Axes, name: str, values: Sequence[float]) -> str:
 
 def tick(value: float, place: int | None = None) -> str:
     """A number of an axis: 1, 10, 1,000, never 10³."""
-    return number(float(f"{value:.6g}"))
+    whole = abs(value - round(value)) < 1e-6 * abs(value)
+    return number(float(round(value) if whole else f"{value:.6g}"))

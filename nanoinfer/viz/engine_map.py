@@ -74,7 +74,7 @@ def engine_map(
         if name != OWNERS:
             _part(sheet, name, part, part.y + shift, name in framed)
     _tag(sheet, marked, shift)
-    sheet.y = LOW + TALL + 26 + shift
+    sheet.y = LOW + TALL + 30 + shift
     said = [f"{name} ({', '.join(f'{n:02}' for n in part.notebooks)})" for name, part in PARTS.items()]
     where = f" You are here: {plural_list([name for name in PARTS if name in marked], 10)}." if marked else ""
     return sheet.picture(f"The engine's parts, with the notebooks about them: {', '.join(said)}.{where}")
@@ -124,8 +124,8 @@ def _ways(sheet: Sheet, shift: float) -> None:
     start, end = PARTS["slots"].x + WIDTH, PARTS["attention"].x
     sheet.arrow([start, end], [low - 7] * 2)
     sheet.arrow([end, start], [low + 9] * 2)
-    for i, words in enumerate(("reads the K/V", "of earlier tokens,", "writes that of", "the new ones")):
-        sheet.text(PARTS["sampler"].x, low - 19 + 13 * i, words, size=TINY, colour=MUTED)
+    for i, words in enumerate(("reads the K/V of earlier tokens,", "writes that of the new ones")):
+        sheet.text(PARTS["attention"].x, lower + TALL + 12 + 12 * i, words, size=TINY, colour=MUTED)
 
 
 def _owners(sheet: Sheet, y: float, marked: bool) -> None:
@@ -139,15 +139,17 @@ def _owners(sheet: Sheet, y: float, marked: bool) -> None:
 
 
 def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
-    style: Style = ROLES["tree"] if name == "radix tree" else PLAIN
-    sheet.rect(part.x, y, WIDTH, TALL, style, edge=MUTED, line=0.9, over=True, name=f"part {name}")
+    sheet.rect(part.x, y, WIDTH, TALL, PLAIN, edge=MUTED, line=0.9, over=True, name=f"part {name}")
     if marked:
         sheet.rect(part.x - 3, y - 3, WIDTH + 6, TALL + 6, edge=HERE.face, line=2.6, over=True, name=f"here {name}")
     sheet.text(part.middle, y + 12, name, weight="bold", ha="center")
     sheet.text(part.middle, y + 26, part.what, size=TINY, ha="center", width=WIDTH - 2)
     numbers = " · ".join(f"{n:02}" for n in part.notebooks)
-    if name in ("slots", "rows"):
-        _cells(sheet, part, y + 36, name)
+    if name in ("radix tree", "slots", "rows"):
+        if name == "radix tree":
+            _nodes(sheet, part, y + 36)
+        else:
+            _cells(sheet, part, y + 36, name)
         sheet.text(part.x + WIDTH - 8, y + 42, numbers, size=SMALL, ha="right", colour=MUTED)
     else:
         sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
@@ -159,6 +161,20 @@ def _cells(sheet: Sheet, part: Part, y: float, name: str) -> None:
     looks = {"t": ROLES["tree"], "0": REQUESTS[0], "1": REQUESTS[1], ".": ROLES["free"]}
     for i, sign in enumerate(pattern):
         sheet.rect(part.x + 8 + 7.4 * i, y, 7.4, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
+
+
+def _nodes(sheet: Sheet, part: Part, y: float) -> None:
+    """A node and its two children, in the colour of the tree."""
+    x = part.x + 6
+    for right, down, width, height in (
+        (14.0, 6.0, 3.0, 0.8),
+        (17.0, 1.5, 0.8, 11.0),
+        (17.0, 1.1, 3.0, 0.8),
+        (17.0, 12.1, 3.0, 0.8),
+    ):
+        sheet.rect(x + right, y + down, width, height, Style(INK), over=True)
+    for left, top in ((x, y + 2.5), (x + 20, y - 2), (x + 20, y + 9)):
+        sheet.rect(left, top, 14, 7, ROLES["tree"], edge="#8a8a8a", line=0.5, over=True)
 
 
 def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:

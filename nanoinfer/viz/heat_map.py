@@ -19,12 +19,15 @@ def heat_map(
     *,
     numbers: bool = False,
     most: float = 1.0,
+    causal: bool = False,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
 
-    Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the keys.
+    `causal`: row i has cells up to column i only, since a token sees none after it. `numbers` have three decimals if `most`
+    is small. Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the
+    keys.
     Raises ValueError when labels do not fit the shape, a value is outside 0..1, or `most` is not in (0, 1].
     """
     try:
@@ -42,6 +45,7 @@ def heat_map(
     if not 0 < most <= 1:
         raise ValueError(f"most={most}: must be above 0 and at most 1")
     sheet = Sheet(title, caption=caption)
+    places = 2 if most > 0.2 else 3
     across, down = [_label(text) for text in columns], [_label(text) for text in rows]
     gutter = min(max(text_width(text) for text in down) + 16, 220)
     x0 = sheet.left + gutter
@@ -58,9 +62,9 @@ def heat_map(
             sheet.text(middle - 2, sheet.y - 5, text, size=SMALL, va="baseline", rotation=45, width=140)
     for row, text in enumerate(down):
         sheet.text(x0 - 8, sheet.y + height / 2, text, ha="right", width=gutter - 8)
-        for column in range(len(across)):
+        for column in range(min(row + 1, len(across)) if causal else len(across)):
             share = float(matrix[row, column])
-            label = f"{share:.2f}" if numbers and share >= 0.005 else ""
+            label = f"{share:.{places}f}" if numbers and share >= 0.5 * 10**-places else ""
             sheet.cell(
                 x0 + column * width, sheet.y, width, height, _shade(share / most), label, size=TINY, edge="#d0d0d0",
                 name=f"cell {row} {column}",

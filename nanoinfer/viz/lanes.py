@@ -29,13 +29,16 @@ def lanes(
     spans: Sequence[tuple[str, str, float, float]],
     *,
     unit: str,
+    within: tuple[float, float] | None = None,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """`spans`: (lane, kind, start, end), times in `unit`. Lanes are in the order in which they first appear, and each kind
-    has its colour; the kind "waiting" is always light.
+    has its colour; the kind "waiting" is always light. `within`: where the scale begins and ends, so that several pictures
+    can be compared.
 
-    Raises ValueError for no spans, one that ends before it starts, more than 24 lanes, and more than 4 other kinds.
+    Raises ValueError for no spans, one that ends before it starts or is not `within`, more than 24 lanes, and more than 4
+    other kinds.
     """
     checked = [_checked(i, each) for i, each in enumerate(spans)]
     if not checked:
@@ -44,6 +47,11 @@ def lanes(
     kinds = list(dict.fromkeys(each.kind for each in checked))
     styles = _styles(names, kinds)
     first, last = min(each.start for each in checked), max(each.end for each in checked)
+    length = last - first
+    if within is not None:
+        if not within[0] <= first <= last <= within[1]:
+            raise ValueError(f"within={within}: spans are from {number(first)} to {number(last)}")
+        first, last = within
     sheet = Sheet(title, f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", caption=caption)
     gutter = min(max(text_width(drawable(name)) for name in (*names, unit)) + 14, 260)
     x0, room = sheet.left + gutter, sheet.right - sheet.left - gutter - 10
@@ -69,7 +77,7 @@ def lanes(
     sheet.y = bottom + 26
     entries: list[tuple[Look, str]] = [(styles[kind], kind) for kind in kinds]
     sheet.legend(entries)
-    return sheet.picture(_alt(checked, names, unit, last - first))
+    return sheet.picture(_alt(checked, names, unit, length))
 
 
 def _styles(names: Sequence[str], kinds: Sequence[str]) -> dict[str, Style]:

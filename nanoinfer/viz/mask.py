@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
-from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
@@ -12,7 +12,8 @@ from nanoinfer.viz.words import SPACE_NOTE, abridged, check_window, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
 MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
-GUTTER = 46.0  # left of a mask, for the positions of its queries
+GUTTER = 56.0  # left of a mask, for the positions of its queries
+WIDEST = 56.0  # column, where there is room to write the keys' texts above their columns
 TEXT_ROOM = 44.0  # more, for their texts
 
 
@@ -93,9 +94,15 @@ class _Mask:
         if self.in_cells:
             share = MOST_CELLS - self.new if self.seq > MOST_CELLS else self.prefix
             self.columns = [*abridged(self.prefix, share), *range(self.prefix, self.seq)]
-            self.cell = min(24.0, room / len(self.columns), 320 / self.new)
-        across = self.cell * len(self.columns) if self.in_cells else room - 20
+            self.cell = self.wide = min(24.0, room / len(self.columns), 320 / self.new)
+            texts = [] if m.tokens is None or m.shown > 1 else [self._text(k) for k in self.columns]
+            if texts and max(text_width(drawable(text), TINY) for text in texts) + 6 <= room / len(self.columns):
+                self.wide = min(WIDEST, room / len(self.columns))
+        across = self.wide * len(self.columns) if self.in_cells else room - 20
         self.width = max(self.gutter + across, text_width(self.title, weight="bold") + 6)
+
+    def _text(self, key: int | None) -> str:
+        return "" if key is None else self.m.token(self.i, key)[:7]
 
     def draw(self, x: float, y: float) -> float:
         """Returns where it ends."""
@@ -107,16 +114,19 @@ class _Mask:
         return max(0, position + 1 - self.window) if self.window else 0, position + 1
 
     def _cells(self, x0: float, y: float) -> float:
-        sheet, m, cell = self.sheet, self.m, self.cell
+        sheet, m, cell, wide = self.sheet, self.m, self.cell, self.wide
         if m.tokens is not None:
-            y += 38
+            above = wide > cell  # texts have room above their columns
+            y += 14 if above else 38
             sheet.text(x0 - 6, y - 8, "keys →", size=TINY, colour=MUTED, ha="right")
             for c, k in enumerate(self.columns):
-                text = "" if k is None else m.token(self.i, k)[:7]
-                sheet.text(x0 + (c + 0.6) * cell, y - 1, text, size=TINY, rotation=55, va="bottom")
+                if above:
+                    sheet.text(x0 + (c + 0.5) * wide, y - 8, self._text(k), size=TINY, ha="center")
+                else:
+                    sheet.text(x0 + (c + 0.6) * wide, y - 1, self._text(k), size=TINY, rotation=55, va="bottom")
         for c, k in enumerate(self.columns):
             label = "…" if k is None else str(k)
-            sheet.text(x0 + (c + 0.5) * cell, y + 6, label, size=TINY, colour=MUTED, ha="center", width=cell + 2)
+            sheet.text(x0 + (c + 0.5) * wide, y + 6, label, size=TINY, colour=MUTED, ha="center", width=wide + 2)
         sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
         y += 13
         for q in range(self.new):
@@ -128,9 +138,9 @@ class _Mask:
                 )
             for c, k in enumerate(self.columns):
                 left, right = (k, k + 1) if k is not None else self._left_out(c)
-                self._cell(x0 + c * cell, top, left, right, position)
+                self._cell(x0 + c * wide, top, left, right, position)
         if self.prefix:
-            border = x0 + cell * (len(self.columns) - self.new)
+            border = x0 + wide * (len(self.columns) - self.new)
             sheet.line([border, border], [y - 4, y + self.new * cell + 3], colour=INK, line=2)
         return y + self.new * cell + 18
 
@@ -147,9 +157,9 @@ class _Mask:
         hidden = min(max(low - left, 0), right - left) / (right - left) if left < high else 1.0
         name = f"mask {self.i} {position} {left} {'sees' if hidden < 1 else 'hidden'}"
         style = ROLES["hidden"] if hidden == 1 else self.earlier if left < self.prefix else ROLES["new"]
-        self.sheet.rect(x, y, self.cell, self.cell, style, edge="#ffffff", name=name)
+        self.sheet.rect(x, y, self.wide, self.cell, style, edge="#ffffff", name=name)
         if 0 < hidden < 1:
-            self.sheet.rect(x, y, self.cell * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
+            self.sheet.rect(x, y, self.wide * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
 
     def _to_scale(self, x0: float, y: float) -> float:
         """Lines instead of cells. A prefix much longer than what is new gets less than its share of the width."""

@@ -29,7 +29,7 @@ ROLES: dict[str, Style] = {
     "in_use": Style("#cdb891"),
     "padding": Style("#e3e3e3", "#5c5c5c", "xxx", "#9a9a9a"),
     "hidden": Style("#f0f0f2", "#6a6a6a"),
-    "leftover": Style("#f4f4f4", "#8c8c8c"),
+    "leftover": Style("#f4f4f4", "#666666"),
     "highlight": Style("#d4006a", "#ffffff"),
     "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),

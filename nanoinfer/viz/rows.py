@@ -186,6 +186,7 @@ def _run_boxes(sheet: Sheet, rows: _Rows) -> None:
             else:
                 boxes.append((look, position, slot, slot))
         y = sheet.y + 12
+        sheet.text(x0 - 8, y - 6, "position", size=TINY, colour=MUTED, ha="right")
         sheet.text(x0 - 8, y + height / 2, name, ha="right", width=rows.gutter - 8)
         x, left_out = x0, len(boxes) - MOST_RUNS
         if left_out > 0:

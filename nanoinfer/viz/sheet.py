@@ -5,10 +5,12 @@ from functools import partial
 from typing import Any
 
 from matplotlib.artist import Artist
+from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
 
+from nanoinfer.viz.hatching import marks_of
 from nanoinfer.viz.lettering import BODY, CAPTION, SMALL, TINY, drawable, font, shortened, text_width, wrapped
 from nanoinfer.viz.palette import INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import WIDTH, Picture, default_settings
@@ -30,7 +32,7 @@ class Sheet:
         self._caption = caption
         self.y = MARGIN
         self.left, self.right = MARGIN, WIDTH - MARGIN
-        self._artists: list[Callable[[], Artist]] = []  # made all at once, under default settings
+        self._artists: list[Callable[[], Artist | None]] = []  # made all at once, under default settings
         title = default_title if title is None else str(title)
         if title:
             self.text(self.left, self.y, title, size=11, weight="bold", va="top", width=self.right - self.left)
@@ -54,9 +56,9 @@ class Sheet:
         z = 3.0 if over else 1.0
         if style is not None:
             look: dict[str, Any] = {"facecolor": style.face, "linewidth": 0, "zorder": z, "gid": name or None}
-            if style.hatch:
-                look |= {"hatch": style.hatch, "edgecolor": style.mark}
             self._artists.append(partial(Rectangle, (x, y), width, height, **look))
+            if style.hatch:
+                self._artists.append(partial(marks_of, style, x, y, width, height, z))
         if edge is not None:
             style_of_line = (0, (4, 2)) if dashed else "-"
             self._artists.append(
@@ -110,6 +112,12 @@ class Sheet:
         self._artists.append(
             partial(Line2D, xs, ys, color=colour, linewidth=line, linestyle=style, zorder=2, solid_capstyle="butt")
         )
+
+    def ribbon(self, xs: Sequence[float], left: Sequence[float], right: Sequence[float], colour: str) -> None:
+        """From between the heights `left` at x `xs[0]` to between the heights `right` at `xs[1]`; what is behind shows."""
+        corners = [(xs[0], left[0]), (xs[1], right[0]), (xs[1], right[1]), (xs[0], left[1])]
+        options = {"facecolor": to_rgba(colour, 0.5), "edgecolor": colour, "linewidth": 0.8, "zorder": 1.5}
+        self._artists.append(partial(Polygon, corners, closed=True, **options))
 
     def arrow(self, xs: Sequence[float], ys: Sequence[float], *, colour: str = INK, line: float = 1.3) -> None:
         """A line through the points, each part level or upright, with a head at its end."""
@@ -196,9 +204,9 @@ class Sheet:
             self.rect(x, y, width, height, edge=edge)
         return y + (height - tall) / 2
 
-    def legend(self, entries: Sequence[tuple[Look, str]], *, outline: Sequence[str] = ()) -> None:
+    def legend(self, entries: Sequence[tuple[Look, str]], *, outline: Sequence[str] = (), strips: bool = False) -> None:
         """Swatches with labels in as many lines as they need. Labels in `outline` get a frame instead of a fill; one with
-        several styles looks as a cell that is shared does."""
+        several styles looks as a cell that is shared does. `strips`: hatched ones look as cells with a label do."""
         x, y = self.left, self.y
         for style, label in entries:
             need = 22 + text_width(drawable(label), BODY) + 18
@@ -206,6 +214,8 @@ class Sheet:
                 x, y = self.left, y + 20
             if label in outline and isinstance(style, Style):
                 self.rect(x + 1, y + 1, 15, 12, edge=style.face, line=2)
+            elif isinstance(style, Style) and style.hatch and strips:
+                self._above_strips(x, y, 17, 14, [style], "#767676", f"legend {label}")
             elif isinstance(style, Style):
                 self.rect(x, y, 17, 14, style, edge="#767676", name=f"legend {label}")
             else:
@@ -237,6 +247,9 @@ class Sheet:
             axes = picture.add_axes((0, 0, 1, 1))
             axes.set(xlim=(0, WIDTH), ylim=(height, 0))
             axes.axis("off")
-            for make in self._artists:
-                axes.add_artist(make())  # not add_patch, which would measure each to find limits that are set already
+            for artist in [make() for make in self._artists]:
+                if artist is not None:
+                    axes.add_artist(
+                        artist
+                    )  # not add_patch, which would measure each to find limits that are set already
         return picture

@@ -96,9 +96,9 @@ def draw_slot_map(
     entries = [(kinds[i][0], f"{names[i]}: {counts[i]:,}") for i in shown]
     if marked.size:
         entries.append((ROLES["highlight"], f"marked: {runs(np.sort(marked))}"))
-        sheet.legend(entries, outline=[entries[-1][1]])
+        sheet.legend(entries, outline=[entries[-1][1]], strips=pool.size <= MOST_NUMBERED)
     else:
-        sheet.legend(entries)
+        sheet.legend(entries, strips=pool.size <= MOST_NUMBERED)
     alt = f"{count(pool.size, 'slot')}: " + ", ".join(f"{counts[i]:,} {kinds[i][1]}" for i in shown)
     for kind in (UNOWNED, SEVERAL):
         if counts[kind] and owners_known:
@@ -186,8 +186,7 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Loo
                 look = styles[row[start]]
                 name = f"slots {span(first, last)}"
                 if isinstance(look, Style):
-                    dense = look._replace(hatch=2 * look.hatch)  # cells are small
-                    sheet.rect(x0 + start * width, y, (end - start) * width, height, dense, name=name)
+                    sheet.rect(x0 + start * width, y, (end - start) * width, height, look, name=name)
                 else:
                     sheet.shared_cell(x0 + start * width, y, (end - start) * width, height, look, edge=None, name=name)
             sheet.rect(x0, y, len(row) * width, height, edge="#c4c4c4", line=0.4)

@@ -5,6 +5,7 @@ from typing import cast
 
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.viz.lettering import BODY, SMALL, TINY, drawable, shortened, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
@@ -66,7 +67,7 @@ def draw_radix_tree(
         shown = " " + ENDS_NOTE if decode is not None else ""
         note = (
             "last use (last_access_time): when it was last needed, on a clock that ticks with each use of the tree. hits "
-            "(hit_count): how many look-ups have found it. Widths mean nothing."
+            "(hit_count): how many look-ups have found it. The width of a box has no meaning."
         )
         sheet.caption(note + shown, size=TINY)
     return _alt(tree, depth, pen, marked)
@@ -163,7 +164,7 @@ class _Pen:
 
     def namespace(self, box: Box, x: float, y: float, width: float) -> None:
         if self.shows_namespace(box):
-            self.sheet.text(x, y, f"extra_key={box.extra_key!r}", size=TINY, colour=MUTED, width=width)
+            self.sheet.text(x, y, _namespace(box.extra_key), size=TINY, colour=MUTED, width=width)
 
     def _three_lines(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
         room, colour = width - 14, style.text
@@ -260,3 +261,11 @@ def _indented(pen: _Pen, root: Box) -> None:
         width = 260 if box.node is None else sheet.right - box.x - room if box.depth else ROOT_WIDTH
         pen.box(box, width, FLAT)
     sheet.y += len(all_boxes) * PITCH + 6
+
+
+def _namespace(extra_key: object) -> str:
+    """What keeps a namespace apart, in one line: an adapter by its name and id, anything else as it is."""
+    if not isinstance(extra_key, AdapterKey):
+        return f"extra_key={extra_key!r}"
+    own = "" if extra_key.extra_key is None else f", extra_key={extra_key.extra_key!r}"
+    return f"adapter {extra_key.name}, id {extra_key.id}{own}"

@@ -18,7 +18,7 @@ MOST_DRAFTS, MOST_ROWS = 6, 24
 CONTEXT = 3  # tokens before the newest one that are drawn
 X_LABELS, X_CELLS, WIDTH, HEIGHT = 14.0, 138.0, 54.0, 20.0
 WRONG = ROLES["leftover"]
-READ, COMPUTED, NOT_READ = ROLES["in_use"], ROLES["new"], ROLES["hidden"]
+READ, COMPUTED = ROLES["in_use"], ROLES["new"]
 
 
 class _Request(NamedTuple):
@@ -62,7 +62,7 @@ def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None
         entries.append((ROLES["tree_locked"], "slots of the tree, locked"))
     entries += [(COMPUTED, "computed in this pass"), (READ, "earlier tokens that the row reads")]
     if any(each.accepted < len(each.drafts) for each in requests):
-        entries.append((WRONG, "of a wrong draft: not in use, overwritten by the next pass"))
+        entries.append((WRONG, "a wrong draft: not in use, and its slot is overwritten by the next pass"))
     sheet.legend(entries)
     return sheet.picture(_alt(requests, rows))
 
@@ -117,11 +117,14 @@ def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None
         text = shortened(drawable(_text(tokenizer, token)), WIDTH - 4, SMALL)
         style = WRONG if wrong else request.style
         sheet.cell(x, y + 14, WIDTH, HEIGHT, style, text, edge=GRID, name=f"token {position}")
-        style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start and not wrong else style
+        style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start else style
         sheet.cell(x, y + 34, WIDTH, HEIGHT, style, str(slot), edge=GRID, name=f"slot {position}")
     if request.first:
         sheet.text(X_CELLS - 6, y + 34, "…", ha="right", colour=MUTED)
     end = X_CELLS + WIDTH * len(request.tokens)
+    if kept < request.first + len(request.tokens):  # what is behind does not count
+        at = X_CELLS + WIDTH * (kept - request.first)
+        sheet.line([at, at], [y + 11, y + 57], colour=INK, line=3)
     sheet.text(end + 8, y + 44, f"kv_len = {kept}", size=SMALL, colour=MUTED)
     sheet.y = y + 62
 
@@ -132,9 +135,8 @@ def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int
         y, own = sheet.y, request.start + j
         which = f"draft {j}" if j else "the newest"
         sheet.text(X_LABELS, y + 8, f"row {row}: {which}", size=SMALL)
-        for i in range(len(request.tokens)):
-            position = request.first + i
-            style = READ if position < own else COMPUTED if position == own else NOT_READ
+        for i, position in enumerate(range(request.first, own + 1)):
+            style = READ if position < own else COMPUTED
             name = f"row {row} {position}"
             sheet.rect(X_CELLS + WIDTH * i, y, WIDTH, HEIGHT - 4, style, edge=GRID, name=name)
         x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if j < len(request.got) else MUTED

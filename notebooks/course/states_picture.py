@@ -1,4 +1,4 @@
-"""states_picture: the states of a regular expression, the arrows between them, and the way of a text through them."""
+"""states_picture: the states of a regular expression, the arrows between them, and the path of a text through them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -110,6 +110,7 @@ def _draw(sheet: Sheet, machine: Machine, arrows: Arrows, taken: set[tuple[int, 
             ys, at = [y + HEIGHT, lane, lane, y + HEIGHT], ((x + x_after + WIDTH) / 2, lane)
         sheet.arrow(xs, ys, colour=colour, line=line)
         room = pitch - WIDTH - 8 if after == state + 1 else pitch - 12 if after == state else None
+        label = f"“{label}”" if len(label) == 1 and not label.isalnum() else label  # a point alone would be overlooked
         sheet.text(*at, label, size=SMALL, ha="center", colour=colour, behind=PAPER, width=room)
     for state in range(total):
         _state(sheet, left + pitch * state, y, machine, state)
@@ -151,7 +152,7 @@ def _way(sheet: Sheet, machine: Machine, path: Sequence[str], steps: Sequence[in
     if not steps:
         return
     x, y = sheet.left, sheet.y + 4
-    x += sheet.text(x, y + 10, "the way of the text: ", colour=MUTED) + 8
+    x += sheet.text(x, y + 10, "the path of the text: ", colour=MUTED) + 8
     for state, token in zip([0, *steps], [*path[: len(steps)], None], strict=True):
         dead = state == machine.DEAD
         style = ROLES["hidden"] if dead else ROLES["free"]
@@ -181,6 +182,6 @@ def _alt(machine: Machine, arrows: Mapping[tuple[int, int], str], path: Sequence
     ends = [str(state) for state in range(len(machine.states)) if machine.accepts(state)]
     drawn = "; ".join(f"{state} to {after} by {label}" for (state, after), label in sorted(arrows.items()))
     through = ", ".join("none" if state == machine.DEAD else str(state) for state in [0, *steps])
-    way = f" The way of {visible(''.join(path))}: {through}, {_end(machine, steps)}." if steps else ""
+    way = f" The path of {visible(''.join(path))}: {through}, {_end(machine, steps)}." if steps else ""
     ends_in = f"a text may end in {', '.join(ends) or 'none'}"
     return f"{count(len(machine.states), 'state')}, {ends_in}. Arrows: {drawn or 'none'}.{way}"

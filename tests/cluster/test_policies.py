@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_adapters_and_keys_are_told_apart() -> None:
     policy.note_end("0")
     others = [{"extra_key": "mine"}, {"adapter": "sea"}, {"extra_key": "mine", "adapter": "rhymes"}, {}]
     assert {policy.choose(request(f"o{i}", prompt, **keys)) for i, keys in enumerate(others)} != {"c"}
+
+
+def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
+    policies = [PrefixRouter(COSTS, clock=lambda: 0.0) for _ in range(2)]
+    for policy in policies:
+        for name in "abcd":
+            policy.add_replica(name)
+        policy.note_events("c", stored("c", tokens_of(1, 320)))
+    for i, prompt in enumerate((tokens_of(1, 330), tokens_of(2, 100), tokens_of(3, 15), tokens_of(1, 320))):
+        hashes = block_hashes(prompt, 16, adapter="sea") if i == 1 else block_hashes(prompt, 16)
+        plain = request(f"{i}", prompt, adapter="sea" if i == 1 else None)
+        assert policies[0].choose(plain) == policies[1].choose(replace(plain, hashes=hashes))
+    assert policies[0].pending.sets.masks == policies[1].pending.sets.masks
+    with pytest.raises(ValueError, match="hashes: are 1, must be 2: 32 tokens // 16"):
+        policies[0].choose(request("x", [1] * 32, hashes=[1]))
+    assert [policies[0].in_flight(name) for name in "abcd"] == [policies[1].in_flight(name) for name in "abcd"]
 
 
 def test_a_full_batch_counts_as_waiting() -> None:

@@ -63,6 +63,30 @@ def test_sweeps_and_both_levels_and_show(tmp_path: Path, capsys: pytest.CaptureF
     assert {run["level"] for run in read_results(out)["runs"].values()} == {"exact", "blocks"}
 
 
+def test_a_policy_under_which_nothing_ends_is_told_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figure = tmp_path / "sweep.json", tmp_path / "sweep.png"
+    words = [
+        "--seconds",
+        0.02,
+        "--warm-up",
+        0.01,
+        "--rate",
+        200,
+        "--slots",
+        20_000,
+        "--policy",
+        "prefix",
+        "round-robin",
+    ]
+    assert simulate("sweep", "--replicas", 1, *words, "--out", out, "--figure", figure) == 0
+    printed = capsys.readouterr().out
+    assert "2/2 1 round-robin: no measured request has ended" in printed
+    assert printed.count("|        0 |    – |") == 2
+    assert {run["requests"] for run in read_results(out)["runs"].values()} == {0}
+
+
 def test_all_traces_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--trace", "help") == 0
     assert "mooncake: " in capsys.readouterr().out
@@ -98,6 +122,15 @@ def test_costs_that_were_measured_are_used(tmp_path: Path) -> None:
     assert 5 < found[1] / found[0] < 20
 
 
+def test_costs_that_another_machine_has_fitted_differ_in_the_last_digits_only(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    Results(path, {"costs": {"a": 1.3160217774716692e-05, "source": "x"}, "slots": 3}).once("one", lambda: {"hits": 1})
+    assert Results(path, {"costs": {"a": 1.3160217774716701e-05, "source": "x"}, "slots": 3}, resume=True).runs
+    for other in ({"a": 1.317e-05, "source": "x"}, {"a": 1.3160217774716692e-05, "source": "y"}, {"source": "x"}):
+        with pytest.raises(ValueError, match="was made with costs="):
+            Results(path, {"costs": other, "slots": 3}, resume=True)
+
+
 def test_another_file_is_no_file_of_results(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json"):
@@ -107,8 +140,9 @@ def test_another_file_is_no_file_of_results(tmp_path: Path) -> None:
 def test_the_routers_speed_is_measured_by_the_size_of_its_index() -> None:
     costs = PassCosts(2e-3, 1e-5, 2e-5, 2e-8)
     small, large = (router_speed(4, prompts, costs, choices=5) for prompts in (2, 20))
-    assert (small.blocks, large.blocks) == (4 * 2 * 93, 4 * 20 * 93)
-    assert small.choices_per_second > 0
+    assert (small.blocks, large.blocks) == (37 + 4 * 2 * 56, 37 + 4 * 20 * 56)  # 600 tokens are shared
+    assert 0 < small.choice_us < 1e6 / small.choices_per_second
+    assert 0 < small.hash_us < 1e6 / small.choices_per_second
     assert large.blocks_per_second > 0
 
 
@@ -121,7 +155,6 @@ def test_the_picture_and_the_table_of_routers(tmp_path: Path) -> None:
                 "requests": 10,
                 "tokens_per_second": 1.0,
                 "imbalance": 1.0,
-                "choices_per_second": 1.0,
                 "replicas": 8,
                 "routers": count,
                 "index": index,

@@ -11,6 +11,7 @@ from nanoinfer.cluster.simulate.block_replica import BlockReplica
 from nanoinfer.cluster.simulate.clock import Clock
 from nanoinfer.cluster.simulate.cluster import ClusterSettings, Simulation
 from nanoinfer.cluster.simulate.driver import Driver
+from nanoinfer.cluster.simulate.everything_sent import EverythingSent
 from nanoinfer.cluster.simulate.outcome import Outcome
 from nanoinfer.cluster.simulate.replica import Replica
 from nanoinfer.cluster.simulate.report import Report
@@ -256,3 +257,29 @@ def test_wrong_settings_are_named(fields: dict[str, Any], name: str) -> None:
 def test_a_run_without_measured_requests_says_so() -> None:
     with pytest.raises(ValueError, match="no request was measured"):
         Report.of(Outcome())
+
+
+# --- one infinitely large cache -----------------------------------------------------------------------------------------
+
+
+def test_one_cache_for_all_finds_what_was_sent_or_answered_before() -> None:
+    a, b, c, d = (Segment(number, 10 * number) for number in range(1, 5))
+    sent = EverythingSent()
+    first = Turn((a, b), c)
+    assert sent.send(first) == 0
+    assert sent.send(Turn((a, b), d)) == 29  # all but the last token
+    assert sent.send(Turn((a, b, c, d), a)) == 30  # its answer is not there yet
+    assert sent.send(Turn((b, a), d)) == 0
+    sent.end(first)
+    assert sent.send(Turn((a, b, c, a), a)) == 60
+
+
+@pytest.mark.parametrize("trace", ["chat", "shared"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_eight_replicas_find_almost_as_much_as_one_cache_for_all(level: str, trace: str) -> None:
+    """After the caches are warm: until then, each replica has to compute once what all of them share."""
+    config = replace(CONFIG, max_total_tokens=400_000)
+    simulation = Simulation(settings("prefix", replicas=8, level=level, config=config))
+    report = Report.of(simulation.run(make_trace(trace, 60.0, scale=0.3), 24.0, warm_up=16.0))
+    assert report.requests > 300
+    assert 0.95 * report.ideal_hit_rate <= report.hit_rate <= 1.001 * report.ideal_hit_rate  # chance

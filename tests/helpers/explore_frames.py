@@ -9,6 +9,7 @@ from notebooks.course.explore.panels.bars import Bars
 from notebooks.course.explore.panels.base import Panel
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
+from notebooks.course.explore.panels.lines import Lines
 from notebooks.course.explore.panels.numbers import Numbers
 from notebooks.course.explore.panels.tree import Node, Tree
 
@@ -36,6 +37,7 @@ const kinds = {
     flags: all(box.parentElement, ".said-flags li").map(text),
     lines: all(box, ".over .flag").length,
   }),
+  lines: (box) => ({ curves: all(box, ".curve").length, marks: all(box, ".marked").map(text) }),
   tree: (box) => ({
     nodes: all(box, ".side").map((side) => all(side, ".node").map(node)),
     arrows: all(box, ".arrows > path").length,
@@ -76,6 +78,8 @@ def _panel(panel: Panel) -> Any:
             "flags": [f"! {flag.text}" for flag in panel.flags],
             "lines": len(panel.flags),
         }
+    if isinstance(panel, Lines):
+        return {"curves": sum(not each.dots for each in panel.series), "marks": [mark.text for mark in panel.marks]}
     assert isinstance(panel, Tree)
     roots = [root for root in (panel.before, panel.root) if root is not None]
     arrows = sum(node.was != "" for node in panel.root.walk()) if panel.before else 0

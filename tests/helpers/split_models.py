@@ -27,15 +27,29 @@ class Room:
 
     def __init__(self, size: int):
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=HANG_S)
         self.tensors: list[torch.Tensor | None] = [None] * size
+        self._changed = threading.Condition()
+        self._arrived = self._meetings = 0
+        self._is_left = False
 
     def wait(self) -> None:
-        """Until all ranks are here. RankError when one never will be."""
-        try:
-            self.barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise RankError("a thread has left the room") from error
+        """Until all ranks are here. RankError when one never will be. (A threading.Barrier that is broken behind a meeting
+        raises also in threads that were at it and have not gone on yet.)"""
+        with self._changed:
+            meeting = self._meetings
+            self._arrived += 1
+            if self._arrived == self.size:
+                self._arrived, self._meetings = 0, meeting + 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._meetings > meeting or self._is_left, HANG_S)
+            if self._meetings == meeting:
+                raise RankError("a thread has left the room")
+
+    def leave(self) -> None:
+        """No thread comes any more: those that wait, and whoever comes, get a RankError."""
+        with self._changed:
+            self._is_left = True
+            self._changed.notify_all()
 
 
 class ThreadCommunicator(Communicator):
@@ -71,7 +85,7 @@ class ThreadCommunicator(Communicator):
 
 
 class ThreadMembers:
-    """The other ranks. One that fails breaks the barrier, at which the others wait."""
+    """The other ranks. One that fails leaves the room in which the others wait."""
 
     def __init__(self, room: Room):
         self.room = room
@@ -87,14 +101,14 @@ class ThreadMembers:
             pass  # another one has failed
         except BaseException as error:
             self.errors[rank] = error
-            self.room.barrier.abort()
+            self.room.leave()
 
     def ended(self) -> list[str]:
         return [f"rank {rank}: {error!r}" for rank, error in self.errors.items()]
 
     def end(self, patiently: bool) -> None:
         if not patiently:
-            self.room.barrier.abort()
+            self.room.leave()
         for thread in self._threads:
             thread.join(HANG_S)
             assert not thread.is_alive()

@@ -55,7 +55,7 @@ MISTAKES = [
     ("14.2", TOKENS, "    return len(tokens)\n", "return a list of tokens, not an int"),
     ("14.3", "range(k + 1))", "range(1, k + 1))", "own token is missing"),
     ("14.3", "return sum(p**j for j in range(k + 1))", "return 1 + p * k", r"with probability p \*\* j"),
-    ("14.3", "return sum(p**j for j in range(k + 1))", "return p**k", r"how likely \*all\* drafts are right"),
+    ("14.3", "return sum(p**j for j in range(k + 1))", "return p**k", r"probability that \*all\* drafts are right"),
     ("14.3", "return sum(p**j for j in range(k + 1))", "return 2 + k", "the sum of p"),
     ("14.3", "return sum(p**j for j in range(k + 1))", "return [p]", "return a number, not a list"),
     ("14.3", SPEED, "expected_tokens(p, k)", r"give most tokens per \*pass\*"),

@@ -18,7 +18,7 @@ MISTAKES = [
     ("13.1", "rank * width * sum", "rank * sum", "Each takes `width` bytes"),
     ("13.1", "in shapes)\n", "in shapes[:1])\n", "Add up all of them"),
     ("13.1", "rank * width * sum", "2 * rank * width * sum", "A has rank × inputs numbers"),
-    ("13.1", "(100 * adapters * ", "(100 * ", "one adapter takes so much"),
+    ("13.1", "(100 * adapters * ", "(100 * ", "single\\* adapter takes as much"),
     ("13.1", "percent * weight_bytes // (100 * adapters", "weight_bytes // (adapters", "100 % of the weights"),
     ("13.1", "percent * weight_bytes //", "percent * weight_bytes /", "there is no half rank"),
     ("13.1", "shapes, 1, width))", "shapes, 1, width)) or 1", "Not even rank 1 fits"),

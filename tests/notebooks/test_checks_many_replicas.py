@@ -71,7 +71,7 @@ MISTAKES = [
     ("17.5", "f'parts={parts}: must divide query_heads={query_heads}'", "'cannot be divided'", "name both numbers"),
     ("17.5", "range(part * each, (part + 1) * each)", "range(part, query_heads, parts)", "neighbours"),
     ("17.5", "range(part * each, (part + 1) * each)", "range(part * each, part * each + 1)", "query heads are wrong"),
-    ("17.5", "sorted({head // group for head in mine})", "[head // group for head in mine]", "there once"),
+    ("17.5", "sorted({head // group for head in mine})", "[head // group for head in mine]", "list a K/V head once"),
     ("17.5", "sorted({head // group for head in mine})", "list(range(kv_heads))", "would only take memory"),
     ("17.5", "sorted({head // group for head in mine})",
      "list(range(part * kv_heads // parts, (part + 1) * kv_heads // parts))", "are missing"),

@@ -130,6 +130,41 @@ def test_a_reader_who_skips_the_folded_parts_can_go_on(path: Path) -> None:
     assert not problems, "\n".join(problems)
 
 
+def promised() -> dict[str, int]:
+    """Minutes that the map of the series promises, by the number of the notebook."""
+    start_here = "\n".join(markdown_texts(read(SERIES[0])))
+    return {row[0]: int(row[1]) for row in re.findall(r"^\| \[(\d\d) .*? \| (\d+) \| ", start_here, re.MULTILINE)}
+
+
+def test_a_notebook_promises_the_minutes_that_the_map_promises() -> None:
+    assert list(promised()) == [path.stem[:2] for path in SERIES[1:]]
+    for path in SERIES[1:]:
+        opening = " ".join(markdown_texts(read(path))[0].split())
+        said = re.search(r"\*\*Time:\*\* (?:about )?(\d+) minutes", opening)
+        assert said is not None, path.name
+        assert int(said[1]) == promised()[path.stem[:2]], path.name
+
+
+def test_the_map_adds_up_its_minutes() -> None:
+    hours = ("seventeen", "eighteen", "nineteen", "twenty", "twenty-one", "twenty-two", "twenty-three", "twenty-four")
+    said = re.search(r"with the questions: about ([a-z-]+) hours in all", " ".join(markdown_texts(read(SERIES[0]))))
+    assert said is not None
+    assert abs(17 + hours.index(said[1]) - sum(promised().values()) / 60) <= 0.5
+
+
+def test_the_short_way_names_sections_in_their_order_and_takes_three_hours() -> None:
+    text = "\n".join(markdown_texts(read(SERIES[0]))).partition("### A short way through, in three hours")[2]
+    row = r"^\| (\d\d) \| \[(.+?)\]\((.*?)#.+?\) \| \[(.+?)\]\((.*?)#.+?\) \| (\d+) \|$"
+    parts = re.findall(row, text, re.MULTILINE)
+    assert [number for number, *_ in parts] == ["00", "01", "03", "05", "06", "07", "08", "10"]
+    for number, first, start, last, end, _ in parts:
+        path = SERIES[int(number)]
+        titles = [title for part in markdown_texts(read(path)) for _, title in headings(part)]
+        assert {start, end} == {"" if number == "00" else path.name}
+        assert titles.index(first) <= titles.index(last), number
+    assert sum(int(minutes) for *_, minutes in parts) == 180
+
+
 # --- and the rules find what breaks them ----------------------------------------------------------------------------
 
 

@@ -43,10 +43,10 @@ def test_states_are_boxes_and_those_in_which_a_text_may_end_have_two_frames() ->
 @pytest.mark.parametrize(
     ("path", "way", "arrows"),
     [
-        ("-12.5", "The way of -12.5: 0, 1, 2, 2, 3, 4, may end.", 5 + 5),
-        (["-12", ".5"], "The way of -12.5: 0, 2, 4, may end.", 5 + 2),
-        (["1", "."], "The way of 1.: 0, 2, 3, must go on.", 2 + 2),
-        (["1", "x", "2"], "The way of 1x2: 0, 2, none, not allowed.", 1 + 2),
+        ("-12.5", "The path of -12.5: 0, 1, 2, 2, 3, 4, may end.", 5 + 5),
+        (["-12", ".5"], "The path of -12.5: 0, 2, 4, may end.", 5 + 2),
+        (["1", "."], "The path of 1.: 0, 2, 3, must go on.", 2 + 2),
+        (["1", "x", "2"], "The path of 1x2: 0, 2, none, not allowed.", 1 + 2),
     ],
 )
 def test_the_way_of_a_text_is_marked(path: str | Sequence[str], way: str, arrows: int) -> None:

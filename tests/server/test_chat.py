@@ -166,6 +166,29 @@ def test_a_message_can_be_continued(client: openai.OpenAI) -> None:
     assert made.choices[0].message.content == " a time"
 
 
+def test_variables_reach_the_template() -> None:
+    llm = LLM("story", max_total_tokens=256)
+    llm.tokenizer.hf_tokenizer.chat_template = "{{ animal }} {{ documents[0].text }} {{ messages[0].content }}"
+    app = patient_app(llm)
+    more = {"chat_template_kwargs": {"animal": "fox"}, "documents": [{"text": "hen"}], "return_token_ids": True}
+    body = {"model": "story", "messages": MESSAGES, "max_tokens": 1, **more}
+    made = ask(app, "POST", "/v1/chat/completions", json=body).json()
+    wanted = "fox hen Hello! Who are you?"
+    assert ask(app, "POST", "/detokenize", json={"tokens": made["choices"][0]["prompt_token_ids"]}).json() == {
+        "prompt": wanted
+    }
+
+
+def test_the_usage_of_a_stream_says_what_was_cached(client: openai.OpenAI) -> None:
+    for _ in range(2):
+        *_, last = client.chat.completions.create(
+            model="story", messages=MESSAGES, temperature=0, max_tokens=2, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+    assert last.usage is not None
+    assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 1
+
+
 def test_an_adapter_is_a_model(client: openai.OpenAI, reference: LLM) -> None:
     assert [model.id for model in client.models.list()][:2] == ["story", "sea"]
     described = client.models.retrieve("sea")

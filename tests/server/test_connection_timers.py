@@ -8,8 +8,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from nanoinfer.server import ServerSettings
+from nanoinfer.server import ServerSettings, make_app
 from nanoinfer.server.connections import Connection, connection_class
+from nanoinfer.server.run import make_server
+from tests.helpers.engines import make_engine
 from tests.helpers.servers import request_bytes
 from tests.helpers.waiting import run, until_async
 
@@ -246,3 +248,16 @@ async def test_a_client_that_reads_everything_is_left_alone(client: Opened) -> N
     client.connection.pause_writing()
     client.loop.run_timer(WRITE)
     assert client.transport.is_aborted
+
+
+# --- the server that is run --------------------------------------------------------------------------------------------
+
+
+def test_the_server_that_is_run_has_these_limits_and_is_there_for_this_machine_only() -> None:
+    config = make_server(make_app(make_engine(), header_timeout_s=HEADERS, idle_timeout_s=IDLE)).config
+    assert isinstance(config.http, type)
+    assert issubclass(config.http, Connection)
+    assert config.http.settings.header_timeout_s == HEADERS
+    assert config.timeout_keep_alive == IDLE
+    assert config.host == "127.0.0.1"
+    assert (config.ws, config.proxy_headers, config.server_header, config.access_log) == ("none", False, False, False)

@@ -1,6 +1,8 @@
 """A server in a thread of its own: it is up when `start` returns, and its end loses nothing."""
 
 import asyncio
+import re
+from typing import Any
 
 import httpx
 import pytest
@@ -8,7 +10,9 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
-from tests.helpers.waiting import HANG_S
+from tests.helpers.async_engines import gated
+from tests.helpers.waiting import HANG_S, Worker, until
+from tests.server.conftest import greedy
 
 
 def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
@@ -34,3 +38,77 @@ def test_a_port_in_use_is_an_error_at_once() -> None:
     app = make_app(LLM("story", max_total_tokens=256))
     with ServerThread(app) as server, pytest.raises(RuntimeError, match="the server could not start"):
         ServerThread(make_app(LLM("story", max_total_tokens=256)), port=server.port).start()
+
+
+# --- llm.serve ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("story", max_total_tokens=1024)
+
+
+def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
+    body = {"model": "story", "prompt": "Once upon", "max_tokens": 8, "temperature": 0}
+    serving = llm.serve(preparation_timeout_s=HANG_S)
+    try:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", serving.url)
+        assert repr(serving) == f"<nanoinfer serves story on {serving.url}>"
+        ours = Worker(lambda: [llm.generate("Once upon", greedy(8))[0].text for _ in range(5)])
+        theirs = [httpx.post(f"{serving.url}/v1/completions", json=body, timeout=HANG_S).json() for _ in range(5)]
+        (wanted,) = set(ours.result())
+        assert {answer["choices"][0]["text"] for answer in theirs} == {wanted}
+        assert theirs[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "they share one tree"
+    finally:
+        serving.stop()
+    serving.stop()  # nothing is left to stop
+    assert repr(serving) == "<a server that does not run>"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{serving.url}/health", timeout=HANG_S)
+    assert llm.generate("Once upon", greedy(8))[0].text == wanted, "the model is left as it was"
+
+
+def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
+    with llm.serve() as first:
+        taken = f"port={first.port}: cannot be listened at: Address already in use"
+        with pytest.raises(RuntimeError, match=taken):
+            llm.serve(first.port)
+        second = llm.serve(first.port, host="127.0.0.2", api_keys=["fox"], served_model_name="tales")
+    with second:
+        assert second.url == f"http://127.0.0.2:{first.port}"
+        assert httpx.get(f"{second.url}/v1/models", timeout=HANG_S).status_code == 401
+        models = httpx.get(f"{second.url}/v1/models", headers={"authorization": "Bearer fox"}, timeout=HANG_S)
+        assert models.json()["data"][0]["id"] == "tales"
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "8000", True])
+def test_a_port_that_is_none_is_told(llm: LLM, port: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be an integer in 0\.\.65535"):
+        llm.serve(port)
+
+
+def test_an_unknown_setting_is_told(llm: LLM) -> None:
+    with pytest.raises(TypeError, match=r"api_key: a server has no such setting; did you mean 'api_keys'\?"):
+        llm.serve(api_key="fox")
+
+
+def test_an_address_of_another_machine_is_told_and_a_name_that_it_listens_at_may_be_asked_for(llm: LLM) -> None:
+    with pytest.raises(RuntimeError, match=r"host='192\.0\.2\.1', port=0: cannot be listened at"):
+        llm.serve(host="192.0.2.1")
+    with llm.serve(host="localhost") as serving:
+        assert "localhost" in serving.service.settings.allowed_hosts
+
+
+def test_stop_serves_what_was_accepted() -> None:
+    engine, gate = gated(False)
+    serving = ServerThread(make_app(engine, preparation_timeout_s=HANG_S, drain_timeout_s=HANG_S)).start()
+    body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
+    answer = Worker(lambda: httpx.post(f"{serving.url}/v1/completions", json=body, timeout=HANG_S))
+    until(lambda: serving.service.open)
+    stopped = Worker(serving.stop)
+    until(lambda: serving.service.drain.is_draining)
+    assert stopped.is_alive()
+    gate.open()
+    assert answer.result().json()["choices"][0]["text"] == "bcdefghi"
+    stopped.result()
+    engine.check_integrity()

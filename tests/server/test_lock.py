@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
+from hmac import compare_digest
 from typing import Any
 
 import httpx
@@ -60,8 +61,34 @@ def test_with_keys_only_health_is_open() -> None:
     ):
         assert ask(app, "GET", "/v1/models", headers=headers).status_code == 401
     assert ask(app, "POST", "/v1/completions", json=BODY, headers=bearer("second")).status_code == 200
-    assert ask(app, "GET", "/static/../v1/models").status_code == 401
+    assert ask(app, "GET", "/static/%2e%2e/v1/models").status_code == 401
     assert ask(app, "GET", "/health/").status_code == 401
+
+
+def test_a_key_is_compared_with_all_keys_in_the_same_time_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+
+    def counted(given: bytes, right: bytes) -> bool:
+        compared.append((len(given), len(right)))
+        return compare_digest(given, right)
+
+    monkeypatch.setattr("nanoinfer.server.keys.compare_digest", counted)
+    app = app_with(api_keys=["first", "a-second-one", "x"])
+    for key, status in (("first", 200), ("x", 200), ("wrong", 401), ("f", 401), ("first" * 100, 401)):
+        compared.clear()
+        assert ask(app, "GET", "/v1/models", headers=bearer(key)).status_code == status
+        assert compared == [(32, 32)] * 3, "digests: neither a key's length nor its beginning shows"
+
+
+def test_a_key_counts_only_in_its_own_header() -> None:
+    app = app_with(api_keys=["key"])
+    assert ask(app, "GET", "/v1/models?api_key=key").status_code == 401
+    for headers in ({"x-api-key": "key"}, {"api-key": "key"}, {"cookie": "authorization=Bearer key"}):
+        assert ask(app, "GET", "/v1/models", headers=headers).status_code == 401
+    for odd in (b"Bearer k\xebey", b"Bearer \xff", b"Bearer", b"", b"Bearer key, Bearer key", b"Bearer key\tkey"):
+        assert ask(app, "GET", "/v1/models", headers=[(b"authorization", odd)]).status_code == 401
+    for spelled in (b"bearer key", b"BEARER  key "):
+        assert ask(app, "GET", "/v1/models", headers=[(b"authorization", spelled)]).status_code == 200
 
 
 def test_keys_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.adapters.manager import bundled_adapter
+from nanoinfer.version import __version__
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, patient_app
 from tests.server.conftest import greedy
@@ -188,6 +189,14 @@ def test_no_adapter_is_loaded_from_outside_the_root(adapter_server: Any, path: s
     assert ask(adapter_server, "GET", "/v1/models").json()["data"][1:] == []
 
 
+@pytest.mark.parametrize("path", ["../beside", "../nothing", "link", "/etc", "/no/such/folder", ".", ""])
+def test_what_is_outside_the_root_is_refused_alike_whether_it_is_there_or_not(adapter_server: Any, path: str) -> None:
+    answer = ask(adapter_server, "POST", "/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": path})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (403, "outside_adapter_root")
+    assert error["message"] == "lora_path: must be a folder inside --adapter-root"
+
+
 @pytest.mark.parametrize(
     ("name", "path"),
     [("story", "sea"), ("base", "sea"), ("", "sea"), ("x", "empty"), ("x", "nothing"), ("a\nb", "sea")],
@@ -291,6 +300,12 @@ def test_the_cache_can_be_emptied(path: str) -> None:
     assert ask(app, "POST", path).json() == {"success": True, "freed_tokens": 6}
     assert app.state.service.core.stats().free_slots == 256
     assert ask(app, "GET", path).status_code == 405, "a link on a page must not empty it"
+
+
+def test_the_version_and_the_health() -> None:
+    app = patient_app(make_engine())
+    assert ask(app, "GET", "/version").json() == {"version": __version__}
+    assert ask(app, "GET", "/health").json() == {"status": "ok"}
 
 
 def test_the_description_has_every_route_and_no_status_that_is_never_sent() -> None:

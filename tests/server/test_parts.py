@@ -81,12 +81,13 @@ def test_buckets_count_as_prometheus_own_histogram() -> None:
     assert ours.sum == pytest.approx(registry.get_sample_value("x_sum"))
 
 
+@pytest.mark.parametrize("error", [KeyError, ValueError])  # the latter is the request's fault only before it is served
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool, error: type[Exception]
 ) -> None:
     def fail(*_: Any) -> Any:
-        raise KeyError("hu" + "sh")  # the log shows lines of code
+        raise error("hu" + "sh")  # the log shows lines of code
 
     monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
     caplog.set_level(logging.INFO)
@@ -98,21 +99,23 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
         else:
             answer = server.post("/v1/completions", body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+            assert "hush" not in answer.text
         monkeypatch.undo()
         server.check_idle()
-    assert "failed: KeyError" in caplog.text
+    assert f"failed: {error.__name__}" in caplog.text
     assert "hush" not in caplog.text
 
 
+@pytest.mark.parametrize("failure", [KeyError, ValueError])
 def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: type[Exception]
 ) -> None:
     shown: list[int] = []
 
     def fail_later(self: Shape, index: int, piece: Any) -> str:
         shown.append(index)
         if len(shown) > 1:
-            raise KeyError("hu" + "sh")
+            raise failure("hu" + "sh")
         return "data: {}\n\n"
 
     monkeypatch.setattr(Shape, "piece", fail_later)
@@ -124,7 +127,7 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
         assert done == "data: [DONE]"
         monkeypatch.undo()
         server.check_idle()
-    assert "failed: KeyError" in caplog.text
+    assert f"failed: {failure.__name__}" in caplog.text
     assert "hush" not in caplog.text + answer.text
 
 

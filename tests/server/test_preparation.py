@@ -1,13 +1,20 @@
-"""Tokenizers and compilers of grammars that raise or hang end the requests that need them, and no others."""
+"""Tokenizers, chat templates and compilers of grammars that raise or hang end the requests that need them, no others."""
 
+import json
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.helpers.servers import BODY, BreakingTokenizer, gated_server
+from nanoinfer import LLM
+from tests.helpers.engines import LetterTokenizer
+from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, patient_app
 from tests.helpers.waiting import HANG_S, until
+from tests.server.test_lock import ask
+
+CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}], "max_tokens": 2, "temperature": 0}
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), 400), (KeyError("k"), 400), (RecursionError(), 400)])
@@ -63,4 +70,71 @@ def test_grammars_have_threads_and_a_deadline_of_their_own(monkeypatch: pytest.M
         assert server.post("/v1/completions", {**BODY, "prompt": "b"}).status_code == 200  # the tokenizer is free
         free.set()
         assert server.post("/v1/completions", slow).status_code == 200
+        server.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 1 // 0 }}", "the chat template fails on it (ZeroDivisionError)"),
+        ("{{ messages[5].content }}", "chat template"),
+        ("{{ raise_exception('not so') }}", "not so"),
+        ("{% for", "chat template"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "chat template"),
+    ],
+)
+def test_a_chat_template_that_raises_ends_one_request(template: str, message: str) -> None:
+    llm = LLM("story", max_total_tokens=256)
+    llm.tokenizer.hf_tokenizer.chat_template = template
+    app = patient_app(llm)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = {**CHAT, "model": "story"} if path != "/tokenize" else {"messages": CHAT["messages"]}
+        answer = ask(app, "POST", path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages"), answer.text
+        assert message in error["message"]
+        assert "hush" not in error["message"]
+    assert ask(app, "POST", "/v1/completions", json={**BODY, "model": "story"}).status_code == 200
+
+
+def test_a_chat_template_that_hangs_ends_one_request() -> None:
+    free, hanging = threading.Event(), threading.Event()
+
+    def hang(*args: object) -> list[int]:
+        hanging.set()
+        free.wait(HANG_S)
+        return [1]
+
+    with gated_server(is_open=True, settings={"preparation_timeout_s": 0.1}) as (server, _, engine):
+        engine.builder.chat_prompt = hang  # type: ignore[method-assign]
+        answer = server.post("/v1/chat/completions", CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "preparation_timeout")
+        assert hanging.is_set()
+        server.check_idle()
+        free.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tokenizer_that_cannot_decode_a_token_ends_one_request(stream: bool) -> None:
+    class Forgetful(LetterTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            if ord("e") in token_ids:
+                raise KeyError("hush")
+            return super().decode(token_ids)
+
+    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
+        engine.builder.tokenizer = Forgetful()
+        sent = [
+            threads.submit(server.post, "/v1/completions", {**BODY, "prompt": prompt, "stream": stream})
+            for prompt in ("abc", "mno")
+        ]
+        let_in(server, gate, engine, 2)
+        gate.open()
+        failed, served = (each.result() for each in sent)
+        events = served.text.split("\n\n")[:-2] if stream else [served.text]
+        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+        assert "".join(choice["text"] for choice in choices) == "pqrstuvw"
+        assert '"code":"step_failed"' in failed.text.replace('": "', '":"')
+        assert "KeyError" in failed.text
+        assert "hush" not in failed.text
         server.check_idle()

@@ -83,6 +83,11 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
         "stream_options.continuous_usage_stats",
         "not",
     ),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "nothing",
+    ),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "must be at least 0 and at most 20"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "must be at least 0 and at most 20"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not with stream=true"),
@@ -175,6 +180,7 @@ def test_a_wrong_chat(server: Running, more: dict[str, Any], param: str, message
         {"truncate_prompt_tokens": None, "spaces_between_special_tokens": False, "priority": 0},
         {"temperature": 1, "top_p": 1, "presence_penalty": 0, "logit_bias": {"5": 1}},
         {"top_k": 0, "seed": -1},
+        {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
         {"response_format": {"type": "text"}, "guided_json": None, "structured_outputs": None},
     ],
 )

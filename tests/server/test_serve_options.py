@@ -1,11 +1,14 @@
 """`python -m nanoinfer serve`, in this process: what it refuses, and what it does before it serves."""
 
 import gc
+import logging
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from nanoinfer import LLM
 from nanoinfer.cli.main import main
 
 
@@ -19,6 +22,7 @@ from nanoinfer.cli.main import main
         (["--adapter-root", "/nowhere"], "adapter_root"),
         (["--request-timeout", "0"], "request_timeout_s"),
         (["--max-queue", "0"], "max_queue"),
+        (["--event-block-size", "0"], "event_block_size=0"),
         (["--api-key", ""], "api_keys"),
         (["--max-conections", "3"], "did you mean --max-connections?"),
     ],
@@ -50,12 +54,56 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert error.count("\n") == 1
     with pytest.raises(ImportError, match=r"nanoinfer\[server\]"):
         nanoinfer.server.make_app  # noqa: B018
+    with pytest.raises(ImportError, match="the server needs uvicorn: pip install"):
+        LLM("story", max_total_tokens=64).serve()
 
 
+@pytest.fixture
+def logs() -> Iterator[None]:
+    """Whatever the command does to the loggers is undone."""
+    loggers = [logging.getLogger(name) for name in ("nanoinfer", "nanoinfer.access", "uvicorn.error")]
+    before = [(each, each.handlers[:], each.propagate, each.level) for each in loggers]
+    yield
+    for each, handlers, propagate, level in before:
+        each.handlers[:], each.propagate = handlers, propagate
+        each.setLevel(level)
+
+
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.usefixtures("logs")
+def test_messages_of_exceptions_are_logged_only_where_prompts_may_be(
+    shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(app: Any, sock: socket.socket) -> None:
+        logging.getLogger("nanoinfer.access").info("a line of the access log")
+        logging.getLogger("nanoinfer.engine").info("a line per step")
+        for name in ("nanoinfer.engine", "nanoinfer.frontends.deliveries", "uvicorn.error"):
+            try:
+                raise KeyError("hu" + "sh") from ValueError("hu" + "sh")  # the log shows lines of code
+            except KeyError:
+                logging.getLogger(name).exception("%s failed", name)
+
+    monkeypatch.setattr("nanoinfer.server.run.serve", serve)
+    try:
+        assert main(["serve", "--port", "0", "--max-total-tokens", "64", *["--show-prompts"] * shown]) == 0
+    finally:
+        gc.unfreeze()
+    log = capsys.readouterr().err
+    assert ("hush" in log) == shown
+    assert log.count("a line of the access log") == 1
+    assert "a line per step" not in log
+    for name in ("nanoinfer.engine", "nanoinfer.frontends.deliveries", "uvicorn.error"):
+        assert log.count(f"{name} failed") == 1
+    assert log.count("KeyError") >= 3
+    assert "test_serve_options.py" in log, "where it was raised is told"
+
+
+@pytest.mark.usefixtures("logs")
 def test_what_is_loaded_before_it_serves_is_not_looked_at_by_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
 
     def serve(app: Any, sock: socket.socket) -> None:
+        assert sock.getsockname()[0] == "127.0.0.1", "this machine only, unless --host says otherwise"
         seen.append((gc.get_freeze_count(), len(gc.get_objects())))
 
     monkeypatch.setattr("nanoinfer.server.run.serve", serve)

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.tool_calls import CallParser
+from nanoinfer.server.tool_calls import CallParser, call_of
 from tests.helpers.servers import patient_app, running
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import HANG_S
@@ -66,6 +66,7 @@ def parse(text: str, cuts: list[int]) -> tuple[str, list[dict[str, Any]]]:
         ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n[1]\n</tool_call>", []),
         ('<tool_call>\n{"name": "cut', '<tool_call>\n{"name": "cut', []),
         ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+        (f"{CALL}<tool_call>{CALL}", f"<tool_call>{CALL}", ["weather"]),
     ],
 )
 def test_calls_are_found_however_the_text_is_cut(text: str, content: str, names: list[str]) -> None:
@@ -78,6 +79,37 @@ def test_calls_are_found_however_the_text_is_cut(text: str, content: str, names:
     assert len({call["id"] for call in calls}) == len(calls)
     for call in calls:
         assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"a": "é🦊", "b": 1.5}', '{"a": "é🦊", "b": 1.5}'),
+        ("{}", "{}"),
+        ("null", "{}"),
+        ('""', "{}"),
+        (r'"{\"a\": 1}"', '{"a": 1}'),
+        ('"fox"', None),
+        ("[1]", None),
+        ("5", None),
+        (r'{"a": "\ud800"}', None),
+        (r'"\ud800"', None),
+        ('{"a": NaN}', None),
+        ('{"a": -1e999}', None),
+        ('{"a": ' + "9" * 5000 + "}", None),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", None),
+    ],
+    ids=lambda it: str(it)[:20],
+)
+def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(arguments: str, written: str | None) -> None:
+    call = call_of(f'{{"name": "f", "arguments": {arguments}}}', 0)
+    assert (call and call["function"]["arguments"]) == written
+
+
+def test_the_name_of_a_call_is_text() -> None:
+    assert call_of('{"name": "f"}', 0) is not None
+    assert call_of(r'{"name": "\ud800"}', 0) is None
+    assert call_of('{"arguments": {}}', 0) is None
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +186,21 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
     assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Oslo", "days": 3}
     assert calls[0]["id"].startswith("call_")
     assert reason == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_no_client_could_read_is_text(story: Any, stream: bool) -> None:
+    call = r'<tool_call>{"name": "weather", "arguments": {"city": "\ud800"}}</tool_call>'
+    answer = chat(story, tools=TOOLS, stream=stream, max_tokens=200, guided_choice=[call])
+    assert answer.status_code == 200, answer.text
+    if stream:
+        events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+        content = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+        reason = events[-1]["choices"][0]["finish_reason"]
+    else:
+        content = answer.json()["choices"][0]["message"]["content"]
+        reason = answer.json()["choices"][0]["finish_reason"]
+    assert (content, reason) == (call, "stop")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from nanoinfer.cluster.simulate.clock import Clock
+from nanoinfer.cluster.simulate.everything_sent import EverythingSent
 from nanoinfer.cluster.simulate.outcome import Outcome
 from nanoinfer.cluster.simulate.request import SimRequest
 from nanoinfer.cluster.simulate.routing import Router, SimulatedReplica
@@ -40,7 +41,7 @@ class Driver:
             raise ValueError("routers: must be at least one")
         self.clock, self.routers, self._spread, self._rng = clock, routers, spread, Random(f"{seed} routers")
         self._send_s, self._report_s, self._vocab_size = send_s, report_s, vocab_size
-        self.outcome = Outcome()
+        self.outcome, self._everything = Outcome(), EverythingSent()
         self._replicas: Sequence[SimulatedReplica] = ()
         self._sessions: Iterator[Session] = iter(())
 
@@ -80,6 +81,7 @@ class Driver:
         outcome, router = self.outcome, self.routers[request.router]
         self.clock.after(self._report_s, lambda: router.end(request))
         outcome.note_end(request)
+        self._everything.end(request.turn)
         if request.run is not None:
             for number in request.run.answered(request.number):
                 self._send_later(request.run, number)
@@ -104,6 +106,7 @@ class Driver:
             outcome.sent_in_all, run.session.turns[number], self.clock.now, run, number, self._vocab_size
         )
         outcome.sent_in_all += 1
+        request.ideal_tokens = self._everything.send(request.turn)
         count = len(self.routers)
         request.router = run.session.user % count if self._spread == "users" else self._rng.randrange(count)
         router = self.routers[request.router]

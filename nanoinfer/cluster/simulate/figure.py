@@ -16,7 +16,7 @@ COLOURS = (
 )  # charcoal, rose, grey, brick: each lighter or darker than the others
 PANELS = (
     ("hit_rate", "prompt tokens that were cached", 100.0, "%"),
-    ("ttft_p50", "time to the first token, median", 1e3, "ms"),
+    ("ttft_p50", "time to the first token,\nmedian (logarithmic)", 1e3, "ms"),
     ("ttft_p99", "time to the first token,\n99th percentile (logarithmic)", 1e3, "ms"),
     ("tokens_per_second", "output tokens per second\nand replica", 1.0, ""),
 )
@@ -54,12 +54,13 @@ def _by_size(runs: list[dict[str, Any]]) -> Any:
     policies = list(dict.fromkeys(run["policy"] for run in runs))
     for axes, (key, title, factor, unit) in zip(grid.flat, PANELS, strict=True):
         for place, policy in enumerate(policies):
-            points = sorted((run["replicas"], factor * run[key]) for run in runs if run["policy"] == policy)
+            ended = [run for run in runs if run["policy"] == policy and run["requests"]]
+            points = sorted((run["replicas"], factor * run[key]) for run in ended)
             _line(axes, points, place, policy)
         _sizes(axes, sorted({run["replicas"] for run in runs}))
         axes.set_title(title)
         axes.set(xlabel="replicas", ylabel=unit)
-        if key == "ttft_p99":
+        if key.startswith("ttft") and any(run["requests"] for run in runs):
             _logarithmic(axes)
         else:
             _from_zero(axes)
@@ -91,11 +92,11 @@ def _routers(runs: list[dict[str, Any]]) -> Any:
     import matplotlib.pyplot as plt
 
     figure, (speed, hits, waits) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
-    speeds = [run for run in runs if "choices_per_second" in run and "blocks" in run]
+    speeds = [run for run in runs if "choice_us" in run]
     for place, replicas in enumerate(sorted({run["replicas"] for run in speeds})):
-        points = sorted((run["blocks"], run["choices_per_second"]) for run in speeds if run["replicas"] == replicas)
+        points = sorted((run["blocks"], run["choice_us"]) for run in speeds if run["replicas"] == replicas)
         _line(speed, points, place, f"{replicas} replicas")
-    speed.set(xscale="log", xlabel="blocks in the index", ylabel="choices per second")
+    speed.set(xscale="log", xlabel="blocks in the index", ylabel="microseconds per choice")
     _from_zero(speed)
     speed.set_title("One router in Python")
     speed.legend(frameon=False, fontsize=10)

@@ -13,7 +13,7 @@ class Outcome:
     """What happened. A request counts as measured if it was sent from `measured_from` on and has ended.
 
     - Of each measured request, in the order of their ends: `sent` and `ttft` (seconds), `prompt_tokens`, `cached_tokens`,
-      `output_tokens`, `replica`.
+      `ideal_tokens`, `output_tokens`, `replica`.
     - `busy_seconds`: for each replica, within the measured time. `sent_to`: how many requests each has got, since the
       start.
     - `open`: requests that had not ended when the run was stopped. `sent_in_all` and `ended_in_all` count since the start.
@@ -26,6 +26,7 @@ class Outcome:
     ttft: "array[float]" = field(default_factory=lambda: array("d"))
     prompt_tokens: "array[int]" = field(default_factory=lambda: array("l"))
     cached_tokens: "array[int]" = field(default_factory=lambda: array("l"))
+    ideal_tokens: "array[int]" = field(default_factory=lambda: array("l"))
     output_tokens: "array[int]" = field(default_factory=lambda: array("l"))
     replica: "array[int]" = field(default_factory=lambda: array("l"))
     busy_seconds: list[float] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Outcome:
         self.ttft.append(request.ttft)
         self.prompt_tokens.append(request.turn.prompt_tokens)
         self.cached_tokens.append(request.cached_tokens)
+        self.ideal_tokens.append(request.ideal_tokens)
         self.output_tokens.append(request.output_tokens)
         self.replica.append(request.replica)
 

@@ -12,7 +12,8 @@ from nanoinfer.cluster.simulate.outcome import Outcome
 class Report:
     """Figures of the requests that were measured.
 
-    - `hit_rate`: the share of prompt tokens that were cached.
+    - `hit_rate`: the share of prompt tokens that were cached. `ideal_hit_rate`: if there were one cache for all, and it
+      forgot nothing: no routing can do better.
     - `ttft_mean`, `ttft_p50`, `ttft_p99`: seconds from sending a request to its first token.
     - `tokens_per_second`: output tokens per second and replica. `prompt_tokens_per_second` likewise.
     - `busy`: the share of the time in which a replica makes passes, on average. `imbalance`: the tokens that the
@@ -24,6 +25,7 @@ class Report:
     open: int
     seconds: float
     hit_rate: float
+    ideal_hit_rate: float
     ttft_mean: float
     ttft_p50: float
     ttft_p99: float
@@ -46,6 +48,7 @@ class Report:
             open=outcome.open,
             seconds=seconds,
             hit_rate=sum(outcome.cached_tokens) / prompt,
+            ideal_hit_rate=sum(outcome.ideal_tokens) / prompt,
             ttft_mean=float(np.mean(outcome.ttft)),
             ttft_p50=float(p50),
             ttft_p99=float(p99),

@@ -12,7 +12,8 @@ from nanoinfer.cluster.simulate.sessions import SessionRun, Turn
 
 @dataclass(eq=False)
 class SimRequest:
-    """Times are seconds of the simulation's clock. `cached_tokens`: how much of the prompt its replica had."""
+    """Times are seconds of the simulation's clock. `cached_tokens`: how much of the prompt its replica had. `ideal_tokens`:
+    how much of it one infinitely large cache would have had (see EverythingSent)."""
 
     id: int
     turn: Turn
@@ -25,6 +26,7 @@ class SimRequest:
     first_token: float | None = None
     ended: float | None = None
     cached_tokens: int = 0
+    ideal_tokens: int = 0
     output_tokens: int = 0
 
     @cached_property

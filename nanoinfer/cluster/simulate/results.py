@@ -1,6 +1,7 @@
 """Files of results: JSON that is written after every run, so that a run that was stopped can be continued."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Results:
         content = read_results(path)
         for name in sorted(self.settings.keys() | content["settings"].keys()):
             theirs, ours = content["settings"].get(name), self.settings.get(name)
-            if theirs != ours:
+            if not _agree(theirs, ours):
                 raise ValueError(f"{path}: was made with {name}={theirs!r}, now it is {ours!r}")
         runs: dict[str, Any] = content["runs"]
         return runs
@@ -43,6 +44,15 @@ class Results:
         if self._path is not None:
             content = {"format": FORMAT, "settings": self.settings, "runs": self.runs}
             self._path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _agree(theirs: Any, ours: Any) -> bool:
+    """Whether two settings are equal, but for the last digits of what was fitted: these differ from machine to machine."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return theirs.keys() == ours.keys() and all(_agree(theirs[name], ours[name]) for name in ours)
+    if isinstance(theirs, float) and isinstance(ours, float):
+        return math.isclose(theirs, ours)
+    return bool(theirs == ours)
 
 
 def read_results(path: str | Path) -> dict[str, Any]:

@@ -38,10 +38,11 @@ class Job:
     scale: float = 1.0
 
     def run(self) -> dict[str, Any]:
-        """The figures of its report."""
+        """The figures of its report. Only `requests`, 0, if none was measured: a policy that sends everybody to a few of
+        many replicas may keep all of them waiting until the end."""
         one = self.settings
         trace = make_trace(self.trace, self.rate * one.replicas, one.seed, self.scale)
-        report = Report.of(Simulation(one).run(trace, self.seconds, self.warm_up))
+        outcome = Simulation(one).run(trace, self.seconds, self.warm_up)
         return {
             "replicas": one.replicas,
             "policy": one.policy,
@@ -49,7 +50,7 @@ class Job:
             "routers": one.routers,
             "spread": one.spread,
             "index": one.index,
-            **report.as_dict(),
+            **(Report.of(outcome).as_dict() if outcome.measured else {"requests": 0, "open": outcome.open}),
         }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 COLUMNS = (
     ("requests", "{:,}", "requests", 1.0),
     ("hits", "{:.1f} %", "hit_rate", 100.0),
+    ("of one cache for all", "{:.1f} %", "ideal_hit_rate", 100.0),
     ("TTFT mean", "{:.1f} ms", "ttft_mean", 1e3),
     ("p50", "{:.1f} ms", "ttft_p50", 1e3),
     ("p99", "{:.1f} ms", "ttft_p99", 1e3),
@@ -26,20 +27,28 @@ def table(results: dict[str, Any]) -> str:
             [
                 f"{run['replicas']:,}",
                 f"{run['blocks']:,}",
+                f"{run['choice_us']:,.0f} µs",
+                f"{run['hash_us']:,.0f} µs",
                 f"{run['choices_per_second']:,.0f}",
                 f"{run['blocks_per_second']:,.0f}",
             ]
             for run in speeds.values()
         ]
-        parts.append(markdown(["replicas", "blocks in the index", "choices/s", "blocks stored/s"], rows))
+        head = ["replicas", "blocks in the index", "a choice", "hashing", "requests/s", "blocks stored/s"]
+        parts.append(markdown(head, rows))
     if others:
+        has_ideal = all("ideal_hit_rate" in run for run in others.values() if run["requests"])
+        columns = COLUMNS if has_ideal else COLUMNS[:2] + COLUMNS[3:]
         ordered = sorted(others.items(), key=lambda item: (item[1]["replicas"], item[1].get("routers", 1)))
-        rows = [
-            [name, *(text.format(factor * run[key] if factor != 1.0 else run[key]) for _, text, key, factor in COLUMNS)]
-            for name, run in ordered
-        ]
-        parts.append(markdown(["run", *(head for head, *_ in COLUMNS)], rows))
+        rows = [[name, *(_cell(run, *column) for column in columns)] for name, run in ordered]
+        parts.append(markdown(["run", *(head for head, *_ in columns)], rows))
     return "\n\n".join(parts)
+
+
+def _cell(run: dict[str, Any], head: str, text: str, key: str, factor: float) -> str:
+    if key not in run:
+        return "–"
+    return text.format(factor * run[key] if factor != 1.0 else run[key])
 
 
 def _validation(runs: list[dict[str, Any]]) -> str:

@@ -184,7 +184,7 @@ def _(given: Given) -> str:
                 for name in NAMES:
                     expect(
                         getattr(buffers, name, None) is arrays[name],
-                        f"`{name}` is another array than before. The recorded pass still reads the old one: write into it.",
+                        f"`{name}` isn't the same array as before. The recorded pass still reads that: write into it.",
                     )
             wanted = {
                 "input_ids": kept["token_ids"],
@@ -202,7 +202,7 @@ def _(given: Given) -> str:
                         not len(behind)
                         or not np.array_equal(behind, before[name][count:])
                         or (behind == PADDING[name]).all(),
-                        f"{said.format(name)} still has what the pass before left behind the batch. Those requests "
+                        f"{said.format(name)} still has the previous pass's values behind the batch. Those requests "
                         "would be computed again.",
                     )
                     expect(

@@ -219,8 +219,8 @@ def _bits(compiled: Cpp, columns: int, rng: Any) -> None:
             isinstance(alone, np.ndarray)
             and isinstance(together, np.ndarray)
             and np.array_equal(alone[0], together[row]),
-            f"Token {row} of 9 gets other bits than alone. Its sum must have the same order, whatever M is: k from front "
-            "to back.",
+            f"Token {row} of 9 doesn't get the same bits as alone. Add up in one order, whatever M is: k from first to "
+            "last.",
         )
 
 

@@ -76,7 +76,7 @@ def _about_rank(got: Any, shapes: Shapes, weight_bytes: int, adapters: int, perc
     want = percent * weight_bytes // (100 * adapters * of_rank_1)
     one = percent * weight_bytes // (100 * of_rank_1)
     if want != one:
-        expect(got != one, f"{said}: with rank {got}, one adapter takes so much. There are {adapters}.")
+        expect(got != one, f"{said}: with rank {got}, a *single* adapter takes as much. There are {adapters}.")
     if want:
         expect(got != weight_bytes // (adapters * of_rank_1), f"{said}: that is 100 % of the weights, not {percent} %.")
     expect(

@@ -34,7 +34,7 @@ def _(given: Given) -> str:
     expect(
         key("rhymes", 1) == key("rhymes", 1),
         "Two requests with the same adapter get different keys, so they share nothing. Use the adapter's `id` attribute. "
-        "(Python's id() is an address: it differs from object to object, and may come again when one is gone.)",
+        "(Python's id() is an address: each object has its own, and it may be used again once the object is gone.)",
     )
     expect(key(None) == key(None), "Two requests with the base model get different keys, so they share nothing.")
     expect(key(None) != key("rhymes", 1), "The base model's key is an adapter's, too.")
@@ -64,7 +64,7 @@ def _(given: Given) -> str:
             "not be able to choose a key that is an adapter's: say in every key whether there is an adapter.",
         )
     for extra in ((2, None), (2, "c")):
-        expect(key("rhymes", 1, extra) != key("sea", 2), "The key of one adapter with some extra_key is another's.")
+        expect(key("rhymes", 1, extra) != key("sea", 2), "With some `extra_key`, one adapter gets the key of another.")
     return "old names, two customers, and callers whose extra_key looks like a key"
 
 
@@ -113,7 +113,7 @@ def _(given: Given) -> str:
     places, got = asked(2, "a", "b", "a", "c")
     expect(
         got[3] != 0,
-        "Places are full, with 'a' and 'b'; then 'a' is used again, and 'c' comes. 'a' came first but was used last: "
+        "'a' and 'b' fill all places. Then 'a' is used again, and 'c' needs one. 'a' came first, but was used last: "
         "'b' has to go.",
     )
     expect_equal(got[3], 1, "'c' takes the place of 'b', whose last use is longest ago")
@@ -128,7 +128,9 @@ def _(given: Given) -> str:
         "Running requests use all adapters that are there. 'c' has to wait: return None.",
     )
     expect_equal(list(places.adapters), ["a", "b"], "'c' has to wait, so nothing must change")
-    expect_equal(_obtain(places, "a", {"a", "b"}), 0, "an adapter in use that is asked for again has its place")
+    expect_equal(
+        _obtain(places, "a", {"a", "b"}), 0, "an adapter that is in use and is asked for again keeps its place"
+    )
     rng = np.random.default_rng(5)
     for size in (1, 2, 3, 5):
         places, reference = cls(size), _Reference(size)

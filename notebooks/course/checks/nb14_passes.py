@@ -50,7 +50,7 @@ def _about_tokens(got: Any, p: float, k: int) -> None:
     )
     expect(
         abs(got - p**k) > 1e-9,
-        f"{said} is {got:g}: that is how likely *all* drafts are right. Add up 1, p, p ** 2, ...",
+        f"{said} is {got:g}: that is the probability that *all* drafts are right. Add up 1, p, p ** 2, ...",
     )
     expect_equal(got, want, f"{said}: the sum of p ** j for j from 0 to {k}", atol=1e-9)
 

@@ -157,7 +157,9 @@ def _one_run(
     while len(want) < most and len(allowed[at]) == 1 and allowed[at] != [end]:
         want.append(allowed[at][0])
         at = arrows[at][want[-1]]
-    expect(all(isinstance(token, int | np.integer) for token in got), f"{said}: you return {got}, must be token ids.")
+    expect(
+        all(isinstance(token, int | np.integer) for token in got), f"{said}: you return {got}; these must be token ids."
+    )
     ids = [int(token) for token in got]
     expect(len(ids) <= most, f"{said}: you return {len(ids)} tokens, more than `most`.")
     expect(end not in ids, f"{said}: {ids} has the end token {end}. It is never a draft: what must end needs no draft.")

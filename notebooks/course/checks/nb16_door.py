@@ -90,7 +90,7 @@ def _one_bucket(kind: Callable[..., Any], rate: float, burst: float, calls: Sequ
         has_refused = True
         expect(
             got is not None,
-            f"{said} it is refused, and {want} s are to wait, but you admit it. (The bucket never has more than `burst` "
+            f"{said} it must be refused, with {want} s to wait, but you admit it. (The bucket never has more than `burst` "
             "tokens, and what was admitted before has taken some.)",
         )
         expect(
@@ -103,7 +103,7 @@ def _one_bucket(kind: Callable[..., Any], rate: float, burst: float, calls: Sequ
             f"{said} {cost - level:g} are missing. You return {got} s, but after {got} s there is still not enough, and "
             "the request would be refused again. Round up.",
         )
-        expect(got == want, f"{said} {cost - level:g} are missing, which is there after {want} s, not {got} s.")
+        expect(got == want, f"{said} {cost - level:g} are missing. They are there after {want} s, not {got} s.")
 
 
 def _why_refused(level: float, cost: float, burst: float, has_refused: bool) -> str:
@@ -180,7 +180,7 @@ def _one_queue(times_of: Callable[..., Any], arrivals: list[float], services: li
             expect(False, f"{here} Its seat is the one that is free first, so it ends after {right:g}.")
         expect(
             time > right,
-            f"{here} It has to wait until one of the {seats} seats is free: the requests before it are first. So "
+            f"{here} It has to wait until one of the {seats} seats is free: the requests before it come first. So "
             f"{right:g}.",
         )
         expect(False, f"{here} A seat that is free serves a request at once, so {right:g}.")
@@ -256,7 +256,7 @@ def _about_steps(is_allowed: Callable[..., Any]) -> None:
     expect(
         steps[fewest] == steps[most],
         f"Your code runs {steps[fewest]} lines for a key whose byte {fewest} is wrong, and {steps[most]} where byte {most} "
-        "is. So the time says how many bytes were right. Look at all bytes, whatever comes.",
+        "is. So the time says how many bytes were right. Look at all bytes in any case.",
     )
     same_size = [bytes(14), *(key[:14].ljust(14, b"0") for key in KEYS)]
     keys = [each[:14].ljust(14, b"0") for each in KEYS]
@@ -264,7 +264,7 @@ def _about_steps(is_allowed: Callable[..., Any]) -> None:
     expect(
         len(set(counts)) == 1,
         f"Your code runs {counts[0]} lines where no key is right, and {counts[1:]} for the first, the second and the third "
-        "key. So the time says which it was. Compare with all keys, also after one that is right.",
+        "key. So the time says which it was. Compare with all keys, even after one that is right.",
     )
 
 

@@ -79,7 +79,7 @@ def _about_hashes(got: list[Any], tokens: Sequence[int], size: int, namespace: i
         )
         expect(
             got[1] != _hash(namespace, tokens[: 2 * size]),
-            f"{said} Your second hash covers all tokens again. That tells the same, but costs more for each further block. "
+            f"{said} Your second hash covers all tokens again. That works as well, but each further block costs more. "
             "The hash before stands for all of them.",
         )
     expect_equal(got, want, f"{said} The hashes are wrong.")
@@ -138,7 +138,7 @@ def _about_heads(got: Any, part: int, parts: int, query_heads: int, kv_heads: in
     expect_equal(queries, right, f"{said} its query heads are wrong.")
     expect(
         len(set(keys)) == len(keys),
-        f"{said} a K/V head is there once, however many query heads use it. You have {keys}.",
+        f"{said} list a K/V head once, however many query heads use it. You have {keys}.",
     )
     missing, extra = sorted(set(needed) - set(keys)), sorted(set(keys) - set(needed))
     expect(

@@ -249,10 +249,10 @@ def _bounded(kind: Callable[..., Any]) -> None:
     size = memory.size()
     expect(
         isinstance(size, int) and size <= 50,
-        "200 prompts of 10 blocks were sent, four per second, and the memory is of one second. So at most 50 blocks are "
+        "200 prompts of 10 blocks were sent, four per second, and the memory keeps one second. So at most 50 blocks are "
         f"young enough, but size() is {size!r}. A router runs for months: forget what is too old.",
     )
-    expect(size == 50, f"50 blocks were sent in the last second, that before included, but size() is {size!r}.")
+    expect(size == 50, f"50 blocks were sent in the last second, the one before included, but size() is {size!r}.")
     memory.sent("A", [1], 49.75)
     expect(memory.size() == 51, "Nothing has become too old, and one more was sent: there should be 51 entries, not "
            f"{memory.size()}.")  # fmt: skip

@@ -27,6 +27,8 @@ engine is written again in JavaScript, and no number is computed there.
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
+What will be typed cannot be recorded, so `typed_pattern` is a page of another kind: see its file.
+
 The explorables of the series are functions in files of the same name: `sampling`, `padding`, `roofline`. To be written by
 `python -m notebooks.course.explore NAME`, one needs its line in catalogue.py.
 """

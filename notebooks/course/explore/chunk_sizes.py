@@ -135,10 +135,10 @@ def sentence(size: int | None, each: Times, shown: list[Moment], prompt: int) ->
     if size is None:
         return (
             f"The whole prompt is computed in one pass. That is the quickest way to its first token, {each.first_token} "
-            f"units, but request {RUNNING} gets no token for {each.gap} units: its reader sees the text stop."
+            f"units, but request {RUNNING} gets no token for {each.gap} units (the frame): its reader sees the text stop."
         )
     return (
         f"The prompt of {prompt} tokens is computed in {count(chunks, 'chunk')}, and request {RUNNING} gets a token after "
-        f"each of them: its longest gap is {each.gap} units. Request {LONG} has its first token after {each.first_token} "
-        "units: it pays for the passes in between."
+        f"each of them: its longest gap (the frame) is {each.gap} units. Request {LONG} has its first token after "
+        f"{each.first_token} units: it pays for the passes in between."
     )

@@ -1,9 +1,10 @@
-"""Explorable: one self-contained page, with controls that choose among recorded frames; nothing is fetched or computed."""
+"""Page: one self-contained file, of which nothing is fetched. Explorable: controls that choose among recorded frames."""
 
 import base64
 import html
 import itertools
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -31,7 +32,42 @@ class Frame:
         self.panels, self.sentence = list(panels), sentence
 
 
-class Explorable:
+class Page(ABC):
+    """A page of its own, which a notebook shows in a frame, with a still picture for viewers that leave scripts out.
+
+    `height`: of the frame in a notebook, in CSS pixels.
+    """
+
+    described = "a page with sliders"
+    title: str
+    height: int
+
+    @abstractmethod
+    def html(self) -> str:
+        """The page."""
+
+    @abstractmethod
+    def still(self) -> Picture:
+        """A picture for viewers that leave scripts out."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the page. ValueError when `path` does not end in .html."""
+        save_page(self.html(), path)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
+        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        still = self.still()
+        display({"text/html": self._repr_html_(), "text/plain": f"{self.title} ({self.described})"}, raw=True)
+        picture = {"image/png": base64.b64encode(still.png()).decode(), "text/plain": still.alt}
+        display(picture, raw=True, metadata={"image/png": {"width": STILL_WIDTH}})
+
+
+class Explorable(Page):
     """A question (`title`), what to look at (`intro`), controls, and for every combination of their indices a Frame.
 
     `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the picture for viewers that leave
@@ -99,15 +135,11 @@ class Explorable:
             "intro": html.escape(self.intro),
             "source": html.escape(self.source),
             "palette": f"{palette_css(LOOKS)}\n:root {{ {colours} }}",
-            "css": _part("page.css"),
+            "css": part("page.css"),
             "data": safe_json(self.data()),
-            "script": "\n".join(map(_part, scripts)),
+            "script": "\n".join(map(part, scripts)),
         }
-        return filled(_part("page.html"), parts)
-
-    def save(self, path: str | Path) -> None:
-        """Write the page. ValueError when `path` does not end in .html."""
-        save_page(self.html(), path)
+        return filled(part("page.html"), parts)
 
     def still(self) -> Picture:
         """A picture for viewers that leave scripts out."""
@@ -122,18 +154,6 @@ class Explorable:
             sheet.heading(panel.title)
             panel.draw(sheet)
         return sheet.picture(f"{self.title} {chosen}. {frame.sentence}")
-
-    def _repr_html_(self) -> str:
-        """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
-        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
-
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        still = self.still()
-        display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (a page with sliders)"}, raw=True)
-        picture = {"image/png": base64.b64encode(still.png()).decode(), "text/plain": still.alt}
-        display(picture, raw=True, metadata={"image/png": {"width": STILL_WIDTH}})
 
 
 # The output after the one with the frame: in JupyterLab and in pages that nbconvert writes, and in nbviewer.
@@ -182,5 +202,5 @@ def _chosen(controls: Sequence[Control], indices: Sequence[int]) -> str:
 
 
 @cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
     return files("notebooks.course.explore").joinpath(name).read_text(encoding="utf-8")

@@ -49,7 +49,11 @@ def page_sizes(llm: LLM | str = "story") -> Explorable:
                         note=note,
                         group=size if size > 1 else 0,
                     ),
-                    Bars(f"Slots held but empty after step {step}, and their share of what is held", by_size, most),
+                    Bars(
+                        f"Held but empty after step {step}, and the share of what is held (solid: this page size)",
+                        by_size,
+                        most,
+                    ),
                     Numbers("Found in the tree when the three requests arrived", numbers(size, found)),
                 ],
                 sentence(size, state, found),
@@ -63,7 +67,7 @@ def page_sizes(llm: LLM | str = "story") -> Explorable:
             Control("step", "after step", list(steps), start=3),
         ],
         frames,
-        height=1130,
+        height=1150,
         runs=len(SIZES),
     )
 

@@ -1,10 +1,12 @@
-"""What happens when the pool is small? Requests wait, cached tokens are evicted, and requests are retracted."""
+"""How small may the pool be, and how much should be set aside? Requests wait, or are retracted, as both say together."""
 
 from nanoinfer.frontends.llm import LLM
+from nanoinfer.scheduling.retraction import INITIAL_RATIO
 from nanoinfer.trace.phases import WAITING
 from nanoinfer.viz.words import count
 from notebooks.course.explore.control import Control
 from notebooks.course.explore.explorable import Explorable, Frame
+from notebooks.course.explore.panels.bars import Bar, Bars
 from notebooks.course.explore.panels.lanes import Flag, Lanes
 from notebooks.course.explore.panels.numbers import Number, Numbers
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
@@ -12,7 +14,9 @@ from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, 
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
 
 SIZES = (40, 48, 56, 64, 80, 112)
-BOLD = 0.1  # schedule_conservativeness: admission sets little aside, so that requests meet in a pool that is too small
+# The share that admission sets aside at first → the schedule_conservativeness that begins with it. Retractions raise it.
+SHARES = {0: 1e-3, 0.25: 0.25 / INITIAL_RATIO, 0.5: 0.5 / INITIAL_RATIO, 0.75: 0.75 / INITIAL_RATIO, 1: 11.0}
+POLICY = "fcfs"  # in order of arrival: other orders come only in the next notebook
 ARRIVALS = (Arrival(0, FOX, 20), Arrival(0, BEAR, 16), Arrival(2, RIVER, 12), Arrival(5, HELLO, 14))
 PHASES = (
     ("waiting", "waits"),
@@ -23,21 +27,26 @@ PHASES = (
 )
 
 
-def record_pool_sizes(llm: LLM | str = "story") -> dict[int, Run]:
-    """The same requests, served from pools of each size."""
-    return {size: serve(llm, ARRIVALS, size, schedule_conservativeness=BOLD) for size in SIZES}
+def record_pool_sizes(llm: LLM | str = "story") -> dict[tuple[int, float], Run]:
+    """The same requests, served from pools of each size, with each share set aside at first."""
+    return {
+        (size, share): serve(llm, ARRIVALS, size, schedule_policy=POLICY, schedule_conservativeness=factor)
+        for size in SIZES
+        for share, factor in SHARES.items()
+    }
 
 
 def pool_sizes(llm: LLM | str = "story") -> Explorable:
-    """Slots in the pool → what every request does in every step, the pool's occupancy above, and where it ran out."""
+    """Slots in the pool and share set aside → what every request does in every step, the pool's occupancy above, where it
+    ran out, and how many steps each share takes."""
     runs = record_pool_sizes(llm)
-    steps = {size: moments(run) for size, run in runs.items()}
+    steps = {setting: moments(run) for setting, run in runs.items()}
     width = max(map(len, steps.values()))
+    looks = [*((look_of(k), f"request {k}'s") for k in range(len(ARRIVALS))), ("locked", NAMES["locked"])]
     frames = {}
-    for i, (size, run) in enumerate(runs.items()):
-        shown = steps[size]
-        looks = [*((look_of(k), f"request {k}'s") for k in range(len(ARRIVALS))), ("locked", NAMES["locked"])]
-        frames[(i,)] = Frame(
+    for (size, share), run in runs.items():
+        shown = steps[size, share]
+        frames[SIZES.index(size), list(SHARES).index(share)] = Frame(
             [
                 Lanes(
                     f"Four requests and a pool of {size} slots, step by step",
@@ -48,19 +57,38 @@ def pool_sizes(llm: LLM | str = "story") -> Explorable:
                     flags=[Flag(moment.step - 1, cause(moment)) for moment in shown if moment.retracted],
                     note=prompts_note(run.trace),
                 ),
+                Bars(
+                    f"Steps until all have ended, with {size} slots",
+                    [steps_bar(each, runs[size, each], len(steps[size, each]), each == share) for each in SHARES],
+                    width,
+                ),
                 Numbers("The whole run", numbers(run, shown)),
             ],
-            sentence(size, shown),
+            sentence(size, share, shown),
         )
     return Explorable(
-        "What happens when the pool is too small?",
+        "How small may the pool be, and how much should be set aside?",
         "Each column is one step. The strip on top shows how many slots each request and the tree hold after it. "
         "Look at the marks (!): there the running requests needed more slots than were free or evictable, and one of them "
-        "had to give way.",
-        [Control("slots", "slots in the pool", list(SIZES), start=2)],
+        "had to give way. The share says how much of what a request may still produce is set aside when another one asks "
+        "to be admitted.",
+        [
+            Control("slots", "slots in the pool", list(SIZES), start=2),
+            Control("share", "share set aside at first", list(SHARES), [percent_of(share) for share in SHARES]),
+        ],
         frames,
-        height=1220,
+        height=1490,
     )
+
+
+def percent_of(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def steps_bar(share: float, run: Run, steps: int, chosen: bool) -> Bar:
+    retractions = run.stats[-1].retractions
+    text = f"{steps} steps" + (f", {count(retractions, 'retraction')}" if retractions else "")
+    return Bar(f"{percent_of(share)} set aside", steps, text, look="highlight" if chosen else "in-use")
 
 
 def cause(moment: Moment) -> str:
@@ -84,7 +112,7 @@ def numbers(run: Run, shown: list[Moment]) -> list[Number]:
     ]
 
 
-def sentence(size: int, shown: list[Moment]) -> str:
+def sentence(size: int, share: float, shown: list[Moment]) -> str:
     """What there is to see."""
     retracted = [moment for moment in shown if moment.retracted]
     waiting = sorted({i for moment in shown for i, phase in moment.phases.items() if phase == WAITING})
@@ -100,9 +128,17 @@ def sentence(size: int, shown: list[Moment]) -> str:
         if len(retracted) > 1:
             said.append(f"It happens again in step {retracted[1].step}.")
     if waiting:
-        said.append(f"{' and '.join(f'Request {i}' for i in waiting)} cannot even start until others have ended.")
+        said.append(f"{requests(waiting)} must wait before {'it starts' if len(waiting) == 1 else 'they start'}.")
     if evicted and not retracted:
         said.append(f"No request has to give way: eviction of {count(evicted, 'cached token')} makes the room.")
     if not said:
         said.append(f"{size} slots are enough: no request waits, none is retracted, and nothing is evicted.")
-    return " ".join(said)
+    elif not retracted and not evicted:
+        said.append("None is retracted, and nothing is evicted.")
+    return f"With {size} slots and {percent_of(share)} set aside: {len(shown)} steps. {' '.join(said)}"
+
+
+def requests(numbers: list[int]) -> str:
+    """`Request 1`, or `Requests 1, 2 and 3`."""
+    *others, last = map(str, numbers)
+    return f"Requests {', '.join(others)} and {last}" if others else f"Request {last}"

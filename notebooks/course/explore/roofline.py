@@ -13,6 +13,7 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.viz.palette import PHASE_STYLES
 from nanoinfer.viz.words import count, num_bytes
 from notebooks.course.explore.control import Control
 from notebooks.course.explore.explorable import Explorable, Frame
@@ -23,6 +24,7 @@ from notebooks.course.explore.panels.numbers import Number, Numbers
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 512  # tokens that each request of a DECODE pass has already
 REPEATS = 3
+TIE = 1.2  # times as long, up to which memory and arithmetic are said to take about as long
 BIG = 2048  # rows and columns of the matrices whose product measures arithmetic
 DECODE, EXTEND = "DECODE", "EXTEND"
 
@@ -224,6 +226,7 @@ def _chart(
                 squares=mode == EXTEND,
                 colour=colour,
                 label_at=None,
+                face=PHASE_STYLES[mode.lower()].face,
             )
         )
     floor = min(y for each in series for _, y in each.points)
@@ -256,20 +259,31 @@ def _numbers(mode: str, tokens: int, each: Work, machine: Machine, measured: flo
 
 
 def _sentence(works: dict[str, Work], machine: Machine, tokens: int) -> str:
-    limits = {
-        mode: "memory" if each.intensity(machine) < machine.ridge else "arithmetic" for mode, each in works.items()
-    }
+    limits = {mode: _limit(each.intensity(machine) / machine.ridge) for mode, each in works.items()}
     name = f"an {machine.name}" if machine in ACCELERATORS else machine.name
     said = f"{name[0].upper()}{name[1:]} can do {machine.ridge:.0f} operations in the time it takes to move one byte. "
     decode, extend = (_round(works[mode].intensity(machine)) for mode in (DECODE, EXTEND))
     if limits[DECODE] == limits[EXTEND]:
-        both = "both wait for memory" if limits[DECODE] == "memory" else "for both, arithmetic is the limit"
+        both = {
+            "memory": "both wait for memory",
+            "both": "both wait about as long for memory as for arithmetic",
+            "arithmetic": "for both, arithmetic is the limit",
+        }[limits[DECODE]]
         return said + f"With T = {tokens}, DECODE does {decode} per byte and EXTEND {extend}: {both}."
-    waits = {"memory": "waits for memory", "arithmetic": "is limited by arithmetic"}
+    waits = {
+        "memory": "waits for memory",
+        "both": "waits about as long for memory as for arithmetic",
+        "arithmetic": "is limited by arithmetic",
+    }
     return said + (
         f"With T = {tokens}, DECODE does {decode} per byte and {waits[limits[DECODE]]}; "
         f"EXTEND does {extend} and {waits[limits[EXTEND]]}."
     )
+
+
+def _limit(ratio: float) -> str:
+    """What a pass waits for that takes `ratio` times as long for arithmetic as for memory; up to a fifth more is a tie."""
+    return "both" if 1 / TIE < ratio < TIE else "memory" if ratio < 1 else "arithmetic"
 
 
 def _rounded(value: float) -> float:

@@ -13,7 +13,7 @@ from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
 from notebooks.course.explore.panels.numbers import Number, Numbers
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Arrival, Run, serve
-from notebooks.course.explore.shown import legend, look_of, pool_rows, slot_looks, tree_root
+from notebooks.course.explore.shown import ACROSS, legend, look_of, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import FOX, RIVER
 
 SLOTS = 32
@@ -47,7 +47,7 @@ def token_life(llm: LLM | str = "story") -> Explorable:
             Control("step", "after step", [state.step for _, state in seen]),
         ],
         frames,
-        height=1180,
+        height=1220,
         still=(0, 6),
         runs=1,
     )
@@ -74,12 +74,12 @@ def frame_of(trace: Trace, state: TraceState, life: Life, request: int, position
         [
             Numbers("The token", facts(trace, life, request, position)),
             Cells(
-                f"The rows after step {state.step}: which slot holds which position",
+                f"The rows after step {state.step}: for each position (above), the slot that holds it",
                 row_cells(trace, state, looks, marks),
                 legend(looks),
                 [str(place) for place in range(row_length(trace))],
             ),
-            Cells("The pool", pool_rows(looks, marks)),
+            Cells("The pool", pool_rows(looks, marks), columns=[f"+{place}" for place in range(ACROSS)]),
             Tree("The tree", tree_root(state, trace.texts, found)),
         ],
         sentence(trace, state, life, request, position),

@@ -12,8 +12,12 @@ from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.random_model import random_model
 from nanoinfer.trace import Trace, record
 from notebooks.course.explore import Explorable
+from notebooks.course.explore.adapter_tiles import adapter_tiles
+from notebooks.course.explore.decode_bytes import decode_bytes
 from notebooks.course.explore.padding import padding
+from notebooks.course.explore.product_roof import product_roof
 from notebooks.course.explore.roofline import roofline
+from notebooks.course.explore.row_pointers import row_pointers
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.prompts import FOX
 from tests.helpers.engines import greedy, make_engine
@@ -73,4 +77,11 @@ def tiny() -> LoadedModel:
 def explorables(story: LLM, tiny: LoadedModel) -> dict[str, Explorable]:
     """The roofline's machine reads 10 GB/s and does 100 billion operations per second."""
     roof = roofline(tiny, bandwidth=10e9, flops=100e9, repeats=1)
-    return {"sampling": sampling(story, PROMPT), "padding": padding(story), "roofline": roof}
+    made = {"sampling": sampling(story, PROMPT), "padding": padding(story), "roofline": roof}
+    counted = {
+        "decode_bytes": decode_bytes(story),
+        "row_pointers": row_pointers(),
+        "product_roof": product_roof(),
+        "adapter_tiles": adapter_tiles(tiny),
+    }
+    return made | counted

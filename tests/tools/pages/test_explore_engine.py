@@ -11,7 +11,7 @@ from nanoinfer import LLM, Engine
 from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.llm import make_engine
 from nanoinfer.requests.sampling_params import SamplingParams
-from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, token_life, tree_steps
+from notebooks.course.explore import chunk_sizes, eviction, overtaking, page_sizes, pool_sizes, token_life, tree_steps
 from notebooks.course.explore.control import Control
 from notebooks.course.explore.explorable import Explorable, Frame
 from notebooks.course.explore.lives import lives_of, seen_moments
@@ -76,6 +76,7 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
         page_sizes.record_page_sizes,
         pool_sizes.record_pool_sizes,
         chunk_sizes.record_chunk_sizes,
+        overtaking.record_overtaking,
         eviction.record_eviction,
     ],
 )
@@ -136,39 +137,112 @@ def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(recorde
 # --- pool size -------------------------------------------------------------------------------------------------------
 
 
+def indices_of(setting: tuple[int, float]) -> tuple[int, int]:
+    size, share = setting
+    return pool_sizes.SIZES.index(size), list(pool_sizes.SHARES).index(share)
+
+
 def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(recorded: Recorded) -> None:
     explorable, total = recorded(pool_sizes.pool_sizes), 0
-    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
-        lanes, shown = panel(explorable, (i,), Lanes), moments(run)
+    for setting, run in recorded(pool_sizes.record_pool_sizes).items():
+        indices = indices_of(setting)
+        lanes, shown = panel(explorable, indices, Lanes), moments(run)
         short = [m.step - 1 for m in shown if m.mode == "DECODE" and m.room.needed > m.room.obtainable]
         assert [flag.step for flag in lanes.flags] == short
-        assert shown_numbers(explorable, (i,))["retractions"] == str(run.stats[-1].retractions)
-        assert shown_numbers(explorable, (i,))["cached tokens evicted"] == str(run.stats[-1].evicted_tokens)
+        assert shown_numbers(explorable, indices)["retractions"] == str(run.stats[-1].retractions)
+        assert shown_numbers(explorable, indices)["cached tokens evicted"] == str(run.stats[-1].evicted_tokens)
         for moment, held in zip(shown, lanes.strip.steps, strict=False):
-            assert sum(size for _, size in held) == pool_sizes.SIZES[i] - moment.free
+            assert sum(size for _, size in held) == setting[0] - moment.free
         total += run.stats[-1].retractions
     assert total > 2
 
 
+def test_a_share_is_what_the_engine_sets_aside_at_first(story: LLM) -> None:
+    for share, factor in pool_sizes.SHARES.items():
+        config = EngineConfig(ROWS, 64, CONTEXT, schedule_conservativeness=factor)
+        ratio = make_engine(story.model, config).scheduler.new_token_ratio
+        assert ratio.value == pytest.approx(share, abs=1e-3)
+    assert ratio.floor == 1, "with all of it set aside, nothing is ever retracted"
+
+
+def test_with_all_set_aside_no_request_is_retracted_and_a_second_run_takes_as_many_steps(
+    story: LLM, recorded: Recorded
+) -> None:
+    explorable = recorded(pool_sizes.pool_sizes)
+    runs = recorded(pool_sizes.record_pool_sizes)
+    for i, size in enumerate(pool_sizes.SIZES):
+        assert runs[size, 1].stats[-1].retractions == 0
+        for j, (share, factor) in enumerate(pool_sizes.SHARES.items()):
+            settings = {"schedule_policy": "fcfs", "schedule_conservativeness": factor}
+            steps = len(list(live(story, pool_sizes.ARRIVALS, size, **settings)))
+            bars = panel(explorable, (i, 0), Bars).bars
+            assert bars[j].value == steps == len(runs[size, share].stats)
+            assert [bar.look == "highlight" for bar in panel(explorable, (i, j), Bars).bars].index(True) == j
+
+
 def test_the_smallest_pool_makes_requests_wait_and_the_largest_has_no_trouble(recorded: Recorded) -> None:
-    runs = list(recorded(pool_sizes.record_pool_sizes).values())
-    waits = ["waiting" in {phase for m in moments(run) for phase in m.phases.values()} for run in runs]
-    assert waits[0]
-    assert not waits[-1]
-    assert runs[-1].stats[-1].retractions == runs[-1].stats[-1].evicted_tokens == 0
-    assert any(not run.stats[-1].retractions and run.stats[-1].evicted_tokens for run in runs), "one only evicts"
+    runs = recorded(pool_sizes.record_pool_sizes)
+    small, large = pool_sizes.SIZES[0], pool_sizes.SIZES[-1]
+    for (size, _), run in runs.items():
+        waits = "waiting" in {phase for m in moments(run) for phase in m.phases.values()}
+        assert waits or size != small
+        if size == large:
+            assert not waits
+            assert run.stats[-1].retractions == run.stats[-1].evicted_tokens == 0
+    assert any(not run.stats[-1].retractions and run.stats[-1].evicted_tokens for run in runs.values()), (
+        "one only evicts"
+    )
     sentences = [frame.sentence for frame in recorded(pool_sizes.pool_sizes).frames.values()]
     assert len(set(sentences)) == len(sentences)
 
 
 def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
     explorable = recorded(pool_sizes.pool_sizes)
-    for i, run in enumerate(recorded(pool_sizes.record_pool_sizes).values()):
-        for index, lane in enumerate(panel(explorable, (i,), Lanes).lanes):
+    for setting, run in recorded(pool_sizes.record_pool_sizes).items():
+        for index, lane in enumerate(panel(explorable, indices_of(setting), Lanes).lanes):
             drawn = {step + 1: span.phase for span in lane.spans for step in range(span.start, span.end)}
             assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
             extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
             assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
+
+
+# --- overtaking ------------------------------------------------------------------------------------------------------
+
+
+def admissions(story: LLM, bound: int, burst: tuple[int, int]) -> list[int]:
+    """The requests in the order in which a second engine computes their prompts, one at a time."""
+    settings = {"schedule_policy": "lpm", "max_running_requests": 1, "max_overtakes": bound}
+    order = []
+    for engine in live(story, tuple(overtaking.arrivals(*burst)), overtaking.SLOTS, **settings):
+        assert engine.last_batch is not None
+        if engine.last_batch.prefix_lens is not None:
+            order += [req.request_id for req in engine.last_batch.reqs]
+    return order
+
+
+def test_hello_is_overtaken_as_often_as_a_second_engine_does_and_never_beyond_the_bound(
+    story: LLM, recorded: Recorded
+) -> None:
+    explorable, runs = recorded(overtaking.overtaking), recorded(overtaking.record_overtaking)
+    reached = set()
+    for (bound, burst), run in runs.items():
+        order = admissions(story, bound, burst)
+        times = sum(other > overtaking.LONELY for other in order[: order.index(overtaking.LONELY)])
+        assert times == overtaking.overtakes(run) <= bound
+        indices = overtaking.BOUNDS.index(bound), overtaking.BURSTS.index(burst)
+        bar = panel(explorable, indices, Bars).bars[indices[0]]
+        assert bar.look == "highlight"
+        assert bar.text == f"step {bar.value}" == shown_numbers(explorable, indices)["HELLO's first token"]
+        assert shown_numbers(explorable, indices)["later requests that were admitted before HELLO"] == str(times)
+        assert bar.value == 2 * order.index(overtaking.LONELY) + 1, "each request takes an EXTEND and a DECODE"
+        reached.add(times == bound)
+    assert reached == {True, False}
+
+
+def test_every_request_of_the_stream_arrives_when_it_should(recorded: Recorded) -> None:
+    for (_, burst), run in recorded(overtaking.record_overtaking).items():
+        first = [min(m.step for m in moments(run) if i in m.phases) for i in range(len(overtaking.TOPICS) + 1)]
+        assert first == [arrival.step + 1 for arrival in overtaking.arrivals(*burst)], "no idle step was left out"
 
 
 # --- chunk size ------------------------------------------------------------------------------------------------------
@@ -380,6 +454,21 @@ FRAME = Frame([Lanes("a", 2, LANE)], "What there is to see.")
 def test_what_cannot_be_drawn_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_numbers_below_the_lanes_are_round_and_not_at_the_ends() -> None:
+    assert Lanes("a", 62, LANE).ticks() == [((n - 0.5) / 62, str(n)) for n in (10, 20, 30, 40, 50)]
+    ticks = Lanes("a", 2, LANE, widths=[100, 400], whole=588, scale=["time →", "588 units"]).ticks()
+    assert ticks == [(n / 588, str(n)) for n in (100, 200, 300, 400)]
+    assert Lanes("a", 2, LANE).ticks() == []
+
+
+def test_requests_are_admitted_in_order_of_arrival(recorded: Recorded) -> None:
+    for run in recorded(pool_sizes.record_pool_sizes).values():
+        first = [
+            min(m.step for m in moments(run) if m.phases.get(i) == "extend") for i in range(len(pool_sizes.ARRIVALS))
+        ]
+        assert first == sorted(first)
 
 
 def test_columns_are_as_wide_as_they_are_said_to_be() -> None:

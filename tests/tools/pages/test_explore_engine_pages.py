@@ -9,12 +9,15 @@ import pytest
 
 from nanoinfer import LLM
 from notebooks.course.explore.chunk_sizes import chunk_sizes
+from notebooks.course.explore.draft_gain import draft_gain
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.explorable import Explorable
+from notebooks.course.explore.overtaking import overtaking
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
+from notebooks.course.explore.verify_steps import verify_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
@@ -32,9 +35,12 @@ MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     page_sizes,
     pool_sizes,
     chunk_sizes,
+    overtaking,
     eviction,
     tree_steps,
     token_life,
+    verify_steps,
+    draft_gain,
 )
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from nanoinfer.viz.palette import PHASE_STYLES
 from notebooks.tools.files import ROOT
 from tests.tools.pages.test_explore_saved import data_of
 
@@ -69,6 +70,11 @@ def test_roofline_marks_look_like_the_passes_that_they_are_of() -> None:
         looks = [chart["series"][mark["of"]] for mark in chart["marks"]]
         assert [each["label"].split()[0] for each in looks] == [mark["text"] for mark in chart["marks"]]
         assert [each["squares"] for each in looks] == [False, True]
+
+
+def test_roofline_has_the_colours_that_decode_and_extend_have_in_pictures() -> None:
+    faces = {each["label"].split()[0]: each["face"] for each in every_object_in(data_of(ROOFLINE)) if each.get("dots")}
+    assert faces == {mode: PHASE_STYLES[mode.lower()].face for mode in ("DECODE", "EXTEND")}
 
 
 def test_roofline_says_once_that_its_machine_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""The explorables of sampling, padding and the roofline in headless Chromium: each page shows what was recorded."""
+"""Explorables of what a model does, in headless Chromium: each page shows what was recorded."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 LARGEST = 200_000  # bytes of a page
+NAMES = ("sampling", "padding", "roofline", "product_roof", "adapter_tiles", "decode_bytes", "row_pointers")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,8 @@ def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> 
             title: panel.querySelector("h2").textContent,
             bars: parts(panel, ".bar").map((bar) => [text(bar.querySelector(".label")), text(bar.querySelector(".text")),
               bar.classList.contains("off"), parseFloat(bar.querySelector(".value").style.width)]),
-            rows: parts(panel, ".line").map((line) => parts(line, ".cell").map((cell) => cell.dataset.look)),
+            rows: parts(panel, ".line").map((line) => parts(line, ".cell").map((cell) => [cell.dataset.look, text(cell)]))
+              .filter((cells) => cells.length > 0),
             numbers: parts(panel, ".numbers tr").map((row) => [text(row.children[0]), text(row.children[1])]),
             dots: parts(panel, ".dots").length,
             marks: parts(panel, ".mark").map((mark) => mark.getBBox())
@@ -69,7 +71,7 @@ def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> 
             widths = [100 * bar.value / panel.most for bar in panel.bars]
             assert [bar[3] for bar in shown["bars"]] == pytest.approx(widths, abs=0.01)
         elif isinstance(panel, Cells):
-            assert shown["rows"] == [[cell.look for cell in row.cells] for row in panel.rows]
+            assert shown["rows"] == [[[cell.look, cell.text] for cell in row.cells] for row in panel.rows]
         elif isinstance(panel, Numbers):
             assert shown["numbers"] == [[number.name, number.value] for number in panel.numbers]
         elif isinstance(panel, Lines):
@@ -81,7 +83,7 @@ def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> 
                 assert cy == pytest.approx(top + height * (y1 - np.log(mark.y)) / (y1 - y0), abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["sampling", "padding", "roofline"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_keyboard_chooses_and_the_page_shows_what_was_recorded(
     browser: "Chrome", pages: dict[str, str], explorables: dict[str, Explorable], name: str
 ) -> None:
@@ -103,7 +105,7 @@ def test_the_keyboard_chooses_and_the_page_shows_what_was_recorded(
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.parametrize("name", ["sampling", "padding", "roofline"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_pages_fit_a_narrow_screen(browser: "Chrome", pages: dict[str, str], name: str) -> None:
     with device(browser, 320, 700, touch=True):
         browser.get(pages[name])
@@ -113,7 +115,9 @@ def test_the_pages_fit_a_narrow_screen(browser: "Chrome", pages: dict[str, str],
 
 @needs_axe
 @pytest.mark.parametrize(
-    ("name", "dark_screen"), [("sampling", LAPTOP), ("padding", PHONE), ("roofline", LAPTOP)], ids=str
+    ("name", "dark_screen"),
+    list(zip(NAMES, (LAPTOP, PHONE, LAPTOP, PHONE, LAPTOP, PHONE, LAPTOP), strict=True)),
+    ids=str,
 )
 def test_axe_finds_nothing(browser: "Chrome", pages: dict[str, str], name: str, dark_screen: tuple[int, int]) -> None:
     """On both screens, of which one is dark: test_explorable_browser.py has one page on both in both."""

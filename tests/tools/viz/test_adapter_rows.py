@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.patches import Polygon
+
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.viz.palette import BARS
 from tests.helpers.adapters import save_adapter
@@ -61,6 +63,17 @@ def test_rows_are_in_tiles_and_what_is_added_is_coloured(llm: LLM) -> None:
         "adapter: row 1."
     )
     assert_readable(picture)
+
+
+def test_a_ribbon_goes_from_neighbours_to_their_place_in_a_tile(llm: LLM) -> None:
+    extend(llm, (2, "large"), (1, None), (8, "small"), (1, "large"))
+    picture = viz.adapter_rows(llm.engine, QKV)
+    ribbons = [each for each in picture.findobj(Polygon) if len(each.get_xy()) == 5]
+    assert len(ribbons) == 4, "two rows, six and two of one adapter, and one by itself"
+    ends = [sorted(y for x, y in each.get_xy()[:4] if x == max(x for x, _ in each.get_xy())) for each in ribbons]
+    pitch = named(picture, "tile 0 row 4")[0].get_y() - named(picture, "tile 0 row 3")[0].get_y()
+    thin = min(high - low for low, high in ends)
+    assert sorted(round((high - low - thin) / pitch) for low, high in ends) == [0, 1, 1, 5]
 
 
 def test_an_adapter_that_adds_nothing_to_a_layer_is_drawn_without_matrices(llm: LLM) -> None:

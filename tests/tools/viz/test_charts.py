@@ -9,8 +9,10 @@ pytest.importorskip("matplotlib")
 from matplotlib.lines import Line2D
 
 from nanoinfer import viz
+from nanoinfer.viz.palette import BARS
 from tests.helpers.pictures import (
     assert_readable,
+    faces,
     make_pool,
     named,
 )
@@ -35,6 +37,12 @@ def test_bars_in_groups_have_one_scale_and_a_colour_a_label() -> None:
     assert_readable(picture)
 
 
+def test_labels_of_bars_may_have_their_colours_in_another_order() -> None:
+    picture = viz.bars({"one": {"x": 1}, "two": {"y": 2}}, unit="ms", colours=("y", "x"))
+    assert faces(picture, "bar one, x") == [BARS[1].face]
+    assert faces(picture, "bar two, y") == [BARS[0].face]
+
+
 def test_a_line_across_the_bars_lies_at_its_value() -> None:
     picture = viz.bars({"fast": 4.0, "as before": 1.0}, unit="times as fast", line_at=1)
     bar = named(picture, "bar as before")[0]
@@ -56,6 +64,12 @@ def test_axes_are_in_plain_words() -> None:
     assert [label.get_text() for label in near.axes[0].get_xticklabels()] == ["1", "2", "4", "8"]
     assert len(near.axes[0].get_yticks()) >= 2
     assert near.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
+    low = viz.lines({"a": ([1, 8], [10.3, 113])}, x="tokens", y="ms", log=True)
+    assert min(low.axes[0].get_yticks()) == 8, "a line below the lowest point"
+    assert low.axes[0].get_ylim()[0] < 8
+    exact = viz.lines({"a": ([2**10, 2**20], [5, 6])}, x="slots", y="ms", log=True, ticks=[2**10, 2**20])
+    exact.canvas.draw()
+    assert [label.get_text() for label in exact.axes[0].get_xticklabels()] == ["1,024", "1,048,576"]
     chosen = viz.lines({"a": ([1, 2, 8], [5, 6, 7])}, x="rank", y="ms", log=True, ticks=[1, 8])
     chosen.canvas.draw()
     assert [label.get_text() for label in chosen.axes[0].get_xticklabels()] == ["1", "8"]

@@ -4,9 +4,12 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.text import Text
 
 from nanoinfer import viz
 from nanoinfer.viz.palette import REQUESTS, ROLES
+from nanoinfer.viz.picture import PIXEL_RATIO
+from nanoinfer.viz.sheet import MARGIN
 from tests.helpers.pictures import (
     assert_readable,
     faces,
@@ -35,6 +38,17 @@ def test_a_new_token_sees_the_prefix_and_the_new_ones_up_to_itself() -> None:
     assert {"queries ↓", "keys →"} <= set(texts(picture))
     assert any(text.endswith("· in a token is a space.") for text in texts(picture))
     assert_readable(picture)
+
+
+def test_one_mask_with_tokens_is_as_wide_as_the_picture_and_nothing_is_left_of_its_margin() -> None:
+    picture = viz.extend_mask(worked_example(), tokens=["<s>", " ", *"1234512345"])
+    assert named(picture, "mask 0 7 11 ")[0].get_x() > 700
+    for one in (picture, viz.extend_mask(make_metadata([6, 0], [4, 7]))):
+        one.canvas.draw()
+        assert (
+            min(text.get_window_extent().x0 for text in one.findobj(Text) if text.get_text())
+            >= MARGIN * PIXEL_RATIO - 1
+        )
 
 
 def test_a_mask_s_legend_names_what_occurs() -> None:

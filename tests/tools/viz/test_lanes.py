@@ -35,6 +35,17 @@ def test_what_took_no_time_can_still_be_seen() -> None:
     assert_readable(viz.lanes([("a", "x", 3, 3)], unit="ms"))
 
 
+def test_two_pictures_within_the_same_times_have_one_scale() -> None:
+    longer = viz.lanes([("a", "served", 0.0, 9.0)], unit="seconds", within=(0, 10))
+    short = viz.lanes([("a", "served", 4.0, 5.0)], unit="seconds", within=(0, 10))
+    (nine,), (one,) = named(longer, "a, served"), named(short, "a, served")
+    assert nine.get_width() == pytest.approx(9 * one.get_width())
+    assert one.get_x() == pytest.approx(nine.get_x() + 4 * one.get_width())
+    assert short.alt == "1 seconds in all. a: served 1."
+    with pytest.raises(ValueError, match=r"within=\(0, 3\): spans are from 0 to 4"):
+        viz.lanes(SPANS, unit="seconds", within=(0, 3))
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="spans: must have at least one"):
         viz.lanes([], unit="ms")

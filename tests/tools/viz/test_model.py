@@ -119,6 +119,15 @@ def test_heat_map_writes_numbers_only_when_asked() -> None:
     assert {"0.31", "0.69"} <= set(texts(viz.heat_map(values, ["p"], ["a", "b"], numbers=True)))
 
 
+def test_heat_map_of_small_shares_has_three_decimals() -> None:
+    assert {"0.021", "0.069"} <= set(texts(viz.heat_map([[0.021, 0.069]], ["p"], ["a", "b"], numbers=True, most=0.1)))
+
+
+def test_causal_heat_map_has_no_cells_above_its_diagonal() -> None:
+    cells = {name for name in faces(viz.heat_map(np.eye(3), "abc", "abc", causal=True)) if name.startswith("cell")}
+    assert cells == {f"cell {row} {column}" for row in range(3) for column in range(row + 1)}
+
+
 @pytest.mark.parametrize(
     ("values", "rows", "columns", "most", "message"),
     [

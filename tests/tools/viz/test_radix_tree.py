@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from nanoinfer import viz
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.viz.palette import ROLES
 from tests.helpers.pictures import (
     assert_readable,
@@ -68,6 +69,14 @@ def test_nodes_show_tokens_slots_locks_uses_and_which_one_goes_next() -> None:
     assert "next to evict" in picture.alt.split(";")[2]
     assert picture.alt.endswith("marked: 1 node of 7 tokens.")
     assert_readable(picture)
+
+
+def test_the_namespace_of_an_adapter_is_named_after_it() -> None:
+    tree = make_tree()
+    insert(tree, [5, 6], AdapterKey(3, None, "rhymes"))
+    insert(tree, [5, 7], AdapterKey(4, "customer 2", "sea"))
+    shown = set(texts(viz.radix_tree(tree)))
+    assert {"adapter rhymes, id 3", "adapter sea, id 4, extra_key='customer 2'"} <= shown
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])

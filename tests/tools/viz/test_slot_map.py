@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
 
 from nanoinfer import viz
 from nanoinfer.viz.palette import REQUESTS, ROLES
@@ -136,3 +136,16 @@ def test_highlighted_slots_are_framed_and_named() -> None:
 def test_a_title_replaces_the_one_it_has() -> None:
     assert "mine" in texts(viz.slot_map(make_pool(4), title="mine"))
     assert not any("TokenToKVPool" in text for text in texts(viz.slot_map(make_pool(4), title="mine")))
+
+
+def test_every_cell_of_a_hatched_request_shows_its_hatch_wherever_it_is() -> None:
+    pool = make_pool(160)
+    picture = viz.slot_map(pool, {f"request {i}": take(pool, 32) for i in (1, 3, 4, 5)})  # a line of cells each
+    marks = [patch.get_path().get_extents() for patch in picture.findobj(PathPatch)]
+    for slot in range(4 * 32):
+        cell, *_ = named(picture, f"slot {slot}")
+        left, right, top = cell.get_x(), cell.get_x() + cell.get_width(), cell.get_y()
+        inside = [
+            box for box in marks if left <= box.x0 <= box.x1 <= right and top <= box.y0 <= top + cell.get_height() + 1
+        ]
+        assert inside, slot

@@ -40,7 +40,7 @@ def verified(right: int, wrong: int, num_drafts: int = 6) -> LLM:
     return llm
 
 
-def test_right_drafts_are_kept_and_slots_of_wrong_ones_are_not_in_use() -> None:
+def test_right_drafts_are_kept_and_wrong_ones_are_not_in_use() -> None:
     llm = verified(2, 2)
     picture = viz.verify_rows(llm.engine)
     batch = llm.engine.last_batch
@@ -57,8 +57,7 @@ def test_right_drafts_are_kept_and_slots_of_wrong_ones_are_not_in_use() -> None:
     ]
     assert [faces(picture, f"slot {position}")[0] for position in range(2, 10)] == [
         *[ROLES["tree_locked"].face] * 3,
-        *[ROLES["new"].face] * 3,
-        *[ROLES["leftover"].face] * 2,
+        *[ROLES["new"].face] * 5,
     ]
     said = [text for text in texts(picture) if text.startswith("gives")]
     assert said[0].endswith("= draft 1")
@@ -74,20 +73,16 @@ def test_right_drafts_are_kept_and_slots_of_wrong_ones_are_not_in_use() -> None:
 
 def test_each_row_reads_the_drafts_before_it_and_none_behind() -> None:
     picture = viz.verify_rows(verified(1, 1).engine)
-    read, computed, hidden = (ROLES[role].face for role in ("in_use", "new", "hidden"))
-    looks = [[faces(picture, f"row {row} {position}")[0] for position in range(2, 8)] for row in range(3)]
-    assert looks == [
-        [*[read] * 3, computed, hidden, hidden],
-        [*[read] * 4, computed, hidden],
-        [*[read] * 5, computed],
-    ]
+    read, computed = (ROLES[role].face for role in ("in_use", "new"))
+    looks = [[face for position in range(2, 8) for face in faces(picture, f"row {row} {position}")] for row in range(3)]
+    assert looks == [[*[read] * (3 + row), computed] for row in range(3)], "nothing is drawn behind a row's own token"
     assert len(named(picture, "row 3")) == 3 + 1, "request 1: two tokens of its prompt before its newest, no draft"
 
 
 def test_without_a_wrong_draft_nothing_is_out_of_use() -> None:
     picture = viz.verify_rows(verified(3, 0).engine, title="T", caption="C.")
     assert {"T", "C.", "request 0: 3 of 3 drafts accepted"} <= set(texts(picture))
-    assert not named(picture, "legend of a wrong draft")
+    assert not named(picture, "legend a wrong draft")
     assert_readable(picture)
 
 

@@ -92,7 +92,7 @@ def test_costs_that_made_drafting_stop_are_measured_again_after_long() -> None:
     assert settled_plan_of(lengths, req) == [0]
 
 
-def test_a_plan_without_drafts_rests_but_its_last_passes_are_measured() -> None:
+def test_a_plan_without_drafts_rests_but_its_first_passes_are_measured() -> None:
     lengths, reqs = make_lengths(steep), [make_req(), make_req()]
     for plan in range(5):
         resting, length = [], min(SAME_PLAN * 2**plan, LONGEST_PLAN)
@@ -100,8 +100,30 @@ def test_a_plan_without_drafts_rests_but_its_last_passes_are_measured() -> None:
             resting.append(lengths.rests(reqs, 0.0, 0))
             if not resting[-1]:
                 assert lengths.choose(reqs, True) == []
-        assert resting == [False] + [True] * (length - 1 - MEASURED) + [False] * MEASURED
-    assert not lengths.rests(reqs[:1], 0.0, 0), "another batch needs another plan"
+        assert resting == [False] * (1 + MEASURED) + [True] * (length - 1 - MEASURED)
+    assert not lengths.rests(reqs[:1], 0.0, 0), "half as many requests need another plan"
+
+
+def test_a_plan_without_drafts_is_kept_for_some_passes_as_requests_come_and_go() -> None:
+    lengths = make_lengths(steep)
+    batches = [[make_req() for _ in range(8 - i % 3)] for i in range(100)]  # others in every pass
+    planned = []
+    for i, reqs in enumerate(batches):
+        if not lengths.rests(reqs, 0.0, 0):
+            assert lengths.choose(reqs, True) == []
+            if lengths._planned == reqs:
+                planned.append(i)
+    assert planned == [0, SAME_PLAN, 3 * SAME_PLAN, 5 * SAME_PLAN, 7 * SAME_PLAN, 11 * SAME_PLAN]
+
+
+def test_with_long_rests_what_was_measured_grows_old_all_the_same() -> None:
+    lengths, reqs = make_lengths(steep), [make_req()]
+    before = lengths._passes
+    for _ in range(3 * LONGEST_PLAN):
+        if not lengths.rests(reqs, 0.0, 0):
+            lengths.choose(reqs, True)
+            lengths.count_pass(1, True, steep(1))
+    assert lengths._passes - before == 3 * LONGEST_PLAN
 
 
 def test_what_a_pass_takes_without_drafts_is_measured_again_while_drafts_pay() -> None:

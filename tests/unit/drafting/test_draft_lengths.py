@@ -50,7 +50,7 @@ def test_drafts_grow_with_acceptance() -> None:
 def test_drafts_that_are_never_right_are_left_out_even_if_rows_are_free() -> None:
     lengths = make_lengths(flat)
     assert plan_of(lengths, accept(lengths, make_req(), 0.0)) == [0]
-    assert plan_of(lengths, accept(lengths, make_req(), 1.0)) == [7]
+    assert settled_plan_of(lengths, accept(lengths, make_req(), 1.0)) == [7]
 
 
 def test_drafts_stop_as_the_batch_grows_where_rows_begin_to_cost() -> None:
@@ -118,7 +118,7 @@ def test_a_new_request_is_expected_to_fare_between_hope_and_what_others_had() ->
     assert not any(plan_of(lengths, make_req()))
     for _ in range(20):
         accept(lengths, make_req(), 1.0, passes=100)
-    assert any(plan_of(lengths, make_req()))
+    assert any(settled_plan_of(lengths, make_req()))
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_no_request_gets_more_drafts_than_it_can_still_use(adaptive: bool) -> No
     for missing, most in ((1, 0), (2, 1), (4, 3), (6, 5), (30, 5)):
         req = make_req(missing + 1)
         req.append(7)
-        assert plan_of(lengths, accept(lengths, req, 1.0)) == [most]
+        assert settled_plan_of(lengths, accept(lengths, req, 1.0)) == [most]
 
 
 @pytest.mark.parametrize("adaptive", [True, False])

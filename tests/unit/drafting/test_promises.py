@@ -7,15 +7,15 @@ from nanoinfer.drafting.promises import BELIEF, FORGIVENESS, Promises
 from tests.helpers.draft_lengths import accept, make_lengths, make_req, plan_of
 
 
-def follow(promises: Promises, batch: int, promised: float, made: float, plans: int) -> None:
+def follow(promises: Promises, batch: int, promised: float, made: float, plans: int, drafts: bool = True) -> None:
     """Plans of eight passes that make so many tokens per second, in place of those that were promised."""
     for _ in range(plans):
         now, tokens = promises._end
-        promises.begin(batch, promised, now, tokens)
+        promises.begin(batch, promised, drafts, now, tokens)
         for _ in range(8):
             now, tokens = now + batch / made, tokens + batch
             promises.note(now, tokens)
-    promises.begin(batch, 0.0, now, tokens)
+    promises.begin(batch, 0.0, False, now, tokens)
 
 
 def test_promises_are_believed_until_they_are_broken() -> None:
@@ -45,10 +45,18 @@ def test_a_prompt_that_is_computed_between_two_passes_breaks_no_promise() -> Non
 def test_plans_that_keep_their_promises_together_are_believed_even_if_none_does_by_itself() -> None:
     promises, now, tokens = Promises(), 0.0, 0
     for made in (1, 5) * 100:  # 3 tokens were promised
-        promises.begin(1, 3.0, now, tokens)
+        promises.begin(1, 3.0, True, now, tokens)
         now, tokens = now + 1.0, tokens + made
         promises.note(now, tokens)
     assert promises.trust(1) > 0.97
+
+
+def test_what_slows_passes_without_drafts_as_well_breaks_no_promise() -> None:
+    promises = Promises()
+    for _ in range(50):
+        follow(promises, 4, 100.0, 50.0, plans=1)
+        follow(promises, 4, 40.0, 20.0, plans=4, drafts=False)
+    assert promises.trust(4) > 0.9
 
 
 def test_a_promise_that_was_too_modest_is_not_made_larger() -> None:
@@ -62,7 +70,7 @@ def test_after_many_plans_without_drafts_broken_promises_are_forgiven() -> None:
     follow(promises, 1, 100.0, 60.0, plans=50)
     trust = [promises.trust(1)]
     for _ in range(4):
-        follow(promises, 1, 0.0, 60.0, plans=round(FORGIVENESS / 8))
+        follow(promises, 1, 0.0, 60.0, plans=round(FORGIVENESS / 8), drafts=False)
         trust.append(promises.trust(1))
     assert trust == sorted(trust)
     assert trust[0] < 0.7

@@ -13,7 +13,7 @@ from nanoinfer.viz.sheet import Sheet
 # How a cell, a bar or a part of a strip may look. "unused" is nothing at all: it shows a dash.
 LOOKS: dict[str, Style] = {
     **OWNERS,
-    **{role.replace("_", "-"): ROLES[role] for role in ("new", "padding", "highlight", "leaked", "in_use")},
+    **{role.replace("_", "-"): ROLES[role] for role in ("new", "padding", "leftover", "highlight", "leaked", "in_use")},
     "bar": BARS[0],
     "unused": Style("#ffffff", "#5c5c5c"),
 }

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nanoinfer.viz.palette import GRID, INK, ROLES
+from nanoinfer.viz.lettering import text_width
+from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES
 from nanoinfer.viz.sheet import SMALL, Sheet
 from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_look, expect_number, expect_text
 
@@ -95,7 +96,11 @@ class Cells(Panel):
 
     def draw(self, sheet: Sheet) -> None:
         x = sheet.left + 130
-        width = min((sheet.right - x) / max(len(row.cells) for row in self.rows), 34)
+        longest = max(text_width(cell.text, SMALL) for row in self.rows for cell in row.cells)
+        width = min((sheet.right - x) / max(len(row.cells) for row in self.rows), max(34, longest + 8))
+        for i, text in enumerate(self.columns):
+            sheet.text(x + (i + 0.5) * width, sheet.y + 6, text, size=SMALL, ha="center", colour=MUTED)
+        sheet.y += 14 if self.columns else 0
         for row in self.rows:
             sheet.text(x - 8, sheet.y + 9, row.label, ha="right", width=122)
             for i, cell in enumerate(row.cells):

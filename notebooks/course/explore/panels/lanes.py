@@ -148,6 +148,16 @@ class Lanes(Panel):
         whole = self.whole or sum(widths)
         return [end / whole for end in itertools.accumulate(widths, initial=0)]
 
+    def ticks(self) -> list[tuple[float, str]]:
+        """Round numbers of steps, or of `widths`, below a drawn picture: where, as a share of it, and which."""
+        whole = self.whole or sum(self.widths) or self.steps
+        every = next(
+            n for power in itertools.count() for n in (10**power, 2 * 10**power, 5 * 10**power) if whole / n <= 8
+        )
+        middle = 0 if self.widths else 0.5  # of the step's column
+        places = [((n - middle) / whole, str(n)) for n in range(every, int(whole) + 1, every)]
+        return [(place, text) for place, text in places if 0.12 < place < 0.8 and whole > 8]
+
     def data(self) -> dict[str, Any]:
         """In the legend, classes of the page: `p-...` for phases, `o-...` for looks."""
         legend = [(f"{'p' if look in PHASE_STYLES else 'o'}-{look}", text) for look, text in self.legend]
@@ -189,6 +199,8 @@ class Lanes(Panel):
         begin, end = self.scale or ("step 1", f"step {self.steps}")
         sheet.text(x0, sheet.y + 6, begin, size=SMALL, colour=MUTED)
         sheet.text(sheet.right, sheet.y + 6, end, size=SMALL, colour=MUTED, ha="right")
+        for place, text in self.ticks():
+            sheet.text(x0 + (sheet.right - x0) * place, sheet.y + 6, text, size=SMALL, colour=MUTED, ha="center")
         sheet.y += 18
         for flag in self.flags:
             sheet.caption(f"! {flag.text}")

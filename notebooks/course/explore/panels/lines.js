@@ -23,13 +23,13 @@ draw.lines = (panel, box) => {
   const size = { x: left, y: top, width: width - left - right, height: height - top - bottom };
   drawing.append(svg("rect", { class: "frame", ...size }));
   drawing.append(text(panel.x, { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }), text(panel.y, { x: 2, y: 13 }));
-  const colour = (series) => (series.pale ? "var(--muted)" : `var(--series-${series.colour}, var(--line-${series.colour}))`);
+  const colour = (series) => series.face || (series.pale ? "var(--muted)" : `var(--series-${series.colour}, var(--line-${series.colour}))`);
   // A disk, or an open square in which a disk at the same place is seen.
   const point = (series, cx, cy, r, attributes) => {
     const side = 2 * r - 1;
     return series?.squares
       ? svg("rect", { ...attributes, x: cx - side / 2, y: cy - side / 2, width: side, height: side, style: { fill: "none", stroke: colour(series), "stroke-width": r / 2 } })
-      : svg("circle", { ...attributes, cx, cy, r, style: series ? { fill: colour(series) } : {} });
+      : svg("circle", { ...attributes, cx, cy, r, style: series ? { fill: colour(series), ...(series.face ? { stroke: "var(--ink)" } : {}) } : {} });
   };
   const texts = [], ends = panel.series.filter((series) => !series.dots).map((series) => y(series.points.at(-1)[1]));
   for (const series of panel.series) {

@@ -1,12 +1,14 @@
 """Lines: curves and measured points over two axes, both logarithmic if wanted; points may be marked."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nanoinfer.viz.lettering import BODY, SMALL
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, ROLES
-from nanoinfer.viz.sheet import SMALL, Sheet
+from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import number
 from notebooks.course.explore.panels.base import Panel, expect_items, expect_number, expect_text
 
@@ -17,8 +19,8 @@ TALL = 11  # of a label in the drawing
 class Series:
     """`points` (x, y) joined by a line, or, with `dots`, each by itself: a disk, or, with `squares` too, an open square, in
     which a disk at the same place is seen. `label` is in the legend, and beside the point number `label_at` (None: not in
-    the drawing). `colour`: its place in the palette's LINES. `pale`: in the background, where all are dashed and have one
-    colour, so its label is in the drawing only."""
+    the drawing). `colour`: its place in the palette's LINES. `face`: another one, for dots; disks then have an edge.
+    `pale`: in the background, where all are dashed and have one colour, so its label is in the drawing only."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -27,6 +29,7 @@ class Series:
     colour: int = 0
     pale: bool = False
     label_at: int | None = -1
+    face: str = ""
 
     def __post_init__(self) -> None:
         expect_text("label", self.label, empty=True)
@@ -37,6 +40,8 @@ class Series:
             expect_number("points", y)
         if not 0 <= self.colour < len(LINES):
             raise ValueError(f"colour={self.colour}: must be in 0..{len(LINES) - 1}")
+        if self.face and not (self.dots and re.fullmatch("#[0-9a-f]{6}", self.face)):
+            raise ValueError(f"face={self.face!r}: must be a colour such as #0a1b2c, of dots")
         if self.label_at is not None and not -len(self.points) <= self.label_at < len(self.points):
             raise ValueError(f"label_at={self.label_at}: there are {len(self.points)} points")
 
@@ -115,7 +120,7 @@ class Lines(Panel):
             colour = GRID if each.pale else LINES[each.colour]
             if each.dots:
                 for x, y in places:
-                    sheet.text(x, y, _sign(each), colour=colour, ha="center")
+                    _point(sheet, each, x, y)
             else:
                 sheet.line([x for x, _ in places], [y for _, y in places], colour=colour, line=2)
             if each.label and each.label_at is not None:
@@ -126,9 +131,10 @@ class Lines(Panel):
                 sheet.text(x, y + down, each.label, size=SMALL, colour=INK, ha=side, behind="white")
         for mark in self.marks:
             x, y = place(mark.x, mark.y)
-            looks = None if mark.of is None else self.series[mark.of]
-            colour = ROLES["highlight"].face if looks is None else LINES[looks.colour]
-            sheet.text(x, y, "●" if looks is None else _sign(looks), size=13, colour=colour, ha="center")
+            if mark.of is None:
+                sheet.text(x, y, "●", size=13, colour=ROLES["highlight"].face, ha="center")
+            else:
+                _point(sheet, self.series[mark.of], x, y, large=True)
             sheet.text(x + 9, y + 11, mark.text, size=SMALL, weight="bold", behind="white")
         for value in _ticks(self.x_range, self.log_x):
             x, _ = place(value, self.y_range[0])
@@ -141,21 +147,33 @@ class Lines(Panel):
         sheet.y = top + height + 42
         for each in self.series:
             if each.label and each.label_at is None:
-                sheet.text(left, sheet.y, _sign(each), colour=LINES[each.colour], weight="bold")
+                if each.dots:
+                    _point(sheet, each, left + 4, sheet.y)
+                else:
+                    sheet.text(left, sheet.y, "—", colour=LINES[each.colour], weight="bold")
                 sheet.text(left + 16, sheet.y, each.label)
                 sheet.y += 16
 
 
-def _sign(series: Series) -> str:
-    """A point of it, or a piece of its line."""
-    return ("□" if series.squares else "●") if series.dots else "—"
+def _point(sheet: Sheet, series: Series, x: float, y: float, large: bool = False) -> None:
+    """A point of it, which has an edge if it has a face of its own."""
+    colour, size = series.face or LINES[series.colour], 13.0 if large else BODY
+    if series.squares and not series.face:
+        sheet.text(x, y, "□", size=size, colour=colour, ha="center")
+        return
+    sign = "■" if series.squares else "●"
+    sheet.text(x, y, sign, size=size, colour=INK if series.face else colour, ha="center")
+    if series.face:
+        sheet.text(x, y, sign, size=0.78 * size, colour=colour, ha="center")
 
 
 def _ticks(limits: tuple[float, float], log: bool) -> list[float]:
-    """Powers of ten between the limits, or five places of the same distance."""
+    """Powers of ten between the limits, or round numbers, about five, as in lines.js."""
     low, high = limits
     if not log:
-        return [low + (high - low) * i / 4 for i in range(5)]
+        unit = 10.0 ** math.floor(math.log10((high - low) / 5))
+        step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= (high - low) / 5 * (1 - 1e-9))
+        return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
     powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
     return [10.0**power for power in powers]
 

@@ -78,7 +78,8 @@ class Tree(Panel):
                 sheet.y += 18
             for node, depth in _levels(root):
                 style = LOOKS["locked" if node.locks else "tree"] if depth else LOOKS["free"]
-                left, said = x + 24 * depth, " · ".join(filter(None, (node.text or "root", node.slots, node.mark)))
+                slots = node.slots and f"slot{'s' * (not node.slots.isdigit())} {node.slots}"
+                left, said = x + 24 * depth, " | ".join(filter(None, (node.text or "root", slots, node.mark)))
                 sheet.cell(left, sheet.y, right - left, 22, style, said, edge="#767676")
                 if root is self.before:
                     ends[node.key] = sheet.y + 11
