@@ -38,7 +38,7 @@ class PendingPrefixes:
             return
         self._of[request_id] = Pending(bit, hashes, end)
         heappush(self._ends, (end, request_id))
-        if self.sets.masks.keys().isdisjoint(hashes):  # nobody else brings any of them, as is most often so
+        if self.sets.masks.keys().isdisjoint(hashes):  # no other request brings any of them, as is most often so
             self.sets.masks.update(zip(hashes, repeat(bit)))
             return
         for block in hashes:

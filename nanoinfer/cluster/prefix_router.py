@@ -248,7 +248,7 @@ class PrefixRouter(BasePolicy):
         prefills *= PREFILL_WEIGHT
         costs = ahead + prefills
         tie = TIE * self._costs.prefill_seconds(num_tokens)
-        if self._max_imbalance_s < PREFILL_WEIGHT * whole.seconds + tie:  # else, whoever has more ahead costs more, too
+        if self._max_imbalance_s < PREFILL_WEIGHT * whole.seconds + tie:  # else, more ahead costs more, too
             np.putmask(costs, ahead > ahead[ahead.argmin()] + self._max_imbalance_s, np.inf)
         equal = (costs <= float(costs[costs.argmin()]) + tie).nonzero()[0]
         if len(equal) > 1 and doubted:
@@ -268,8 +268,8 @@ def _blocks_at(place: int, matched: Matched) -> int:
 
 
 def _key(request: RoutedRequest, hashes: Hashes, expected: Matched, size: int) -> int:
-    """What several routers have in common that choose for prompts with one new prefix: its first block that nobody has, or
-    the tokens after its last block."""
+    """What several routers have in common that choose for prompts with one new prefix: its first block that no replica has,
+    or the tokens after its last block."""
     first_new = expected[0][0] if expected else 0
     if first_new < len(hashes):
         return hashes[first_new]

@@ -1,4 +1,4 @@
-"""Rendezvous hashing: all who ask agree, without a word between them, and a new replica moves only its own share."""
+"""Rendezvous hashing: all routers agree, without a word between them, and a new replica moves only its own share."""
 
 from hashlib import blake2b
 

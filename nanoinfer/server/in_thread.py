@@ -59,11 +59,6 @@ class ServerThread:
         return self._url
 
     @property
-    def address(self) -> str:
-        """`url`."""
-        return self.url
-
-    @property
     def port(self) -> int:
         """The port at which it listens."""
         return int(self.url.rpartition(":")[2])

@@ -247,9 +247,7 @@ class Sheet:
             axes = picture.add_axes((0, 0, 1, 1))
             axes.set(xlim=(0, WIDTH), ylim=(height, 0))
             axes.axis("off")
-            for artist in [make() for make in self._artists]:
-                if artist is not None:
-                    axes.add_artist(
-                        artist
-                    )  # not add_patch, which would measure each to find limits that are set already
+            for make in self._artists:
+                if (artist := make()) is not None:
+                    axes.add_artist(artist)  # not add_patch, which would measure each to find limits that are set
         return picture

@@ -24,7 +24,7 @@ class Running:
 
     def __init__(self, app: FastAPI, serving: ServerThread):
         self.app, self.service = app, serving.service
-        self.url, self.port, self.end = serving.address, serving.port, serving.end
+        self.url, self.port, self.end = serving.url, serving.port, serving.end
         self.call, self.wait = serving.call, serving.wait
         self.server = serving._server
 

@@ -17,8 +17,8 @@ from tests.server.conftest import greedy
 
 def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
     with ServerThread(make_app(LLM("story", max_total_tokens=256))) as server:
-        assert httpx.get(f"{server.address}/health", timeout=HANG_S).json() == {"status": "ok"}
-        assert server.address.endswith(f":{server.port}")
+        assert httpx.get(f"{server.url}/health", timeout=HANG_S).json() == {"status": "ok"}
+        assert server.url.endswith(f":{server.port}")
         assert server.call(server.service.engine.stats()).running == 0
 
         async def fail() -> None:

@@ -38,8 +38,8 @@ class Job:
     scale: float = 1.0
 
     def run(self) -> dict[str, Any]:
-        """The figures of its report. Only `requests`, 0, if none was measured: a policy that sends everybody to a few of
-        many replicas may keep all of them waiting until the end."""
+        """The figures of its report. Only `requests`, 0, if none was measured: a policy that sends all requests to a
+        few of many replicas may keep all of them waiting until the end."""
         one = self.settings
         trace = make_trace(self.trace, self.rate * one.replicas, one.seed, self.scale)
         outcome = Simulation(one).run(trace, self.seconds, self.warm_up)
