@@ -2,6 +2,7 @@
 
 import itertools
 
+from nanoinfer.drafting.draft_lengths import expected_tokens
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count
 from notebooks.course.explore.control import Control
@@ -22,7 +23,7 @@ def pass_ms(rows: int) -> float:
 
 def tokens_per_pass(p: float, k: int) -> float:
     """What a pass with `k` drafts gives a request on average: each is right with probability `p` if those before it are."""
-    return sum(p**j for j in range(k + 1))
+    return 1 + expected_tokens(p, k)
 
 
 def gain(batch: int, p: float, k: int) -> float:
