@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,31 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("rings"), derandomize=False)
 hypothesis.settings.load_profile("rings")
+
+
+class _DrawsOfTest:
+    """A random generator that begins anew with every test, the same way in every run, whatever ran before."""
+
+    def __init__(self) -> None:
+        self._test, self._rng = "", np.random.default_rng(0)
+
+    def __getattr__(self, name: str) -> Any:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        if test != self._test:
+            self._test, self._rng = test, np.random.default_rng(list(test.encode()))
+        return getattr(self._rng, name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_chance() -> Iterator[None]:
+    """A request without a seed, and whoever else asks the system for one, gets those of its test; in the soak, real."""
+    if hypothesis.settings().derandomize:
+        system, ours = np.random.default_rng, _DrawsOfTest()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(np.random, "default_rng", lambda seed=None: ours if seed is None else system(seed))
+            yield
+    else:
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -130,7 +156,8 @@ def browser(_chromium: "Chrome") -> "Chrome":
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked `npu` or `cuda` run where there is one."""
+    """Each test begins with the same random numbers of torch; those marked `npu` or `cuda` run where there is one."""
+    torch.manual_seed(0)
     if item.get_closest_marker("npu") is not None and (problem := npu_problem()) is not None:
         pytest.skip(problem)
     if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():

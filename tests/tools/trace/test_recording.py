@@ -207,11 +207,12 @@ def test_an_event_costs_what_happened_not_the_size_of_pool_and_tree() -> None:
 def test_an_llm_keeps_its_trace(checkpoint: Callable[..., Any]) -> None:
     llm = LLM(checkpoint("llama"), trace=True, max_running_requests=2)
     assert llm.trace is not None
-    llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=3), use_tqdm=False)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    llm.generate([[1, 2, 3]], params, use_tqdm=False)
     assert len(llm.trace) == 3
     assert repr(llm.trace) == "<Trace: 3 steps (1 EXTEND, 2 DECODE), 1 requests>"
     llm.trace.stop()
-    llm.generate([[1, 2, 3]], SamplingParams(max_new_tokens=3), use_tqdm=False)
+    llm.generate([[1, 2, 3]], params, use_tqdm=False)
     assert len(llm.trace) == 3
     assert LLM(checkpoint("llama"), max_running_requests=2).trace is None
     with pytest.raises(ValueError, match="trace='yes'"):
