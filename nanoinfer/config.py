@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
 from nanoinfer.requests.keywords import class_keywords
 
 MOST_DRAFT_TOKENS = 64
+OPTIONAL = ("chunked_prefill_size", "max_queue", "host_cache_tokens", "cache_dir_max_bytes")
 MOST_ADAPTERS = 65_536  # each place takes memory in every layer
 
 
@@ -30,6 +32,12 @@ class EngineConfig:
       None: no limit.
     - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it;
       `int8`: in eight bits with a scale for each token and head, for nearly twice the tokens of bfloat16.
+    - `host_cache_tokens`: maximum number of tokens whose K/V is kept in host memory when it leaves the pool, and is fetched
+      when a request needs it again (see `cache/storeys/host.py`), in blocks of at least 16 tokens. None: no such memory.
+    - `cache_dir`: a folder for files with the K/V that leaves host memory, and with all that `save_cache` and `shutdown`
+      find cached. A later process with the same model goes on with it (see `cache/storeys/disk.py`). None: no files.
+      Without `host_cache_tokens`, host memory is as large as the pool then. `cache_dir_max_bytes`: what all files there may
+      take up; None: no limit.
     - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
     - `capture`: record each decode pass once per batch size, and replay it without Python between layers (see
       `captured_passes.py`). `auto`: if kernels and attention are those in C++; True: an error if not; False: never. On
@@ -62,6 +70,9 @@ class EngineConfig:
     disable_radix_cache: bool = False
     attention_backend: str = "auto"
     kv_cache_dtype: str | None = None
+    host_cache_tokens: int | None = None
+    cache_dir: str | Path | None = None
+    cache_dir_max_bytes: int | None = None
     capture: str | bool = "auto"
     random_seed: int | None = None
     num_scheduler_steps: int = 1
@@ -84,8 +95,10 @@ class EngineConfig:
             "num_scheduler_steps",
             "max_adapters_on_device",
             "num_draft_tokens",
+            "host_cache_tokens",
+            "cache_dir_max_bytes",
         ):
-            value, optional = getattr(self, name), name in ("chunked_prefill_size", "max_queue")
+            value, optional = getattr(self, name), name in OPTIONAL
             if optional and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -107,6 +120,7 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         self._check_drafters()
+        self._check_storeys()
         if self.max_total_tokens % self.page_size:
             raise ValueError(
                 f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
@@ -125,6 +139,15 @@ class EngineConfig:
         if self.drafter is None:
             return ()
         return (self.drafter,) if isinstance(self.drafter, str) else tuple(self.drafter)
+
+    def _check_storeys(self) -> None:
+        for name in ("host_cache_tokens", "cache_dir"):
+            if getattr(self, name) is not None and self.disable_radix_cache:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be None with disable_radix_cache=True")
+        if not isinstance(self.cache_dir, str | Path | None) or self.cache_dir == "":
+            raise ValueError(f"cache_dir={self.cache_dir!r}: must be None or a folder")
+        if self.cache_dir_max_bytes is not None and self.cache_dir is None:
+            raise ValueError(f"cache_dir_max_bytes={self.cache_dir_max_bytes}: must be None without cache_dir")
 
     def _check_drafters(self) -> None:
         if not isinstance(self.drafter, str | list | tuple | None):

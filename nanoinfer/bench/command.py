@@ -10,6 +10,7 @@ from nanoinfer.bench.cluster.command import add_cluster
 from nanoinfer.bench.drafts_command import add_drafts
 from nanoinfer.bench.run_command import add_run
 from nanoinfer.bench.serve.command import add_serve
+from nanoinfer.bench.tiers_command import add_tiers
 from nanoinfer.terminal import room
 
 
@@ -115,7 +116,7 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     masks.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
 
     parallel = commands.add_parser(
-        "parallel", help="serve the same requests from one process, and from two that split the model"
+        "parallel", help="serve the same requests from one process, and from several that split the model"
     )
     parallel.set_defaults(run=_parallel)
     parallel.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name")
@@ -134,6 +135,13 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     add_serve(
         commands.add_parser(
             "serve", help="put servers under load, and see them from their clients: time to the first token, throughput"
+        )
+    )
+
+    add_tiers(
+        commands.add_parser(
+            "tiers",
+            help="chats of several turns over a small pool, and after a restart: what host memory and files bring",
         )
     )
 
@@ -253,13 +261,14 @@ def _adapters(args: argparse.Namespace) -> None:
 
 def _parallel(args: argparse.Namespace) -> None:
     from nanoinfer.bench.parallel import as_json, bench_parallel, format_parallel
+    from nanoinfer.bench.parallel_on_paper import format_paper
     from nanoinfer.bench.settings import write_results
 
     if args.json:
         Path(args.json).touch()
     sizes = args.requests, args.prompt_tokens, args.new_tokens, args.rounds
     results = bench_parallel(args.model, *sizes, dtype=args.dtype, quantization=args.quantization)
-    print(format_parallel(results, room()))
+    print(f"{format_parallel(results.measured, room())}\n\n{format_paper(results.on_paper, room())}")
     if args.json:
         write_results(args.json, as_json(results))
 

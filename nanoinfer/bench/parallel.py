@@ -1,6 +1,7 @@
-"""The same requests computed by one process, and by two that split the model: what the split costs and brings.
+"""The same requests computed by one process, and by several that split the model: what the split costs and brings.
 
     python -m nanoinfer bench parallel --model models/mid-bfloat16
+    torchrun --nproc-per-node 2 -m nanoinfer bench parallel         the same with the processes that torchrun has started
 
 Each way serves the same prompts in each round, one way after another, so that what else the machine does meets all of them.
 """
@@ -16,13 +17,21 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from nanoinfer.bench.exchange_meter import ExchangeMeter
+from nanoinfer.bench.machine import own_memory_mib
+from nanoinfer.bench.parallel_on_paper import KNOWN, PaperModel, PaperResult, on_paper
 from nanoinfer.frontends.llm import LLM
+from nanoinfer.model.layers.kept_weights import weight_bytes
+from nanoinfer.parallel.torchrun import torchrun_rank
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.terminal import filled, side_by_side
 
 LEGEND = """\
 prefill: prompt tokens per second, of one prompt. decode: output tokens per second. ratio: relative to the first row, median
-over rounds. A split model makes two all-reduces per layer and pass, whatever it computes between them."""
+over rounds. waits: the share of rank 0's time in which it exchanges numbers with the others, or waits for a slower one.
+weights: MiB of weights in each process. memory: MiB by which rank 0 has grown once all is loaded and has run. same tokens:
+as the first row's; a split promises them in float32. A split model makes two all-reduces per layer and pass, whatever it
+computes between them."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +46,91 @@ class Way:
         return f"{_count(self.processes, 'process', 'es')}, {_count(self.threads, 'thread', 's')} each"
 
 
-WAYS = (Way(1, 1), Way(2, 1), Way(1, 2))
+WAYS = (Way(1, 1), Way(2, 1), Way(1, 2), Way(2, 2))
 
 
 @dataclass
 class ParallelResult:
-    """Speeds of one way: medians over rounds. A ratio is relative to the first way, in the same round."""
+    """Speeds of one way: medians over rounds. A ratio is relative to the first way, in the same round. What cannot be
+    measured here is None: the waits of one process, memory without Linux."""
 
     way: str
     prefill_tokens_per_second: float
     prefill_ratio: float
+    prefill_waits_share: float | None
     decode_tokens_per_second: float
     decode_ratio: float
+    decode_waits_share: float | None
+    weights_mib: float
+    memory_mib: float | None
     tokens_equal: bool  # to the tokens of the first way
+
+
+@dataclass
+class ParallelResults:
+    """What was measured, and what data sheets say of accelerators."""
+
+    measured: list[ParallelResult]
+    on_paper: list[PaperResult]
 
 
 @dataclass
 class Run:
     prefill_seconds: float
+    prefill_waits: float
     decode_seconds: float
+    decode_waits: float
     tokens: list[list[int]]
+
+
+class Candidate:
+    """A way with its engine, which begins empty, and its runs."""
+
+    def __init__(self, way: Way, model: str | Path, options: dict[str, Any], before: "Candidate | None"):
+        """`before`: another way with one process, whose engine this one can use, too. (Other ranks keep their threads.)"""
+        self.way, self.runs = way, list[Run]()
+        torch.set_num_threads(way.processes * way.threads)  # a split model divides them among its processes
+        options = {"tensor_parallel_size": way.processes, "disable_radix_cache": True, **options}
+        self.llm: LLM = LLM(model, **options) if before is None else before.llm
+        self.memory_mib: float | None = None if before is None else before.memory_mib
+        split: Any = self.llm.model.split
+        self.meter = None if split is None else ExchangeMeter(split.communicator)
+
+    def run(self, prompts: list[list[int]], new_tokens: int) -> Run:
+        """Serve the first prompt for one token, then all for `new_tokens`."""
+        torch.set_num_threads(self.way.threads)
+        engine, start, waits = self.llm.engine, time.perf_counter(), self._waits()
+        self.llm.generate(prompts[0], SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True))
+        prefill = time.perf_counter() - start, self._waits() - waits
+        params = SamplingParams(max_new_tokens=new_tokens, temperature=0, ignore_eos=True)
+        ids = [engine.add_request(prompt, params) for prompt in prompts]
+        outputs: dict[int, list[int]] = {}
+        while engine.scheduler.waiting or engine.scheduler.prefilling:
+            outputs |= {out.request_id: out.token_ids for out in engine.step()}
+        start, waits = time.perf_counter(), self._waits()
+        while engine.has_unfinished():
+            outputs |= {out.request_id: out.token_ids for out in engine.step()}
+        return Run(*prefill, time.perf_counter() - start, self._waits() - waits, [outputs[i] for i in ids])
+
+    def result(self, first: "Candidate", prompt_tokens: int, decoded: int) -> ParallelResult:
+        """Beside the runs of the first way, in the same rounds."""
+        runs, pairs = self.runs, list(zip(first.runs, self.runs, strict=True))
+        is_split = self.meter is not None
+        return ParallelResult(
+            self.way.name,
+            prompt_tokens / median(run.prefill_seconds for run in runs),
+            median(base.prefill_seconds / run.prefill_seconds for base, run in pairs),
+            median(run.prefill_waits / run.prefill_seconds for run in runs) if is_split else None,
+            decoded / median(run.decode_seconds for run in runs),
+            median(base.decode_seconds / run.decode_seconds for base, run in pairs),
+            median(run.decode_waits / run.decode_seconds for run in runs) if is_split else None,
+            weight_bytes(self.llm.model.model) / 2**20,
+            self.memory_mib,
+            all(run.tokens == first.runs[0].tokens for run in runs),
+        )
+
+    def _waits(self) -> float:
+        return 0.0 if self.meter is None else self.meter.seconds
 
 
 def bench_parallel(
@@ -67,10 +141,11 @@ def bench_parallel(
     rounds: int = 5,
     use_tqdm: bool = True,
     **options: Any,
-) -> list[ParallelResult]:
+) -> ParallelResults:
     """Serve one prompt of `prompt_tokens` (prefill), then `num_requests` of them with `new_tokens` each (decode), greedily,
     once per way and round. `options` of LLM, the same for all ways.
 
+    Under torchrun, the ways are one process and torchrun's, each with as many threads as this process has now.
     Changes the number of torch's threads, and puts it back. ValueError naming an argument that is out of range.
     """
     for name, value, low in (
@@ -82,89 +157,73 @@ def bench_parallel(
         if value < low:
             raise ValueError(f"{name}={value}: must be at least {low}")
     before = torch.get_num_threads()
-    engines: list[LLM] = []
+    shard = torchrun_rank()
+    ways = WAYS if shard is None else (Way(1, before), Way(shard.size, before))
+    options = {"max_total_tokens": num_requests * (prompt_tokens + new_tokens), **options}
+    candidates: list[Candidate] = []
     try:
-        for way in WAYS:
-            torch.set_num_threads(way.processes * way.threads)  # a split model divides them among its processes
-            engines.append(LLM(model, tensor_parallel_size=way.processes, disable_radix_cache=True, **options))
-        vocabulary = engines[0].model.config.vocab_size
+        for way in ways:
+            alone = next((each for each in candidates if each.way.processes == way.processes == 1), None)
+            memory = own_memory_mib()
+            candidates.append(candidate := Candidate(way, model, options, alone))
+            if alone is None:
+                candidate.run([[1, 2]], 2)
+            if alone is None and memory is not None and (now := own_memory_mib()) is not None:
+                candidate.memory_mib = now - memory
+        llm = candidates[0].llm
+        vocabulary = llm.model.config.vocab_size
         prompts = np.random.default_rng(0).integers(0, vocabulary, (num_requests, prompt_tokens)).tolist()
-        runs = _run_rounds(engines, prompts, new_tokens, rounds, use_tqdm)
+        _run_rounds(candidates, prompts, new_tokens, rounds, use_tqdm)
+        decoded = num_requests * (new_tokens - 1)
+        measured = [each.result(candidates[0], prompt_tokens, decoded) for each in candidates]
+        config, parameters = llm.model.config, llm.model.model.num_parameters
+        own = PaperModel(llm.model.path.name, parameters, config.num_hidden_layers, config.hidden_size)
+        return ParallelResults(measured, on_paper([own, *KNOWN]))
     finally:
         torch.set_num_threads(before)
-        for llm in engines:
-            llm.shutdown()
-    return _results(runs, prompt_tokens, num_requests * (new_tokens - 1))
+        for each in candidates:
+            each.llm.shutdown()
 
 
 def format_parallel(results: Sequence[ParallelResult], limit: int | None = None) -> str:
-    """The results as a table, in lines of at most `limit` characters."""
+    """What was measured as a table, in lines of at most `limit` characters."""
+    heads = ("parallel", "prefill tok/s", "ratio", "waits", "decode tok/s", "ratio", "waits", "weights", "memory")
     cells = [
         (
             r.way,
             f"{r.prefill_tokens_per_second:.0f}",
             f"{r.prefill_ratio:.2f}",
+            "-" if r.prefill_waits_share is None else f"{r.prefill_waits_share:.0%}",
             f"{r.decode_tokens_per_second:.0f}",
             f"{r.decode_ratio:.2f}",
+            "-" if r.decode_waits_share is None else f"{r.decode_waits_share:.0%}",
+            f"{r.weights_mib:.0f}",
+            "-" if r.memory_mib is None else f"{r.memory_mib:.0f}",
             "yes" if r.tokens_equal else "NO",
         )
         for r in results
     ]
-    heads = ("parallel", "prefill tok/s", "ratio", "decode tok/s", "ratio", "same tokens")
-    first, *others = (list(column) for column in zip(heads, *cells, strict=True))
+    first, *others = (list(column) for column in zip((*heads, "same tokens"), *cells, strict=True))
     right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
     legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)
     return f"{side_by_side([first, *right], limit)}\n\n{legend}"
 
 
-def as_json(results: Sequence[ParallelResult]) -> list[dict[str, object]]:
+def as_json(results: ParallelResults) -> dict[str, object]:
     """The results as plain dictionaries."""
-    return [asdict(result) for result in results]
+    return asdict(results)
 
 
 def _run_rounds(
-    engines: Sequence[LLM], prompts: list[list[int]], new_tokens: int, rounds: int, use_tqdm: bool
-) -> list[list[Run]]:
-    """For each way, its runs. The first round warms up, and does not count."""
-    runs: list[list[Run]] = [[] for _ in engines]
-    with tqdm(total=(rounds + 1) * len(engines), desc="bench parallel", unit="run", disable=not use_tqdm) as bar:
+    candidates: Sequence[Candidate], prompts: list[list[int]], new_tokens: int, rounds: int, use_tqdm: bool
+) -> None:
+    """The first round warms up, and does not count."""
+    with tqdm(total=(rounds + 1) * len(candidates), desc="bench parallel", unit="run", disable=not use_tqdm) as bar:
         for turn in range(rounds + 1):
-            for way, llm, several in zip(WAYS, engines, runs, strict=True):
-                torch.set_num_threads(way.threads)
-                run = _run(llm, prompts, new_tokens)
-                several.extend([run] * (turn > 0))
+            for candidate in candidates:
+                run = candidate.run(prompts, new_tokens)
+                candidate.runs.extend([run] * (turn > 0))
                 bar.update(1)
-    return runs
-
-
-def _run(llm: LLM, prompts: list[list[int]], new_tokens: int) -> Run:
-    engine, start = llm.engine, time.perf_counter()
-    llm.generate(prompts[0], SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True))
-    prefill_seconds = time.perf_counter() - start
-    params = SamplingParams(max_new_tokens=new_tokens, temperature=0, ignore_eos=True)
-    ids = [engine.add_request(prompt, params) for prompt in prompts]
-    outputs: dict[int, list[int]] = {}
-    while engine.scheduler.waiting or engine.scheduler.prefilling:
-        outputs |= {out.request_id: out.token_ids for out in engine.step()}
-    start = time.perf_counter()
-    while engine.has_unfinished():
-        outputs |= {out.request_id: out.token_ids for out in engine.step()}
-    return Run(prefill_seconds, time.perf_counter() - start, [outputs[i] for i in ids])
-
-
-def _results(runs: list[list[Run]], prompt_tokens: int, decoded: int) -> list[ParallelResult]:
-    first = runs[0]
-    return [
-        ParallelResult(
-            way.name,
-            prompt_tokens / median(run.prefill_seconds for run in several),
-            median(base.prefill_seconds / run.prefill_seconds for base, run in zip(first, several, strict=True)),
-            decoded / median(run.decode_seconds for run in several),
-            median(base.decode_seconds / run.decode_seconds for base, run in zip(first, several, strict=True)),
-            all(run.tokens == first[0].tokens for run in several),
-        )
-        for way, several in zip(WAYS, runs, strict=True)
-    ]
 
 
 def _count(number: int, thing: str, plural: str) -> str:

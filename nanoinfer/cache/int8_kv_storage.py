@@ -1,5 +1,7 @@
 """Int8KVStorage: K/V in eight bits, with a scale for each token and head. `kv_cache_dtype="int8"` selects it."""
 
+from collections.abc import Sequence
+
 import torch
 
 from nanoinfer.cache.kv_storage import KVStorage, lazy_zeros
@@ -40,6 +42,10 @@ class Int8KVStorage(KVStorage):
         keys = self.key_numbers[layer_id][slots] * self.key_scales[layer_id][slots][..., None]
         values = self.value_numbers[layer_id][slots] * self.value_scales[layer_id][slots][..., None]
         return keys.to(self.dtype), values.to(self.dtype)
+
+    def slot_buffers(self) -> Sequence[torch.Tensor]:
+        """Numbers, then scales, of all layers."""
+        return *self.key_numbers, *self.value_numbers, *self.key_scales, *self.value_scales
 
 
 def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,12 @@ class KVStorage(ABC):
     def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of one layer in `slots` (an index of any shape, or a slice): `[*slots.shape, Hk, D]`."""
 
+    def slot_buffers(self) -> Sequence[torch.Tensor]:
+        """All tensors that hold K/V, `[N, ...]` each, contiguous. Whoever copies what they have for a slot copies its K/V
+        bit for bit. If a kind returns none, its K/V cannot be copied, and `host_cache_tokens` is refused.
+        """
+        return ()
+
 
 class PlainKVStorage(KVStorage):
     """`key_buffers` and `value_buffers`: one tensor `[N, Hk, D]` per layer, in the model's dtype."""
@@ -61,6 +68,10 @@ class PlainKVStorage(KVStorage):
     def read(self, layer_id: int, slots: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """A view of the buffers for a slice; a copy for an index."""
         return self.key_buffers[layer_id][slots], self.value_buffers[layer_id][slots]
+
+    def slot_buffers(self) -> Sequence[torch.Tensor]:
+        """Keys, then values, of all layers."""
+        return *self.key_buffers, *self.value_buffers
 
 
 KV_STORAGES["plain"] = KV_STORAGES["auto"] = PlainKVStorage

@@ -15,7 +15,7 @@ from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.cli.chat import add_arguments as add_chat_arguments
 from nanoinfer.cli.generate import add_arguments as add_generate_arguments
-from nanoinfer.cli.options import ENGINE_OPTIONS, HelpWithNames, add_options, load
+from nanoinfer.cli.options import ENGINE_OPTIONS, HelpWithNames, add_options, llm_options, load
 from nanoinfer.cli.ranks import run_other_rank
 from nanoinfer.cli.serve import add_arguments as add_serve_arguments
 from nanoinfer.cli.simulate import add_arguments as add_simulate_arguments
@@ -80,9 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "what",
         nargs="?",
-        choices=["adapters", "paged", "sessions"],
+        choices=["adapters", "paged", "restart", "sessions"],
         help="adapters: three styles from one batch, and what they share; paged: block tables, slots and "
-        "drafts, with forward_tensor and advance_step (see notebook 18); sessions: the first engine of the notebooks",
+        "drafts, with forward_tensor and advance_step (see notebook 18); restart: a chat whose process ends, and a new one "
+        "that continues it from files; sessions: the first engine of the notebooks",
     )
     demo.add_argument("--steps", type=int, help="for demo paged: decode steps (default: 8)")
     demo.add_argument("--block-size", type=int, help="for demo paged: slots per block (default: 4)")
@@ -154,6 +155,10 @@ def _demo(args: argparse.Namespace) -> int:
 
         run_adapters_demo(load(args))
         return 0
+    if args.what == "restart":
+        from nanoinfer.cli.restart_demo import run_restart_demo
+
+        return 0 if run_restart_demo(args.model, llm_options(args)) else 1
     if args.what == "sessions":
         from nanoinfer.cli.sessions_demo import run_sessions_demo
 

@@ -1,6 +1,7 @@
 """The options that several commands share: those of the engine and those of sampling."""
 
 import argparse
+import atexit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,20 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "free memory 0.5)",
     },
     "kv_cache_dtype": {"help": "how K/V is kept: {names} (default: as the model computes it)"},
+    "host_cache_tokens": {
+        "type": int,
+        "metavar": "N",
+        "help": "keep the K/V of so many tokens in host memory when it leaves the pool (default: none)",
+    },
+    "cache_dir": {
+        "metavar": "FOLDER",
+        "help": "keep K/V in files there, for later runs with the same model (default: none)",
+    },
+    "cache_dir_max_bytes": {
+        "type": int,
+        "metavar": "N",
+        "help": "most bytes that the files in --cache-dir may take up (default: no limit)",
+    },
     "max_running_requests": {
         "type": int,
         "default": 32,
@@ -234,10 +249,14 @@ def other_flags(name: str, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def load(args: argparse.Namespace, **more: Any) -> "LLM":
-    """The model that the options name; `more` arguments of LLM that are no options of all commands."""
+    """The model that the options name; `more` arguments of LLM that are no options of all commands. With a `cache_dir`, it
+    is shut down when Python exits, which saves its cache."""
     from nanoinfer import LLM
 
-    return LLM(args.model, **llm_options(args), **more)
+    llm = LLM(args.model, **llm_options(args), **more)
+    if llm.config.cache_dir is not None:
+        atexit.register(llm.shutdown)
+    return llm
 
 
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 
-SPLIT_COMMANDS = ("generate", "chat", "serve")
+SPLIT_COMMANDS = ("generate", "chat", "serve", "bench parallel")
 
 
 def world_size() -> int | None:
@@ -22,12 +22,12 @@ def run_other_rank(args: argparse.Namespace) -> int | None:
     shard = torchrun_rank()
     if shard is None:
         return None
-    if args.command not in SPLIT_COMMANDS:
-        raise ValueError(f"{args.command}: must not be started by torchrun; {', '.join(SPLIT_COMMANDS)} can be")
-    if args.tensor_parallel_size not in (None, shard.size):
-        raise ValueError(
-            f"--tensor-parallel-size {args.tensor_parallel_size}: must be torchrun's WORLD_SIZE={shard.size}, or left out"
-        )
+    command = f"{args.command} {args.what}" if args.command == "bench" else args.command
+    if command not in SPLIT_COMMANDS:
+        raise ValueError(f"{command}: must not be started by torchrun; {', '.join(SPLIT_COMMANDS)} can be")
+    size = getattr(args, "tensor_parallel_size", None)
+    if size not in (None, shard.size):
+        raise ValueError(f"--tensor-parallel-size {size}: must be torchrun's WORLD_SIZE={shard.size}, or left out")
     if shard.rank == 0:
         return None
     from nanoinfer.parallel.meeting import Meeting

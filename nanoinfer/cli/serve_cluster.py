@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nanoinfer.cli.options import llm_options
 
 if TYPE_CHECKING:
+    from nanoinfer.cluster.serve.settings import ClusterSettings
     from nanoinfer.server.settings import ServerSettings
 
 POLICIES = ("prefix", "round-robin", "least-loaded", "prefix-hash", "ray-prefix", "ray-power-of-two")
@@ -54,27 +55,33 @@ def check_cluster_options(args: argparse.Namespace) -> None:
         raise ValueError(f"--threads {args.threads}: must be at least 1")
 
 
-def serve_cluster(args: argparse.Namespace, server: "ServerSettings") -> None:
-    """Deploy, and return when a signal has come and everything has been answered. A second signal ends it at once."""
+def cluster_settings(args: argparse.Namespace) -> "ClusterSettings":
+    """What the options ask for. A replica gets a processor for each thread of each of its ranks."""
     from nanoinfer.cluster.costs import PassCosts
-    from nanoinfer.cluster.ray_runtime import LOCAL, connect, disconnect, start_serve
     from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 
-    threads = args.threads or 1
-    costs = None if args.costs is None else PassCosts.load(args.costs)
-    options = llm_options(args)
-    settings = ClusterSettings(
-        ReplicaSettings(args.model, options, threads, costs=costs),
+    threads, options = args.threads or 1, llm_options(args)
+    return ClusterSettings(
+        ReplicaSettings(args.model, options, threads, costs=None if args.costs is None else PassCosts.load(args.costs)),
         args.replicas,
         args.max_replicas,
-        cpus_per_replica=threads,
+        cpus_per_replica=threads * options["tensor_parallel_size"],
         policy=args.policy or "prefix",
         drain_timeout_s=args.drain_timeout,
     )
+
+
+def serve_cluster(args: argparse.Namespace, server: "ServerSettings") -> None:
+    """Deploy, and return when a signal has come and everything has been answered. A second signal ends it at once."""
+    from nanoinfer.cluster.ray_runtime import LOCAL, connect, disconnect, start_serve
+
+    settings = cluster_settings(args)
     port = _free_port(args.host, args.port)
     most = max(settings.replicas, settings.max_replicas or 0)
     signals = Signals()
-    was_started = connect(args.ray_address or LOCAL, num_cpus=max(most * threads, os.cpu_count() or 1))
+    was_started = connect(
+        args.ray_address or LOCAL, num_cpus=max(most * settings.cpus_per_replica, os.cpu_count() or 1)
+    )
     signals.take()
     try:
         start_serve(args.host, port)

@@ -13,6 +13,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
+    parser.add_argument(
+        "--load",
+        type=os.path.expanduser,
+        metavar="FILE",
+        help="serve nothing: open a trace that --json, Trace.save or the server's page wrote",
+    )
     parser.add_argument("--max-new-tokens", "--max-tokens", type=int, default=24, help="for each prompt (default: 24)")
     parser.add_argument("--out", type=os.path.expanduser, help="write the player to this .html file")
     parser.add_argument("--json", type=os.path.expanduser, help="write the trace to this file, for Trace.load")
@@ -28,7 +34,10 @@ def run(args: argparse.Namespace) -> None:
     from nanoinfer.cli.trace_example import SETTINGS, run_example
     from nanoinfer.frontends.llm import LLM
     from nanoinfer.requests.sampling_params import SamplingParams
+    from nanoinfer.trace.trace import Trace
 
+    if args.load is not None and args.prompt:
+        raise ValueError(f"--load {args.load}: serves no prompts, but {len(args.prompt)} are given")
     for path, ending in ((args.out, ".html"), (args.png, ".png")):
         if path is not None and Path(path).suffix != ending:
             raise ValueError(f"{path}: must end in {ending}")
@@ -38,7 +47,9 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"{path}: there is no folder {Path(path).parent}")
     if args.out is not None or args.png is not None:
         _check_matplotlib()
-    if args.prompt:
+    if args.load is not None:
+        trace: Trace | None = Trace.load(args.load)
+    elif args.prompt:
         llm = LLM(args.model, trace=True)
         check_tokenizer(llm)
         llm.generate(args.prompt, SamplingParams(max_new_tokens=args.max_new_tokens, temperature=0), use_tqdm=False)

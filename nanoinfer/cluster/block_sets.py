@@ -27,7 +27,7 @@ class BlockSets:
 
 
 def matched_blocks(hashes: Hashes, *sets: BlockSets) -> list[tuple[int, int]]:
-    """How far each replica matches: `(number of leading blocks, bits of the replicas that match just so many)`, longest
+    """How far each replica matches: `(number of leading blocks, bits of the replicas that match so many or more)`, longest
     match first; replicas without a match are left out. A block counts if any of `sets` has it."""
     found, alive, count, before = [], -1, 0, None
     for masks in zip(*(map(each.masks.get, hashes) for each in sets), strict=True):
@@ -37,7 +37,7 @@ def matched_blocks(hashes: Hashes, *sets: BlockSets) -> list[tuple[int, int]]:
                 have |= mask or 0
             still = alive & have
             if count and still != alive:
-                found.append((count, alive & ~still))
+                found.append((count, alive))
             alive, before = still, masks
             if not alive:
                 break

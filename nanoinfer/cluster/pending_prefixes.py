@@ -1,7 +1,8 @@
 """PendingPrefixes: what a router has just sent where. Nobody has reported it yet, but it will be there."""
 
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import repeat
 from typing import NamedTuple
 
 from nanoinfer.cluster.block_sets import BlockSets, Hashes
@@ -15,17 +16,31 @@ class Pending(NamedTuple):
     end: float
 
 
+@dataclass(slots=True)
+class Run:
+    """Blocks that follow each other and are on their way together. `counts`: the bit of a replica → how many requests bring
+    them there. `following`: what some of these bring behind them, by first block."""
+
+    hashes: Hashes
+    counts: dict[int, int]
+    following: "dict[int, Run]" = field(default_factory=dict)
+
+    def split(self, length: int) -> None:
+        """Keep the first `length` blocks; the others follow."""
+        rest = Run(self.hashes[length:], dict(self.counts), self.following)
+        self.hashes, self.following = self.hashes[:length], {rest.hashes[0]: rest}
+
+
 class PendingPrefixes:
     """Cures the herd. In a burst of requests with one new prefix, a router that waits for events sends each of them to
     another replica, and all of these compute the prefix. This remembers where the first one went.
 
-    `sets`: the blocks on their way, in the form of the index's.
+    It is a radix tree: blocks that only one request brings, as is most often so, take up one Run, however many they are.
     """
 
     def __init__(self) -> None:
-        self.sets = BlockSets()
+        self._runs: dict[int, Run] = {}  # by first block
         self._of: dict[str, Pending] = {}  # by request id
-        self._more: dict[tuple[int, int], int] = {}  # (block, bit) → how many other requests bring it, if any do
         self._ends: list[tuple[float, str]] = []  # a heap; entries of requests that have changed since are skipped
 
     def __len__(self) -> int:
@@ -38,14 +53,15 @@ class PendingPrefixes:
             return
         self._of[request_id] = Pending(bit, hashes, end)
         heappush(self._ends, (end, request_id))
-        if self.sets.masks.keys().isdisjoint(hashes):  # no other request brings any of them, as is most often so
-            self.sets.masks.update(zip(hashes, repeat(bit)))
-            return
-        for block in hashes:
-            if self.sets.masks.get(block, 0) & bit:
-                self._more[block, bit] = self._more.get((block, bit), 0) + 1
-            else:
-                self.sets.add(block, bit)
+        runs = self._runs
+        while hashes and (run := runs.get(hashes[0])) is not None:
+            shared = common_length(run.hashes, hashes)
+            if shared < len(run.hashes):
+                run.split(shared)
+            run.counts[bit] = run.counts.get(bit, 0) + 1
+            runs, hashes = run.following, hashes[shared:]
+        if hashes:
+            runs[hashes[0]] = Run(hashes, {bit: 1})
 
     def end_at(self, request_id: str, end: float) -> None:
         """Its blocks are there now, and are believed in until `end`, by when events will tell."""
@@ -58,14 +74,16 @@ class PendingPrefixes:
         pending = self._of.pop(request_id, None)
         if pending is None:
             return
-        for block in pending.hashes:
-            copy = block, pending.bit
-            if copy not in self._more:
-                self.sets.discard(*copy)
-            elif self._more[copy] == 1:
-                del self._more[copy]
-            else:
-                self._more[copy] -= 1
+        bit, hashes, runs = pending.bit, pending.hashes, self._runs
+        while hashes:
+            run = runs[hashes[0]]
+            run.counts[bit] -= 1
+            if not run.counts[bit]:
+                del run.counts[bit]
+            if not run.counts:  # so nobody brings what follows, either
+                del runs[hashes[0]]
+                return
+            runs, hashes = run.following, hashes[len(run.hashes) :]
 
     def forget_replica(self, bit: int) -> None:
         """The replica of `bit` is gone. It looks at all requests."""
@@ -79,3 +97,22 @@ class PendingPrefixes:
             pending = self._of.get(request_id)
             if pending is not None and pending.end == end:
                 self.forget(request_id)
+
+    def sets_of(self, hashes: Hashes) -> BlockSets | None:
+        """Which of a prompt's blocks are on their way where, in the form of the index's; None if none of them are."""
+        if self._runs.keys().isdisjoint(hashes):
+            return None
+        found = BlockSets()
+        for start, first in enumerate(hashes):
+            runs, left = self._runs, hashes[start:] if first in self._runs else ()
+            while left and (run := runs.get(left[0])) is not None:
+                shared, bits = common_length(run.hashes, left), sum(run.counts)
+                for block in left[:shared]:
+                    found.add(block, bits)
+                runs, left = run.following, left[shared:] if shared == len(run.hashes) else ()
+        return found
+
+
+def common_length(one: Hashes, other: Hashes) -> int:
+    """How many leading blocks are equal. A block's hash covers what comes before it, so behind a difference nothing is."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])

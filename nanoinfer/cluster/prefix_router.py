@@ -211,8 +211,8 @@ class PrefixRouter(BasePolicy):
             raise ValueError(f"hashes: are {len(hashes)}, must be {num_tokens // size}: {num_tokens} tokens // {size}")
         self.pending.expire(now)
         held = expected = matched_blocks(hashes, self.index.sets)
-        if self._is_pending(hashes, held):
-            expected = matched_blocks(hashes, self.index.sets, self.pending.sets)
+        if (pending := self.pending.sets_of(hashes)) is not None:
+            expected = matched_blocks(hashes, self.index.sets, pending)
         ahead = self._ahead(min(request.max_new_tokens, self._output_tokens), now)
         place, work = self._best(ahead, request, hashes, held, expected)
 
@@ -223,29 +223,21 @@ class PrefixRouter(BasePolicy):
         self.pending.add(request.request_id, known.bit, hashes[claims:], now + self._pending_s)
         return self._table.names[place]
 
-    def _is_pending(self, hashes: Hashes, held: Matched) -> bool:
-        """Whether the first block that a replica lacks may be on its way there."""
-        if masks := self.pending.sets.masks:
-            for blocks, _ in (*held, (0, 0)):
-                if blocks < len(hashes) and hashes[blocks] in masks:
-                    return True
-        return False
-
     def _best(
         self, ahead: np.ndarray, request: RoutedRequest, hashes: Hashes, held: Matched, expected: Matched
     ) -> tuple[int, Work]:
         """The place of the replica that costs least, and what the request takes there. Of those that cost almost as little,
         it is one of the most trusted ones that have most cached."""
         num_tokens, size, doubted = len(request.token_ids), self.index.block_size, self._table.doubted
-        works = [(bits, self._work(num_tokens, blocks * size)) for blocks, bits in expected]
+        works = [(bits, self._work(num_tokens, blocks * size)) for blocks, bits in reversed(expected)]
         whole = self._work(num_tokens, 0)
         works += [
             (1 << place, self._work(num_tokens, int(size * (trust * claims + _blocks_at(place, expected) - claims))))
             for place, trust in doubted.items()
             if (claims := _blocks_at(place, held))
         ]
-        prefills = self._table.by_bits([(bits, work.seconds) for bits, work in works], whole.seconds)
-        prefills *= PREFILL_WEIGHT
+        weighed = [(bits, PREFILL_WEIGHT * work.seconds) for bits, work in works]
+        prefills = self._table.by_bits(weighed, PREFILL_WEIGHT * whole.seconds)
         costs = ahead + prefills
         tie = TIE * self._costs.prefill_seconds(num_tokens)
         if self._max_imbalance_s < PREFILL_WEIGHT * whole.seconds + tie:  # else, more ahead costs more, too

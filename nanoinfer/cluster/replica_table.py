@@ -23,6 +23,7 @@ class ReplicaTable:
         self.salts = np.empty(0, dtype=np.uint64)
         self.doubted: dict[int, float] = {}
         self.hold_until = np.inf
+        self._all = 0  # the bits of all places that are taken
         self._sums = np.empty((len(NOBODY), 0))
         self._grow(FEWEST)
 
@@ -32,11 +33,13 @@ class ReplicaTable:
             self._grow(len(self.names))
         place = self.names.index("")
         self.names[place], self.salts[place], self._sums[:, place] = replica, salt(replica), NOTHING
+        self._all |= 1 << place
         return place
 
     def remove(self, place: int) -> None:
         """Its replica is gone."""
         self.names[place], self._sums[:, place] = "", NOBODY
+        self._all &= ~(1 << place)
         self.doubted.pop(place, None)
 
     def set_sums(self, place: int, sums: Sums) -> None:
@@ -57,7 +60,9 @@ class ReplicaTable:
         found = np.empty(len(self.names))
         found.fill(otherwise)
         for bits, value in values:
-            if bits & (bits - 1):
+            if bits == self._all:
+                found.fill(value)
+            elif bits & (bits - 1):
                 octets = np.frombuffer(bits.to_bytes(len(self.names) // 8, "little"), dtype=np.uint8)
                 np.putmask(found, np.unpackbits(octets, bitorder="little").view(np.bool_), value)
             else:  # of one place

@@ -44,6 +44,11 @@ class DraftModel:
         self._stamps = np.zeros(runner.token_to_kv_pool.size, dtype=np.uint64)
         self._prefixes: WeakKeyDictionary[Req, PrefixStamps] = WeakKeyDictionary()
 
+    def slot_buffers(self) -> Sequence[torch.Tensor]:
+        """All that it keeps by slot, `[N, ...]` each: K/V, and the stamps that say whose it is, int64 `[N]`."""
+        stamps = torch.from_numpy(self._stamps.view(np.int64))
+        return *self._runner.token_to_kv_pool.kv_storage.slot_buffers(), stamps
+
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
         counts, starts = list(most), [self._first_missing(req) for req in reqs]
         with interruptible():

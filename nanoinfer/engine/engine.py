@@ -13,6 +13,7 @@ from nanoinfer.engine.arrivals import Arrivals
 from nanoinfer.engine.by_hand import ByHand
 from nanoinfer.engine.loop_protocol import Loop
 from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.engine.storeys import host_storey_for
 from nanoinfer.engine.upkeep import EngineUpkeep
 from nanoinfer.errors import EngineClosedError, QueueFullError
 from nanoinfer.grammars.grammars import Grammars
@@ -76,6 +77,7 @@ class Engine(EngineUpkeep):
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
+        self.cache.storey = host_storey_for(config, self.cache, self.scheduler, self._guard.meter, clock)
         self._by_hand = ByHand(self._guard, self.open_requests)
         self._arrivals = Arrivals(
             config, self.cache, self.builder, self.grammars, self.adapters, clock, self._check_queue

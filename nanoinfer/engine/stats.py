@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from nanoinfer.adapters.manager import Adapters
+from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.kernels.selection import Selection, selection_of
+from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.scheduling.batch import Batch
@@ -48,6 +50,11 @@ class EngineStats(Mapping[str, Any]):
       `hit_rate` (cached tokens divided by prompt tokens); `output_tokens`.
     - Drafts since the start: `drafted_tokens` (those that passes have checked), `accepted_tokens` (those that were right).
     - Shortage since the start: `retractions`; `evicted_tokens` (evicted from the tree to make room).
+    - Host memory below the pool (0 without `host_cache_tokens`): `host_slots`; `host_held_tokens` now; since the start,
+      `host_stored_tokens` (copied there when they were evicted) and `host_fetched_tokens` (copied back).
+    - Files below it (0 without `cache_dir`): `disk_held_tokens` now, in all files of this model; since the start,
+      `disk_fetched_tokens` (read into host memory), `disk_misses` (files that could not be used) and `disk_lost_runs`
+      (pieces that the writer had no room for).
     - `new_token_ratio` now: for what share of future tokens admission reserves slots (see retraction.py).
     - What computes the passes: `kernels` and `attention_backend`; and why nothing faster does: `kernels_reason` and
       `attention_reason` ("" if they are the fastest). `capture`: whether decode passes are captured, and if not, why.
@@ -81,6 +88,14 @@ class EngineStats(Mapping[str, Any]):
     output_tokens: int
     drafted_tokens: int
     accepted_tokens: int
+    host_slots: int
+    host_held_tokens: int
+    host_stored_tokens: int
+    host_fetched_tokens: int
+    disk_held_tokens: int
+    disk_fetched_tokens: int
+    disk_misses: int
+    disk_lost_runs: int
     new_token_ratio: float
     tokens_per_second: float
     extend_step_seconds: float
@@ -125,12 +140,20 @@ class StepMeter:
         self.extend_steps = self.decode_steps = 0
         self.has_logged = False
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
+        self._extend_speeds: deque[float] = deque(maxlen=RECENT_STEPS)  # in seconds per token
 
-    def add(self, extend: bool, output_tokens: int, seconds: float) -> None:
-        """Count one step, an extend or else a decode (or verify), that took `seconds`."""
+    def add(self, batch: Batch, output_tokens: int, seconds: float) -> None:
+        """Count one step, the pass of `batch`, that took `seconds` and gave so many output tokens."""
+        extend = batch.forward_mode is ForwardMode.EXTEND
         self.extend_steps += extend
         self.decode_steps += not extend
+        if extend:
+            self._extend_speeds.append(seconds / len(batch.input_ids))
         self._recent.append((extend, output_tokens, seconds))
+
+    def seconds_per_prompt_token(self) -> float:
+        """Of the recent extend that was the fastest per token; 0 before the first."""
+        return min(self._extend_speeds, default=0.0)
 
     def recent(self) -> RecentSteps:
         """Speed over the last `RECENT_STEPS` steps."""
@@ -186,6 +209,7 @@ def engine_stats(
         output_tokens=scheduler.output_tokens,
         drafted_tokens=scheduler.drafted_tokens,
         accepted_tokens=scheduler.accepted_tokens,
+        **storey_stats(cache),
         new_token_ratio=scheduler.new_token_ratio.value,
         **meter.recent(),
         kernels=kernels.name,
@@ -199,6 +223,23 @@ def engine_stats(
         adapters_on_device=len(adapters.pool.on_device),
         adapter_fetches=adapters.pool.fetches,
     )
+
+
+def storey_stats(cache: CacheManager) -> dict[str, int]:
+    """The fields of EngineStats that are about the storeys below the pool."""
+    host = cache.storey
+    disk = None if host is None else host.below
+    files = None if disk is None else disk.stats()
+    return {
+        "host_slots": host.index.size if host else 0,
+        "host_held_tokens": len(host.index) if host else 0,
+        "host_stored_tokens": host.stored_tokens if host else 0,
+        "host_fetched_tokens": host.fetched_tokens if host else 0,
+        "disk_held_tokens": files.blocks * host.block_size if files else 0,
+        "disk_fetched_tokens": disk.fetched_tokens if disk else 0,
+        "disk_misses": files.misses if files else 0,
+        "disk_lost_runs": files.lost if files else 0,
+    }
 
 
 def log_step(

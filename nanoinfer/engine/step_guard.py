@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from nanoinfer.engine.loop_protocol import Loop, NoLoop
 from nanoinfer.engine.stats import StepMeter, log_step
-from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
@@ -113,7 +112,7 @@ class StepGuard:
         """Count and log a pass that counts as having begun at `started`, when there had been so many of both."""
         if batch is not None:
             seconds, scheduler = self._clock() - started, self._scheduler
-            self.meter.add(batch.forward_mode is ForwardMode.EXTEND, scheduler.output_tokens - output_tokens, seconds)
+            self.meter.add(batch, scheduler.output_tokens - output_tokens, seconds)
             log_step(batch, scheduler, self.meter, self._runner, scheduler.retractions - retractions, seconds)
 
     def end(

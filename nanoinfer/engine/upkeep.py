@@ -1,6 +1,8 @@
 """EngineUpkeep: what one may ask of an engine between two steps, beside requests: pauses, adapters, numbers, its end."""
 
 import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from nanoinfer.adapters.adapter import Adapter
@@ -8,8 +10,10 @@ from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.engine.prefix_transfer import PrefixTransfer, Tokens
 from nanoinfer.engine.stats import EngineStats, engine_stats
 from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.engine.storeys import slot_buffers
 from nanoinfer.errors import AdapterError, EngineClosedError
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.adapter_key import AdapterKey
@@ -19,6 +23,8 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.threads.turns import Turns
+
+SAVE_AT_SHUTDOWN_S = 10.0
 
 
 class EngineUpkeep:
@@ -37,6 +43,10 @@ class EngineUpkeep:
     def __init__(self) -> None:
         self.paused_by: dict[int, threading.Thread] = {}  # by request id
         self._block_feed: BlockFeed | None = None  # made when somebody asks for it
+        self.describe_model: Callable[[], Mapping[str, str]] | None = (
+            None  # all that K/V depends on of models and kernels
+        )
+        self._prefix_transfer: PrefixTransfer | None = None
 
     @property
     def turns(self) -> Turns:
@@ -92,7 +102,13 @@ class EngineUpkeep:
                     "wait until they have ended"
                 )
             if adapter is not None:
-                self.radix_cache.evict_keys(lambda key: isinstance(key, AdapterKey) and key.id == adapter.id)
+
+                def is_its(key: Hashable) -> bool:
+                    return isinstance(key, AdapterKey) and key.id == adapter.id
+
+                self.radix_cache.evict_keys(is_its)
+                if self.cache.storey is not None:
+                    self.cache.storey.evict_keys(is_its)
             self.adapters.unload(name)
 
     def stats(self) -> EngineStats:
@@ -105,11 +121,75 @@ class EngineUpkeep:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
         with self.turns.visit():
             self.cache.check_integrity(self.scheduler.running)
+            if self.cache.storey is not None:
+                self.cache.storey.check_integrity()
 
     def flush_cache(self) -> int:
-        """Free every cached token that no running request relies on, and return how many there were."""
-        with self.turns.visit():
+        """Free every cached token that no running request relies on, and return how many there were in the pool. Host
+        memory is emptied, too; files stay."""
+        with self.turns.visit(), nullcontext() if self.cache.storey is None else self.cache.storey.emptied():
             return self.radix_cache.evict(self.radix_cache.evictable_size())
+
+    def save_cache(self, timeout_s: float | None = None) -> int:
+        """Write all cached K/V to the files of `cache_dir`, and wait for that, at most `timeout_s` seconds. Returns how
+        many tokens could not be written by then. Passes go on meanwhile. ValueError without `cache_dir`."""
+        if (disk := getattr(self.cache.storey, "below", None)) is None:
+            raise ValueError("save_cache: needs cache_dir")
+        return disk.save(self.turns.visit, timeout_s)
+
+    def export_prefix(self, tokens: Tokens, *, adapter: str | None = None, extra_key: Hashable = None) -> bytes:
+        """The K/V of the longest prefix of `tokens` (token ids) that is cached in the pool, and in host memory behind it,
+        in whole pages: bytes for `import_prefix` of another engine. b"" if not even a page is cached.
+
+        `adapter`, `extra_key`: those of the request that computed it. The first call reads all weights once. ValueError
+        naming what is wrong with an argument, or why this engine cannot export; EngineClosedError after `shutdown`.
+        """
+        transfer, found = self._transfer("export_prefix"), self.adapters.find(adapter)
+        return transfer.dump(tokens, found, extra_key, lambda: self._visit_with(adapter, found))
+
+    def import_prefix(
+        self, data: bytes | bytearray | memoryview, *, adapter: str | None = None, extra_key: Hashable = None
+    ) -> int:
+        """Put K/V that another engine has exported into the pool. Requests with this `adapter` and `extra_key` find it, as
+        if this engine had computed it, with the same tokens. Returns how many of its tokens are in the pool now: fewer than
+        were exported only if running requests leave no room for the others.
+
+        ValueError, with nothing changed, if the engines differ in anything that K/V depends on (weights, kernels, number
+        formats, page size, a draft model), if adapter or `extra_key` do, or if `data` is damaged. Its checksum finds
+        accidents: take `data` only from engines that you trust. AdapterError and EngineClosedError as for a request.
+        """
+        transfer, found = self._transfer("import_prefix"), self.adapters.find(adapter)
+        return transfer.load(data, found, extra_key, lambda: self._visit_with(adapter, found))
+
+    @contextmanager
+    def _visit_with(self, name: str | None, adapter: Adapter | None) -> Iterator[None]:
+        """A visit in which `name` still is `adapter`."""
+        with self.turns.visit():
+            self.turns.check_between_passes()
+            if self._closed:
+                raise EngineClosedError("this engine has been shut down; it has no K/V and takes none")
+            if self.adapters.find(name) is not adapter:
+                raise AdapterError(f"adapter={name!r}: was unloaded, and another one loaded, meanwhile")
+            yield
+
+    def _transfer(self, method: str) -> PrefixTransfer:
+        if self._prefix_transfer is None:
+            if self.radix_cache.disable:
+                raise ValueError(f"{method}: needs disable_radix_cache=False, because K/V is found by the tree")
+            if (size := getattr(self.model_runner, "tp_size", 1)) > 1:
+                raise ValueError(
+                    f"{method}: needs tensor_parallel_size=1, got {size}: each process has only a part of K/V"
+                )
+            if self.describe_model is None:
+                raise ValueError(
+                    f"{method}: needs an engine that make_engine or an LLM has made, which knows its model"
+                )
+            try:
+                buffers = slot_buffers(self.cache, self.scheduler)
+            except ValueError as error:
+                raise ValueError(f"{method}: {error}") from error
+            self._prefix_transfer = PrefixTransfer(self.cache, buffers, self.describe_model())
+        return self._prefix_transfer
 
     def block_feed(self, event_block_size: int = 16) -> BlockFeed:
         """What the tree holds, in numbered batches: one for each step, and each visit between steps, that changes it. A
@@ -141,14 +221,20 @@ class EngineUpkeep:
         return self._guard.hand_out(end)
 
     def shutdown(self) -> list[RequestOutput]:
-        """Shut down for good: abort all requests, free every slot, and refuse later requests with EngineClosedError.
+        """Shut down for good: abort all requests, save the cache if there is a `cache_dir`, free every slot, and refuse
+        later requests with EngineClosedError.
 
         May be called again, and then does nothing.
         """
 
         def close() -> list[RequestOutput]:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             outputs = self.abort_all()
+            if not was_closed and (disk := getattr(self.cache.storey, "below", None)) is not None:
+                try:
+                    disk.save(nullcontext, SAVE_AT_SHUTDOWN_S)
+                finally:
+                    disk.close()
             self.flush_cache()
             self.model_runner.close()
             return outputs

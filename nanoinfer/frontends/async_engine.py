@@ -243,6 +243,10 @@ class AsyncEngine:
         """Call `Engine.check_integrity` between two steps."""
         await self._door.call(self._engine.check_integrity)
 
+    async def save_cache(self, timeout_s: float | None = None) -> int:
+        """Call `Engine.save_cache` in another thread."""
+        return await asyncio.to_thread(self._engine.save_cache, timeout_s)
+
     async def shutdown(self) -> None:
         """Abort every request of this AsyncEngine and accept no more; if the model was loaded here, shut its engine down.
         May be called again."""

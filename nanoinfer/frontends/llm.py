@@ -15,6 +15,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
 from nanoinfer.drafting.load import draft_model_of, load_draft_model
 from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.prefix_transfer import Tokens
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.frontends.calls import Calls
 from nanoinfer.frontends.serving import Serving, serve_in_background
@@ -251,9 +252,25 @@ class LLM:
         """Forget an adapter. AdapterError if there is none of this name, or while requests use it."""
         self.engine.unload_adapter(name)
 
+    def save_cache(self, timeout_s: float | None = None) -> int:
+        """Write all K/V that is cached to the files of `cache_dir` (see `Engine.save_cache`). `shutdown` does it, too."""
+        return self.engine.save_cache(timeout_s)
+
+    def export_prefix(self, tokens: Tokens, *, adapter: str | None = None, extra_key: Hashable = None) -> bytes:
+        """The cached K/V of a prefix as bytes, for an LLM in another process (see `Engine.export_prefix`)."""
+        return self.engine.export_prefix(tokens, adapter=adapter, extra_key=extra_key)
+
+    def import_prefix(
+        self, data: bytes | bytearray | memoryview, *, adapter: str | None = None, extra_key: Hashable = None
+    ) -> int:
+        """Cache K/V that an equal LLM has exported; returns of how many tokens (see `Engine.import_prefix`)."""
+        return self.engine.import_prefix(data, adapter=adapter, extra_key=extra_key)
+
     def serve(self, port: int = 0, *, host: str = "127.0.0.1", **settings: Any) -> Serving:
         """Serve this model over HTTP, to OpenAI's clients and others, until `stop()` is called on what this returns; its
         `url` says where. It runs in the background: all other methods can be used meanwhile, and all requests share passes.
+
+        In a notebook, what this returns is shown as the server's page: a chat beside the engine, drawn while cells use it.
 
         `port`: 0 takes a free one. `host`: the address to listen at; by default, only this machine reaches it. `settings`:
         the fields of `nanoinfer.server.ServerSettings`, such as `api_keys`. RuntimeError when the address is not to be had,
@@ -334,7 +351,23 @@ def make_engine(
     )
     runner = _make_runner(model, config, req_to_token_pool, config.kv_cache_dtype)
     draft_runner = None if draft_model is None else _make_runner(draft_model, config, req_to_token_pool)
-    return Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock, draft_runner)
+    engine = Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock, draft_runner)
+
+    def describe() -> dict[str, str]:
+        from nanoinfer.model.fingerprint import model_fields
+
+        fields = model_fields(model, runner.attention_backend, config.kv_cache_dtype)
+        if draft_model is not None and draft_runner is not None:
+            of_draft = model_fields(draft_model, draft_runner.attention_backend)
+            fields |= {f"draft {name}": field for name, field in of_draft.items()}
+        return fields
+
+    engine.describe_model = describe
+    if config.cache_dir is not None:
+        from nanoinfer.engine.files import add_files
+
+        add_files(engine, describe(), clock)
+    return engine
 
 
 def _make_runner(

@@ -55,7 +55,7 @@ def _found_or_compiled() -> Path:
     """
     flags, folder = compile_flags(), _cache_directory()
     source = [file.read_bytes() for file in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
-    name = f"kernels-{_digest(' '.join([*flags, _cpu(), torch.__version__]).encode(), *source)}"
+    name = f"kernels-{_digest(' '.join([*flags, cpu_features(), torch.__version__]).encode(), *source)}"
     try:
         command = compiler()
     except KernelsUnavailableError as error:
@@ -176,7 +176,7 @@ def _cache_directory() -> Path:
         raise KernelsUnavailableError(f"no folder for compiled kernels; set NANOINFER_CACHE to one: {error}") from error
 
 
-def _cpu() -> str:
+def cpu_features() -> str:
     """The CPU's features, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -25,6 +25,7 @@ from nanoinfer.model.split import Cut
 from nanoinfer.parallel.communicator import Communicator
 from nanoinfer.parallel.cuts import cuts_of, row_inputs
 from nanoinfer.parallel.int8 import RowSplitInt8Weights
+from nanoinfer.parallel.memory import give_back
 from nanoinfer.parallel.shard import Range
 
 # Kinds of linear weights whose row-split form differs. It is called like the kind itself, with the Communicator as its last
@@ -86,6 +87,7 @@ class RowLinear(Linear):
             bias_data = None if self.bias is None else self.bias.data
             self.weights = kind(self.weight.data, bias_data, kernels, name, self._communicator)
             self.weight = None
+        give_back()
 
     def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """This rank's part of the inputs, [T, its inputs] → [T, out_features], the same in all ranks."""

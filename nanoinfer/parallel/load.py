@@ -28,6 +28,12 @@ def check_options(size: int, config: EngineConfig, quantization: str | None) -> 
             f"capture=True: passes of a model that is split over tensor_parallel_size={size} processes cannot be recorded; "
             "use 'auto' or False"
         )
+    for field in ("host_cache_tokens", "cache_dir"):
+        if getattr(config, field) is not None:
+            raise ValueError(
+                f"{field}={getattr(config, field)!r}: K/V of a model that is split over tensor_parallel_size={size} "
+                "processes cannot be kept outside of the pool; must be None"
+            )
     QUANTIZATIONS.check(quantization)
     for option, name, chosen in (
         ("quantization", quantization, QUANTIZATIONS[quantization]),

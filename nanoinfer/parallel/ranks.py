@@ -101,6 +101,11 @@ class Ranks:
         if is_well:
             self.communicator.close()
 
+    def why_broken(self) -> BaseException | None:
+        """`broken`, or what it will be because a rank has ended since the last pass. May be called from any thread."""
+        ended = self.members.ended() if self.broken is None and self._owner == os.getpid() else []
+        return _ended(ended[0]) if self.broken is None and ended else self.broken
+
     def _check(self) -> None:
         if self._owner != os.getpid():
             raise RankError("this process was forked from the one that has the other ranks of the model: load it again")
@@ -112,8 +117,11 @@ class Ranks:
     def _fail(self, error: BaseException) -> BaseException:
         """Note what has happened, end the other ranks, and return what to raise."""
         if isinstance(error, RankError):
-            cause = first_ended(self.members) or str(error)
-            error = RankError(f"a process of the model has ended, and the engine with it: {cause}")
+            error = _ended(first_ended(self.members) or str(error))
         self.broken = error
         self.members.end(patiently=False)
         return error
+
+
+def _ended(cause: str) -> RankError:
+    return RankError(f"a process of the model has ended, and the engine with it: {cause}")

@@ -48,7 +48,7 @@ class SplitRunner(ModelRunner):
     @property
     def broken(self) -> BaseException | None:
         """As in ModelRunner: a rank has ended, or a pass was not finished by all."""
-        return self._ranks.broken
+        return self._ranks.why_broken()
 
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
         """As in ModelRunner, by all ranks, which have to leave it together: so Python's signal handlers wait until its end.

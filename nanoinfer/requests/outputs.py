@@ -22,6 +22,7 @@ class CompletionOutput:
       model's end tokens did.
     - `logprobs`: one dict {token id: log-probability} per sampled token, the sampled one first; None unless requested.
     - `drafted_tokens`: how many drafts passes have checked; `accepted_tokens`: how many of them are in `token_ids`.
+    - `cached_tokens`: how many prompt tokens had K/V in the radix cache or in a storey below it.
     """
 
     index: int
@@ -35,6 +36,14 @@ class CompletionOutput:
     _start: int = field(repr=False)
     _end: int = field(repr=False)
     _logprobs: list[dict[int, float]] | None = field(repr=False)
+    _fetched: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)  # see `Req.fetched`
+
+    @property
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        """Where the `cached_tokens` were: in the pool's tree (`device`), in host memory (`host`) or in files (`disk`)."""
+        cached = self.cached_tokens
+        below = {tier: min(end, cached) - min(start, cached) for tier, (start, end) in self._fetched.items()}
+        return {"device": cached - sum(below.values()), "host": 0, "disk": 0} | below
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -57,7 +66,8 @@ class RequestOutput:
     its `outputs`.
 
     - `prompt`: the prompt's text; None if token ids were given, as `chat` does.
-    - `prompt_tokens`: how many tokens the prompt has; `cached_tokens`: how many of them had K/V in the radix cache.
+    - `prompt_tokens`: how many tokens the prompt has; `cached_tokens`: how many of them had K/V in the radix cache or in a
+      storey below it; `cached_tokens_by_tier`: how many in which, {"device": n, "host": n, "disk": n}.
     - `prompt_logprobs`: the log-probability of each prompt token given the tokens before it (None for the first token);
       None unless requested. `prompt_top_logprobs`: at each prompt token's position, the likeliest tokens, {token id:
       log-probability} (None for the first token); None unless requested.
@@ -120,6 +130,10 @@ class RequestOutput:
     @property
     def cached_tokens(self) -> int:
         return self.outputs[0].cached_tokens
+
+    @property
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        return self.outputs[0].cached_tokens_by_tier
 
     @property
     def drafted_tokens(self) -> int:

@@ -76,6 +76,7 @@ class Req:
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None  # what ended it, if something went wrong
         self.cached_tokens = 0
+        self.fetched: dict[str, tuple[int, int]] = {}  # of these, by storey: the positions that came from it
         self.drafts = 0  # how many of its tokens are drafts: only an Ahead has any
         self.drafted_tokens = self.accepted_tokens = 0  # drafts that passes have checked, and those that were right
         self.text = ""

@@ -46,7 +46,7 @@ def made(update: Update) -> RequestOutput:
 
 
 def _completion(index: int, req: Req) -> CompletionOutput:
-    logprobs = None if req.params.logprobs is None else req.output_logprobs
+    entries = None if req.params.logprobs is None else req.output_logprobs
     counts = req.cached_tokens, req.drafted_tokens, req.accepted_tokens
     tokens = req.token_ids, req.prompt_len, req.num_tokens
-    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, *counts, *tokens, logprobs)
+    return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, *counts, *tokens, entries, req.fetched)

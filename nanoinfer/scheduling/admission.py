@@ -69,9 +69,12 @@ class Admission:
             self._count(req)
 
     def verdict(self, req: Req) -> Verdict:
-        """Decide on the next candidate, whose prefix is locked. Sets where its chunk ends, unless there is no room."""
+        """Decide on the next candidate, whose prefix is locked. If there is room, continues its prefix with what the storey
+        below the pool has of it, and sets where its chunk ends."""
         if self._promised + self._cache.outstanding_size(req, self._ratio) > self._cache.obtainable_size():
             return Verdict.NO_ROOM
+        if self._cache.storey is not None:
+            self._cache.storey.fetch(req)
         req.chunk_end = self._budget.chunk_end(req.prefix_len, req.num_tokens)
         new_tokens = req.chunk_end - req.prefix_len
         if not new_tokens or (new_tokens > self._tokens_left and not self._is_first):  # or a long prompt never fits

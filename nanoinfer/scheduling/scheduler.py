@@ -54,7 +54,8 @@ class Scheduler:
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
-        self._adapters, self._blocked = AdapterTurns(adapters), Blocked(cache)
+        self.adapter_turns = AdapterTurns(adapters)  # an engine with files puts FetchTurns here (engine/files.py)
+        self._blocked = Blocked(cache)
 
     def add(self, req: Req) -> None:
         """Queue a request. The caller has checked that it fits the context and the pool."""
@@ -68,14 +69,14 @@ class Scheduler:
         outside the engine holds slots or rows.
         """
         self.planned = []
-        if (failure := self._adapters.failure(self.waiting)) is not None:
+        if (failure := self.adapter_turns.failure(self.waiting)) is not None:
             self.planned, error = failure
             raise error
         decoding = [req for req in self.running if req is not self.prefilling]
         if not decoding:
             self._budget.refill()
         self._plan_extend()
-        if not self.planned and not decoding and self._adapters.wait():
+        if not self.planned and not decoding and self.adapter_turns.wait():
             return Scheduler.schedule(self)  # not a subclass's: there was only an adapter to wait for
         if self.planned:
             return Batch.extend(self.planned, self.cache)
@@ -181,22 +182,22 @@ class Scheduler:
         ratio = self.new_token_ratio.value
         # An optimisation that you can skip at first: `_blocked` knows what cannot fit as long as this stays the same.
         state = self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
-        if not self.waiting or (not self._adapters.fetching and self._blocked.still(state, self.running, ratio)):
+        if not self.waiting or (not self.adapter_turns.fetching and self._blocked.still(state, self.running, ratio)):
             return
         self._blocked.forget()
         admission = Admission(self.config, self.cache, self._budget, ratio, self.running, self.planned)
         if not admission.open:
             return
-        self._adapters.begin(self.running)
+        self.adapter_turns.begin(self.running)
         for req in self.waiting.candidates():
-            if not self._adapters.has(req):
+            if not self.adapter_turns.has(req):
                 continue  # requests behind it may go first
             with PrefixLock(self.cache, req) as prefix:
                 verdict = admission.verdict(req)
                 if verdict is Verdict.ADMIT:
                     prefix.keep()
                     self._take(req)
-                    self._adapters.use(req)
+                    self.adapter_turns.use(req)
                     admission.add(req)
                 elif verdict is Verdict.NO_ROOM and not self.planned:
                     self._blocked.note(req, state, req.prefix_len - prefix.newly_locked)

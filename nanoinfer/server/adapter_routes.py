@@ -30,7 +30,7 @@ class UnloadRequest(Strict):
 
 def adapter_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter()
+    router, loading = APIRouter(), set[str]()  # those that are loaded just now count as loaded
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load(body: LoadRequest) -> Response:
@@ -39,14 +39,17 @@ def adapter_routes(service: Service) -> APIRouter:
         name, most = body.lora_name, service.settings.max_adapters
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise bad_request("lora_name: must be 1 to 200 printable characters", "lora_name")
-        if name in service.model_names():
+        if name in service.model_names() or name in loading:
             raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
-        if len(service.core.adapters) >= most:
+        if len({*service.core.adapters, *loading}) >= most:
             raise bad_request(f"lora_name={name!r}: {most} adapters are loaded, the most allowed", "lora_name")
+        loading.add(name)
         try:
             await service.engine.load_adapter(name, folder)
         except AdapterError as error:
             raise bad_request(_without_root(str(error), folder, body.lora_path), "lora_path") from error
+        finally:
+            loading.remove(name)
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)

@@ -22,6 +22,7 @@ from nanoinfer.server.door import Door
 from nanoinfer.server.errors import ApiError, as_api_error
 from nanoinfer.server.gate import Gate, Refusals
 from nanoinfer.server.generate_route import generate_route
+from nanoinfer.server.heads import Heads
 from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.hosts import Hosts
 from nanoinfer.server.keys import Keys
@@ -96,6 +97,7 @@ def layers(service: Service) -> list[Middleware]:
     )
     return [
         Middleware(Gate, service=service),
+        Middleware(Heads),
         Middleware(Hosts, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins),
         *([cors] if settings.cors_origins else []),
         Middleware(Refusals),

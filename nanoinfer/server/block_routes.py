@@ -51,9 +51,6 @@ class BlockStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return
         loop = asyncio.get_running_loop()
 
         def wake() -> None:  # in the thread that steps the engine

@@ -38,6 +38,8 @@ def _check_text(name: str, value: Any) -> None:
     """JSON can write half a surrogate pair (\\ud800), which no answer and no tokenizer could encode."""
     if isinstance(value, str | list | dict):
         try:
+            if _is_of_numbers(value):
+                return
             (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
         except UnicodeEncodeError:
             raise PydanticCustomError(
@@ -47,6 +49,14 @@ def _check_text(name: str, value: Any) -> None:
             raise PydanticCustomError(
                 "too_deep", "has too many lists and objects inside each other", {"field": name}
             ) from None
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether it is a list of nothing but whole numbers, or of such lists: to write millions of token ids takes long."""
+    if not isinstance(value, list):
+        return False
+    kinds = set(map(type, value))
+    return kinds <= {int} or (kinds == {list} and all(map(_is_of_numbers, value)))
 
 
 Biases = Annotated[dict[str, float], BeforeValidator(_first_bias)]

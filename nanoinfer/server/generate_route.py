@@ -13,6 +13,7 @@ from nanoinfer.server.errors import bad_request
 from nanoinfer.server.fields import Label, Strict
 from nanoinfer.server.generate_response import GenerateShape
 from nanoinfer.server.generation import Wish
+from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
 from nanoinfer.server.to_params import Given, make_params, token_biases
@@ -48,7 +49,7 @@ class GenerateRequest(Strict):
 
 def generate_route(service: Service) -> APIRouter:
     """The route of one server."""
-    router = APIRouter()
+    router = APIRouter(route_class=PatientRoute)
 
     @router.post("/generate", response_class=Response)
     async def generate(body: GenerateRequest, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import html
 import socket
 import threading
 import time
@@ -89,6 +90,14 @@ class ServerThread:
         if self._url is None or not self._thread.is_alive():
             return "<a server that does not run>"
         return f"<nanoinfer serves {self.service.base_name} on {self._url}>"
+
+    def _repr_html_(self) -> str:
+        """Its live page in a frame, for a notebook beside whose cells it runs."""
+        if self._url is None or not self._thread.is_alive():
+            return f"<p>{html.escape(repr(self))}</p>"
+        style = "width: 100%; height: 820px; border: 1px solid #9a9a9a; border-radius: 6px"
+        link = f'<p><a href="{self._url}/" target="_blank" rel="noopener">The page in a tab of its own</a></p>'
+        return f'<iframe src="{self._url}/" title="nanoinfer: a chat beside the engine" style="{style}"></iframe>{link}'
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended. False if that takes longer than `timeout_s`."""

@@ -28,6 +28,7 @@ ADDED_UP = (  # of EngineStats, where several engines serve
     *("waiting", "running", "paused", "retractions", "tokens_per_second"),
     *("total_slots", "free_slots", "evictable_slots", "protected_slots", "request_slots"),
     *("prompt_tokens", "cached_tokens", "output_tokens"),
+    *("host_held_tokens", "host_fetched_tokens", "disk_fetched_tokens"),
 )
 
 
@@ -126,6 +127,9 @@ class _Collected(Collector):
         ):
             slots.add_metric([*self._labels.values(), owner], count)
         yield slots
+        fetched = {"host": stats.host_fetched_tokens, "disk": stats.disk_fetched_tokens}
+        yield self._counters("nanoinfer:fetched_tokens", "Tokens whose K/V came back from a storey.", "tier", fetched)
+        yield self._gauge("nanoinfer:host_held_tokens", "Tokens with K/V in host memory.", stats.host_held_tokens)
         yield self._gauge("nanoinfer:num_requests_paused", "Requests that are paused now.", stats.paused)
         yield self._gauge("nanoinfer:tree_nodes", "Nodes of the radix tree.", self._tree_nodes)
         tokens = stats.evictable_slots + stats.protected_slots

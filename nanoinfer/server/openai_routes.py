@@ -12,6 +12,7 @@ from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.completion_response import CompletionShape
 from nanoinfer.server.errors import bad_request
 from nanoinfer.server.fields import GenerationFields
+from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
@@ -20,7 +21,7 @@ from nanoinfer.server.wishes import chat_wish, completion_wish
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter()
+    router = APIRouter(route_class=PatientRoute)
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

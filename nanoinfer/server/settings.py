@@ -15,7 +15,7 @@ SECONDS = (
     *("preparation_timeout_s", "drain_timeout_s", "header_timeout_s", "body_timeout_s", "idle_timeout_s"),
     "write_timeout_s",
 )
-NAMES = ("api_keys", "allowed_hosts", "cors_origins")
+NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class ServerSettings:
       page's own files.
     - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (see hosts.py); "*"
       allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
+    - `framed_by`: origins, as in a Content-Security-Policy, whose pages may show the live page in a frame. `LLM.serve`
+      names those of notebooks on this machine.
     - `adapter_root`: the folder from which adapters can be loaded over HTTP. None: no adapters can be loaded.
     - `show_prompts`: prompts are in the access log, and the live page shows those of all clients.
 
@@ -54,6 +56,7 @@ class ServerSettings:
     api_keys: Sequence[str] = ()
     allowed_hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
+    framed_by: Sequence[str] = ()
     adapter_root: str | Path | None = None
     show_prompts: bool = False
     event_block_size: int | None = None
@@ -97,6 +100,9 @@ class ServerSettings:
             object.__setattr__(self, name, tuple(value))
         if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
             raise ValueError("api_keys: must be printable ASCII characters without spaces")
+        for origin in self.framed_by:
+            if not origin.isascii() or set(origin) & set(" ;,'\"") or not origin.isprintable():
+                raise ValueError(f"framed_by={origin!r}: must be an origin, such as http://localhost:8888")
         if not isinstance(self.show_prompts, bool):
             raise ValueError(f"show_prompts={self.show_prompts!r}: must be True or False")
         if self.event_block_size is not None:

@@ -9,6 +9,7 @@ from nanoinfer.requests.text_bound import check_length
 from nanoinfer.server.chat_request import ChatRequest, Messages, Tool
 from nanoinfer.server.errors import bad_request, code_of
 from nanoinfer.server.fields import Items, Strict
+from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
 from nanoinfer.server.wishes import encode_chat
@@ -37,7 +38,7 @@ class DetokenizeRequest(Strict):
 
 def token_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter()
+    router = APIRouter(route_class=PatientRoute)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def record(engine: Engine | HasEngine) -> Iterator[Trace]:
         recorder.stop()
 
 
+def recorder_of(engine: Engine) -> "Recorder | None":
+    """The recorder that is attached to an engine."""
+    recorder: Recorder | None = getattr(engine._guard.around_step, "__self__", None)
+    return recorder
+
+
 @dataclass
 class _Seen:
     """What the trace knows about an unfinished request."""
@@ -72,18 +78,26 @@ class _InPass(NamedTuple):
 
 
 class Recorder:
-    """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does."""
+    """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does.
 
-    def __init__(self, engine: Engine | HasEngine):
+    `gives_way`: whether another recorder that is to be attached stops this one. `began`: when, by the engine's clock.
+    `after_pass`: called with the engine after each pass, whoever makes the step; they must not raise.
+    """
+
+    def __init__(self, engine: Engine | HasEngine, gives_way: bool = False):
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
-        if engine._guard.around_step is not nullcontext:
+        if (there := recorder_of(engine)) is not None and there.gives_way:
+            there.stop()
+        elif there is not None:
             raise ValueError(
                 "engine: is already being recorded (an LLM made with trace=True has its trace in llm.trace)"
             )
         self._engine, self._clock = engine, engine._clock
-        self._began = self._clock()
+        self.gives_way: bool = gives_way
+        self.began: float = self._clock()
+        self.after_pass: list[Callable[[Engine], object]] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._seen: dict[Req, _Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
@@ -214,12 +228,15 @@ class Recorder:
                 self._note_path(req, seen)
             else:
                 self._note_end(req, req.finish_reason.value)
-        event.seconds = self._clock() - self._began - event.time
+        event.seconds = self._clock() - self.began - event.time
         if event.mode == ev.FAILED and event.error is None:
             event.mode = ev.BETWEEN  # nothing to compute; at most, requests reached their deadlines
         else:
             event.step += 1
         self._close_event()
+        if self._pass:
+            for look in self.after_pass:
+                look(self._engine)
         self._pass = []
 
     def _on_schedule(self, schedule: Call) -> Batch | None:
@@ -306,7 +323,7 @@ class Recorder:
             seen = self._seen[req] = _Seen(len(self.trace.requests))
             self._event.arrived.append(seen.index)
             completion = self._engine.open_requests.groups[req.request_id].reqs.index(req)
-            self.trace.add_request(req, completion, req.arrival_time - self._began)
+            self.trace.add_request(req, completion, req.arrival_time - self.began)
         return seen
 
     def _note_admission(self, req: Req) -> None:
@@ -332,7 +349,7 @@ class Recorder:
     # --- events --------------------------------------------------------------------------------------------------
 
     def _new_event(self, mode: str) -> ev.TraceEvent:
-        return ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self._began)
+        return ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self.began)
 
     def _close_event(self) -> None:
         """Add the event to the trace, unless nothing has happened in it."""

@@ -70,7 +70,9 @@ from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.session_steps import session_steps
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
+from nanoinfer.viz.split_layer import split_layer
 from nanoinfer.viz.split_product import split_product
+from nanoinfer.viz.storeys import storeys
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
 from nanoinfer.viz.verify_rows import verify_rows
@@ -108,7 +110,9 @@ __all__ = [
     "roofline",
     "session_steps",
     "slot_map",
+    "split_layer",
     "split_product",
+    "storeys",
     "timeline",
     "verify_rows",
     "wire",

@@ -1,6 +1,8 @@
 """wire: bytes as they go over a connection, one cell per byte, coloured by the part that they belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import BARS, GRID, MUTED, Style
@@ -11,18 +13,22 @@ from nanoinfer.viz.words import count
 STYLES: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # by size: the most bytes are on the lightest
 COLUMNS, MOST_BYTES = 64, 2048
 GUTTER, HEIGHT = 36.0, 19.0
+Data = bytes | bytearray | np.ndarray
 ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
 
 
-def wire(parts: Sequence[tuple[str, bytes]], *, title: str | None = None, caption: str | None = None) -> Picture:
+def wire(parts: Sequence[tuple[str, Data]], *, title: str | None = None, caption: str | None = None) -> Picture:
     """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
     number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
+
+    Instead of bytes, an integer array `[n]` has what is no text: uint8 are bytes in hexadecimal, and a wider number is one
+    cell as wide as its bytes. It has no lines.
 
     Raises ValueError for no bytes, more than 2048 of them, and more than 4 labels.
     """
     checked = _checked(parts)
     labels = list(dict.fromkeys(label for label, _ in checked))
-    sizes = {label: sum(len(data) for each, data in checked if each == label) for label in labels}
+    sizes = {label: sum(_size(data) for each, data in checked if each == label) for label in labels}
     total = sum(sizes.values())
     by_size = sorted(labels, key=lambda label: -sizes[label])
     styles = {label: STYLES[i] for i, label in enumerate(by_size)}
@@ -31,15 +37,17 @@ def wire(parts: Sequence[tuple[str, bytes]], *, title: str | None = None, captio
     column = at = 0
     for label, data in checked:
         style = styles[label]
-        for byte in data:
+        for text, taken, ends_row in _cells(data):
+            if column + taken > COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
             if column == 0:
                 sheet.text(sheet.left + GUTTER - 8, sheet.y + HEIGHT / 2, str(at), size=TINY, ha="right", colour=MUTED)
-            x, text = sheet.left + GUTTER + width * column, shown(byte)
-            size = SMALL if len(text) == 1 else TINY
-            sheet.cell(x, sheet.y, width, HEIGHT, style, edge=GRID, name=f"byte {at}")
-            sheet.text(x + width / 2, sheet.y + HEIGHT / 2, text, size=size, colour=style.text, ha="center")
-            at, column = at + 1, column + 1
-            if byte == 0x0A or column == COLUMNS:
+            x, wide = sheet.left + GUTTER + width * column, width * taken
+            size = SMALL if len(text) == 1 or taken > 1 else TINY
+            sheet.cell(x, sheet.y, wide, HEIGHT, style, edge=GRID, name=f"byte {at}")
+            sheet.text(x + wide / 2, sheet.y + HEIGHT / 2, text, size=size, colour=style.text, ha="center")
+            at, column = at + taken, column + taken
+            if ends_row or column == COLUMNS:
                 sheet.y, column = sheet.y + HEIGHT + 2, 0
     sheet.y += HEIGHT + 8 if column else 6
     sheet.legend([(styles[label], f"{label}: {count(sizes[label], 'byte')}") for label in labels])
@@ -52,19 +60,34 @@ def shown(byte: int) -> str:
     return ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}")
 
 
-def _checked(parts: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    found = list[tuple[str, bytes]]()
+def _cells(data: Data) -> Iterator[tuple[str, int, bool]]:
+    """Per cell: what it says, how many bytes it is wide, and whether a line ends with it."""
+    if isinstance(data, np.ndarray):
+        for number in data.tolist():
+            yield (f"{number:02x}" if data.dtype == np.uint8 else str(number)), data.itemsize, False
+    else:
+        for byte in data:
+            yield shown(byte), 1, byte == 0x0A
+
+
+def _size(data: Data) -> int:
+    return data.nbytes if isinstance(data, np.ndarray) else len(data)
+
+
+def _checked(parts: Sequence[tuple[str, Data]]) -> list[tuple[str, Data]]:
+    found = list[tuple[str, Data]]()
     for i, part in enumerate(parts):
         try:
             label, data = part
         except (TypeError, ValueError):
-            raise ValueError(f"parts[{i}]: must be (label, bytes), got {part!r}") from None
-        if not isinstance(label, str) or not isinstance(data, bytes | bytearray):
+            raise ValueError(f"parts[{i}]: must be (label, bytes or integers [n]), got {part!r}") from None
+        is_numbers = isinstance(data, np.ndarray) and data.ndim == 1 and data.dtype.kind in "iu"
+        if not isinstance(label, str) or not (is_numbers or isinstance(data, bytes | bytearray)):
             kinds = f"({type(label).__name__}, {type(data).__name__})"
-            raise ValueError(f"parts[{i}]: must be (label, bytes), got {kinds}")
-        if data:
-            found.append((label, bytes(data)))
-    total, labels = sum(len(data) for _, data in found), {label for label, _ in found}
+            raise ValueError(f"parts[{i}]: must be (label, bytes or integers [n]), got {kinds}")
+        if len(data):
+            found.append((label, data))
+    total, labels = sum(_size(data) for _, data in found), {label for label, _ in found}
     if not 1 <= total <= MOST_BYTES:
         raise ValueError(f"parts: {total} bytes; must be 1..{MOST_BYTES}")
     if len(labels) > len(STYLES):

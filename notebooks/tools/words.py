@@ -32,6 +32,8 @@ SERVER = _in("the_engine_behind_a_door")
 
 # A page is a block where other servers' interfaces are meant.
 BLOCKS = "the_same_pools_in_blocks"
+# What is below the pool is kept in blocks, whatever the pool's pages are.
+STOREYS = "a_cache_that_outlives_its_memory"
 
 # A step is a call of Engine.step, or of the step of an engine that grows towards it. These notebooks have one.
 ENGINES = _in(
@@ -52,7 +54,12 @@ WORDS = (
     Word("extend", (r"\bpre-?fill",), "prefill"),
     Word("decode", (r"\bgeneration (pass|phase)\b",), "generation phase"),
     Word("slot", (r"\b(memory|cache) (cell|location|entry|entries)\b",), "cell, location"),
-    Word("page", (r"(?<!hash-chained )\bblocks?\b(?! table)",), "block", _in("radix_cache", "many_replicas", BLOCKS)),
+    Word(
+        "page",
+        (r"(?<!hash-chained )\bblocks?\b(?! table)",),
+        "block",
+        _in("radix_cache", "many_replicas", BLOCKS, STOREYS),
+    ),
     Word("row", (r"\bblock table\b",), "block table", _in("memory_pools", BLOCKS)),
     Word("K/V", (r"\bK-V\b", r"\bkv[ -]pairs?\b", r"\bkey-value\b"), "KV pair, key-value pair"),
     Word(

@@ -36,8 +36,11 @@ def an_index(*replicas: str, **options: int) -> BlockIndex:
 
 
 def matches(index: BlockIndex, *hashes: int) -> dict[int, int]:
-    """Bits → leading blocks."""
-    return {bits: count for count, bits in matched_blocks(hashes, index.sets)}
+    """Bits → leading blocks, of those that match just so many."""
+    found, more = dict[int, int](), 0
+    for count, bits in matched_blocks(hashes, index.sets):
+        found[bits & ~more], more = count, bits
+    return found
 
 
 def test_batches_in_order_are_believed() -> None:
@@ -183,7 +186,7 @@ def test_deliveries_in_any_order_come_to_what_the_replicas_hold(
         count = next((i for i, block in enumerate(prompt) if block not in held[replica]), len(prompt))
         if count:
             expected[1 << replica] = count
-    found = {bit: n for n, bits in matched_blocks(prompt, index.sets) for bit in (1, 2, 4) if bits & bit}
+    found = {bit: n for n, bits in matched_blocks(prompt, index.sets)[::-1] for bit in (1, 2, 4) if bits & bit}
     assert found == expected
 
 
@@ -195,7 +198,7 @@ def test_a_block_counts_if_either_of_two_sets_has_it(first: list[set[int]], seco
         for replica, blocks in enumerate(holders):
             for block in blocks:
                 each.add(block, 1 << replica)
-    found = {bit: n for n, bits in matched_blocks(range(6), *sets) for bit in (1, 2, 4, 8) if bits & bit}
+    found = {bit: n for n, bits in matched_blocks(range(6), *sets)[::-1] for bit in (1, 2, 4, 8) if bits & bit}
     expected = {}
     for replica in range(4):
         have = {*(first[replica] if replica < len(first) else ()), *(second[replica] if replica < len(second) else ())}
@@ -204,16 +207,31 @@ def test_a_block_counts_if_either_of_two_sets_has_it(first: list[set[int]], seco
     assert found == expected
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "end", "forget", "gone", "expire"]), st.integers(0, 5)), max_size=40))
-@settings(max_examples=100)
-def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, int]]) -> None:
+def chain(prompt: int) -> list[int]:
+    """Five blocks of one of 32 prompts. A block's name says which blocks are before it, as a hash does."""
+    return [(32 + prompt) >> shift for shift in (4, 3, 2, 1, 0)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "end", "forget", "gone", "expire"]),
+            st.integers(0, 5),
+            st.integers(0, 31),
+            st.tuples(st.integers(0, 5), st.integers(0, 5)),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=150)
+def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, int, int, tuple[int, int]]]) -> None:
     pending, now = PendingPrefixes(), 0.0
     brings: dict[str, tuple[int, list[int], float]] = {}
-    for action, number in steps:
-        now, name = now + 1, f"{number % 4}"
+    for action, number, prompt, ends in steps:
+        now, name, bit = now + 1, f"{number}", 1 << number % 3
         if action == "add":
-            pending.add(name, 1 << number % 3, blocks := list(range(number)), now + 5)
-            brings[name] = (1 << number % 3, blocks, now + 5)
+            pending.add(name, bit, blocks := chain(prompt)[min(ends) : max(ends)], now + 5)
+            brings[name] = (bit, blocks, now + 5)
         elif action == "end":
             pending.end_at(name, now + 2)
             if name in brings:
@@ -222,19 +240,22 @@ def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, 
             pending.forget(name)
             brings.pop(name, None)
         elif action == "gone":
-            pending.forget_replica(1 << number % 3)
-            brings = {each: what for each, what in brings.items() if what[0] != 1 << number % 3}
+            pending.forget_replica(bit)
+            brings = {each: what for each, what in brings.items() if what[0] != bit}
         else:
             pending.expire(now)
             brings = {each: what for each, what in brings.items() if what[2] > now}
-        expected: dict[int, int] = {}
-        for bit, blocks, _ in brings.values():
-            for block in blocks:
-                expected[block] = expected.get(block, 0) | bit
-        assert pending.sets.masks == expected
+        assert len(pending) == sum(bool(blocks) for _, blocks, _ in brings.values())
+        for hashes in map(chain, (prompt, prompt ^ 1, prompt ^ 5)):
+            expected = dict[int, int]()
+            for bit, blocks, _ in brings.values():
+                for block in set(blocks) & set(hashes):
+                    expected[block] = expected.get(block, 0) | bit
+            found = pending.sets_of(hashes)
+            assert (found.masks if found is not None else {}) == expected
     pending.expire(now + 100)
-    assert pending.sets.masks == {}
     assert len(pending) == 0
+    assert pending._runs == {}
 
 
 def test_the_index_knows_blocks_by_the_hashes_of_prompts() -> None:

@@ -1,10 +1,13 @@
 """What the door and Serve's router share, without Ray: the fleet, leases of doors, and the number of replicas."""
 
+from argparse import ArgumentParser
 from typing import Any
 
 import pytest
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
+from nanoinfer.cli.serve import add_arguments
+from nanoinfer.cli.serve_cluster import cluster_settings
 from nanoinfer.cluster.plain_policies import PrefixHash
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest
 from nanoinfer.cluster.serve.autoscaling import QueuedTokens
@@ -127,6 +130,15 @@ def test_the_autoscaler_adds_up_what_replicas_have_recorded() -> None:
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClusterSettings(**fields)
+
+
+def test_a_replica_gets_a_processor_for_each_thread_of_its_ranks() -> None:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    options = ["--replicas", "3", "--threads", "2", "--tensor-parallel-size", "2", "--model", "story"]
+    settings = cluster_settings(parser.parse_args(options))
+    assert (settings.replicas, settings.cpus_per_replica, settings.replica.threads) == (3, 4, 2)
+    assert settings.replica.options["tensor_parallel_size"] == 2
 
 
 def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:

@@ -1,4 +1,4 @@
-"""What notebooks 10 to 18 say about the numbers that they have measured."""
+"""What notebooks 10 to 19 say about the numbers that they have measured."""
 
 from tests.helpers.claims import Claim
 
@@ -318,12 +318,25 @@ LATE: tuple[Claim, ...] = (
             none == 0 < refused and served < all_served and short < 0.8 * long
         ),
     ),
+    Claim(
+        "16",
+        "the last line says that the server that refuses has more of",
+        r"answers within 400 ms, per second: any number may wait: ([\d.]+), at most 4 may wait: ([\d.]+)",
+        lambda every, few: few > every,
+    ),
     # --- 18 -------------------------------------------------------------------------------------------------------------
     Claim(
         "18",
         "On a CPU, nothing is gained",
         r"a step of the engine: ([\d.]+) ms; advance_step and forward_tensor: ([\d.]+) ms, of which advance_step ([\d.]+)",
         lambda engine, calls, advance: calls > engine and advance < calls,
+    ),
+    # --- 19 -------------------------------------------------------------------------------------------------------------
+    Claim(
+        "19",
+        "each storey pays here: fetching takes less time than computing again, even from files",
+        r"computed +([\d.]+) µs per token.*?host +([\d.]+) µs per token.*?disk +([\d.]+) µs per token",
+        lambda computed, host, disk: max(host, disk) < 0.7 * computed,
     ),
 )
 UNWRITTEN = "an exercise: the stored output is that of a student who has not written it"

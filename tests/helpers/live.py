@@ -47,7 +47,7 @@ def looked_at(show_prompts: bool = False, limits: Limits | None = None, **option
 def step(engine: Engine, view: View, times: int = 1) -> None:
     for _ in range(times):
         engine.step()
-        view.notes.after_step(engine)
+        view.notes.after_pass(engine)
 
 
 def finish(engine: Engine, view: View, *prompts: str, max_new_tokens: int = 4) -> None:

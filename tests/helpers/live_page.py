@@ -37,8 +37,8 @@ class Letters:
         return self._step()
 
     @contextmanager
-    def serving(self, **settings: Any) -> Iterator["Letters"]:
-        with running(patient_app(self.core, **settings)) as self.up:
+    def serving(self, port: int = 0, **settings: Any) -> Iterator["Letters"]:
+        with running(patient_app(self.core, **settings), port) as self.up:
             try:
                 yield self
             finally:

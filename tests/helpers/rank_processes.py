@@ -1,6 +1,7 @@
 """The processes of a split model, as tests look at them."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from nanoinfer import LLM, SamplingParams
@@ -20,6 +21,18 @@ def pids_of(llm: LLM) -> list[int]:
     members = ranks_of(llm).members
     assert isinstance(members, StartedRanks)
     return members.pids
+
+
+def ranks_below(parent: int) -> list[int]:
+    """The processes that `parent` has started as ranks of a model, by rank."""
+    found = {}
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for pid in map(int, children.read_text().split()):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if "nanoinfer.parallel.worker" in command:
+                    found[int(command[command.index("--rank") + 1])] = pid
+    return [found[rank] for rank in sorted(found)]
 
 
 def lives(pid: int) -> bool:

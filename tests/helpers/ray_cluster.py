@@ -3,16 +3,26 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, STARTS, prepare_environment, start_serve
 from nanoinfer.engine.engine import Engine
 from tests.helpers.waiting import HANG_S, until
 
+PATIENCE = {  # with a machine that others keep busy
+    "RAY_memory_monitor_refresh_ms": "0",  # Ray kills workers when little memory is left, whoever has it
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(HANG_S),
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(HANG_S),
+}
+for name, value in PATIENCE.items():
+    os.environ.setdefault(name, value)
 prepare_environment()
 WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "without_slow_imports"
 ROOT = Path(__file__).parent.parent.parent
@@ -95,13 +105,33 @@ def kill_children() -> None:
 
 
 @contextmanager
-def three_nodes(port: int) -> Iterator[ThreeNodes]:
+def three_nodes(port: int | None = None) -> Iterator[ThreeNodes]:
+    """Three nodes, with Serve if there is a `port` for it to listen at."""
     nodes = ThreeNodes()
     try:
-        start_serve(port=port)
+        if port is not None:
+            start_serve(port=port)
         yield nodes
     finally:
         nodes.shut_down()
+
+
+@contextmanager
+def three_nodes_or_skip(port: int | None = None) -> Iterator[ThreeNodes]:
+    """As `three_nodes`. Where Ray does not start, nothing is said about nanoinfer: the tests are skipped."""
+    with ExitStack() as stack:
+        try:
+            nodes = stack.enter_context(three_nodes(port))
+        except Exception as error:
+            pytest.skip(f"Ray does not start here: {type(error).__name__}: {error}")
+        yield nodes
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 class Watcher:
@@ -129,6 +159,17 @@ class Watcher:
             return await self._links.ask("visit", Addressed(name, content=function), HANG_S)
 
         return asyncio.run(ask())
+
+    def tell_all(self, function: Callable[[Engine], Any], replicas: int = 2) -> None:
+        """`visit` every replica, once there are so many; those that have died do not count."""
+
+        def told() -> bool:
+            try:
+                return len([self.visit(name, function) for name in self.names()]) == replicas
+            except Exception:  # one has died, and Serve has not said so yet
+                return False
+
+        until(told, f"{replicas} replicas that can be told something")
 
     def send(self, name: str, function: Callable[[Engine], Any]) -> None:
         """As `visit`, for functions that never return."""

@@ -75,9 +75,9 @@ def patient_app(llm: Any, **settings: Any) -> FastAPI:
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[Running]:
-    """Serve an application on a free port while the block runs."""
-    serving = ServerThread(app).start()
+def running(app: FastAPI, port: int = 0) -> Iterator[Running]:
+    """Serve an application while the block runs; `port`: 0 takes a free one."""
+    serving = ServerThread(app, port).start()
     up = Running(app, serving)
     try:
         yield up

@@ -75,7 +75,9 @@ METHODS = {
     "LockCache": ["inc_lock_ref", "dec_lock_ref"],
     "EvictCache": ["evict"],
     "Session": ["__init__", "prefill", "step_once"],
+    "Table": ["get", "put", "size"],
 }
+OF_THEIR_OWN = ("Session", "Table")  # classes without a base
 
 
 class Always(Given):
@@ -92,10 +94,10 @@ class Always(Given):
         if name not in METHODS:
             return give
         members: dict[str, Any] = dict.fromkeys(METHODS[name], give)
-        if name == "Session":
-            fields = dict.fromkeys(("token_ids", "finished", "kv_len"), self._answer)
-            members |= {**fields, "__init__": lambda *_: None}
-        return type(name, () if name == "Session" else (RadixCache,), members)
+        if name not in OF_THEIR_OWN:
+            return type(name, (RadixCache,), members)
+        fields = dict.fromkeys(("token_ids", "finished", "kv_len"), self._answer)
+        return type(name, (), {**members, **fields, "__init__": lambda *_: None})
 
     def __contains__(self, name: str) -> bool:
         return True

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 
 import pytest
@@ -17,7 +18,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
 from nanoinfer.parallel.members import StartedRanks
 from nanoinfer.parallel.ranks import Ranks
-from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, until_ended
+from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, ranks_below, until_ended
 from tests.helpers.waiting import HANG_S, Worker, until
 
 pytestmark = pytest.mark.soak
@@ -68,8 +69,7 @@ def killing_once(members: StartedRanks) -> Callable[[], list[str]]:
 def test_a_rank_that_is_killed_between_passes_ends_the_engine(split: LLM) -> None:
     assert split.generate(PROMPT, PARAMS)
     os.kill(pids_of(split)[0], signal.SIGKILL)
-    with pytest.raises((RankError, StepFailedError), match=r"rank 1 of 2 \(process \d+\) was killed by SIGKILL"):
-        split.generate(PROMPT, PARAMS)
+    until(lambda: split.engine.is_closed, "news of it, although nobody asks for a pass")
     with pytest.raises(EngineClosedError, match=r"takes no more requests: .*SIGKILL"):
         split.generate(PROMPT, PARAMS)
     split.engine.check_integrity()
@@ -140,3 +140,29 @@ def test_a_script_from_standard_input_survives_ctrl_c_and_leaves_no_process(stor
         script.kill()
         script.wait()
         script.stdout.close()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5, 5.0])
+def test_ctrl_c_ends_a_command_and_all_of_its_ranks(seconds: float) -> None:
+    """At whatever moment it comes: while ranks start, while they load, or in the middle of a text."""
+    command = ["generate", "--tensor-parallel-size", "2", "--max-new-tokens", "200", *["Once upon a time"] * 40]
+    program = subprocess.Popen(
+        [sys.executable, "-m", "nanoinfer", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    timer = threading.Timer(HANG_S, program.kill)
+    timer.start()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(seconds)
+        pids = ranks_below(program.pid)
+        os.killpg(program.pid, signal.SIGINT)
+        _, said = program.communicate()
+        assert program.returncode in (130, -signal.SIGINT, 0), said.decode()  # 0: it was done
+        until_ended(pids)
+    finally:
+        timer.cancel()
+        program.kill()
+        program.wait()

@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,17 +132,3 @@ def test_ranks_end_with_the_last_reference_and_leave_no_thread_of_gloo_that_coul
     gc.collect()
     assert not started & threads()
     until_ended(pids)
-
-
-def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, "-m", "nanoinfer", *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-
-
-def test_torchrun_gives_the_command_its_ranks_and_all_end_well(tokens: list[list[int]], story: LLM) -> None:
-    done = torchrun("generate", PROMPT, "--temperature", "0", "--max-new-tokens", "12")
-    assert done.returncode == 0, done.stderr
-    assert story.tokenizer is not None
-    assert done.stdout == PROMPT + story.tokenizer.decode(tokens[0]) + "\n", "once, by rank 0"

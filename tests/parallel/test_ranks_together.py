@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from nanoinfer import LLM, AsyncEngine
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
@@ -42,6 +43,17 @@ def test_a_failing_rank_ends_the_engine_and_all_its_requests(
         engine.check_integrity()
         with pytest.raises(EngineClosedError, match=r"takes no more requests: .* rank 1: OSError"):
             engine.add_request(PROMPTS[0], of(0))
+
+
+def test_an_idle_engine_is_closed_once_a_rank_has_ended(checkpoint: Checkpoint) -> None:
+    """So that a server's health says so before the next request comes."""
+    with split_llm(checkpoint("llama"), 2, **WHOLE) as llm:
+        llm.generate(PROMPTS[0], of(0))
+        assert not llm.engine.is_closed
+        llm.engine.model_runner._ranks.members.errors[1] = OSError("gone")  # type: ignore[attr-defined]
+        assert llm.engine.is_closed
+        with pytest.raises(EngineClosedError, match=r"takes no more requests: .* has ended, .* rank 1: OSError"):
+            llm.generate(PROMPTS[0], of(0))
 
 
 def test_an_async_engine_with_a_broken_runner_is_closed(
@@ -90,3 +102,23 @@ def test_messages_of_any_length_arrive() -> None:
         ThreadCommunicator(room, 0).tell(message)
     members.end(patiently=True)
     assert heard == sent
+
+
+def test_parts_in_bfloat16_are_added_in_float32() -> None:
+    """256 and three times 1: each 1 alone is too small to change it in bfloat16, and together they are not."""
+    room, sums = Room(4), dict[int, torch.Tensor]()
+
+    class Adder(ThreadMembers):
+        def _run(self, rank: int) -> None:
+            communicator = ThreadCommunicator(room, rank)
+            with communicator.together():
+                part = torch.full((2, 3), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
+                sums[rank] = communicator.all_reduce(part)
+
+    members = Adder(room)
+    members._run(0)
+    members.end(patiently=True)
+    assert len(sums) == 4
+    for found in sums.values():
+        assert found.dtype is torch.bfloat16
+        assert (found == 260).all(), "259, rounded to bfloat16"

@@ -8,13 +8,25 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.errors import UnsupportedModelError
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM
 from nanoinfer.paged import GeneratorTorch
+from nanoinfer.parallel.members import StartedRanks
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import edited
 from tests.helpers.split_and_whole import PROMPTS, SIX_HEADS, WHOLE, Checkpoint, of
 from tests.helpers.split_models import split_llm
+
+
+@pytest.fixture(autouse=True)
+def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused before a process is started."""
+
+    def start(*arguments: object) -> None:
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr(StartedRanks, "__init__", start)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +43,29 @@ def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ValueError, match=f"^tensor_parallel_size={size}: must .*{why}"):
         LLM(checkpoint("llama", **changes), tensor_parallel_size=size)
+
+
+def test_a_mixture_of_experts_is_refused_before_anything_starts(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package has none, and one that was added from outside would be unknown to the other processes."""
+    path = checkpoint("qwen3_moe")
+    with pytest.raises(UnsupportedModelError, match="is a mixture of experts, which is not supported"):
+        LLM(path, tensor_parallel_size=2)
+    monkeypatch.setitem(MODEL_FAMILIES, "Qwen3MoeForCausalLM", Experts)
+    with pytest.raises(ValueError, match=r"^architecture Qwen3MoeForCausalLM: comes from tests\."):
+        LLM(path, tensor_parallel_size=2)
+
+
+class Experts(LlamaForCausalLM):
+    """A family from outside; what it computes does not matter."""
+
+    model_type = "qwen3_moe"
+
+    @classmethod
+    def read_config(cls, hf: Any) -> ModelConfig:
+        hf.attention_bias = hf.mlp_bias = False
+        return super().read_config(hf)
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "2", None])

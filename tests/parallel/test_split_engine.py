@@ -8,6 +8,7 @@ from nanoinfer import LLM, SamplingParams
 from tests.helpers.split_and_whole import PROMPTS, SIX_HEADS, WHOLE, Checkpoint, assert_same, of, served
 from tests.helpers.split_models import split_llm
 
+INT8 = {"quantization": "int8"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "int8 K/V": {"kv_cache_dtype": "int8"},
     "plain torch": {"kernels": "torch", "attention_backend": "torch_native"},
@@ -17,6 +18,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no tree": {"disable_radix_cache": True},
     "small chunks, pages": {"chunked_prefill_size": 8, "page_size": 4},
     "little room": {"max_total_tokens": 64, "max_running_requests": 3},
+    "captured where possible": {"capture": "auto", "kernels": "auto", "attention_backend": "auto"},
+    "int8, int8 K/V, drafts": {**INT8, "kv_cache_dtype": "int8", "drafter": "ngram", "adaptive_drafts": False},
+    "int8, int8 K/V, several steps": {**INT8, "kv_cache_dtype": "int8", "num_scheduler_steps": 4},
+    "int4, int8 K/V, tree drafts": {
+        "quantization": "int4",
+        "kv_cache_dtype": "int8",
+        "drafter": "tree",
+        "adaptive_drafts": False,
+    },
+    "int4, several steps, little room": {
+        "quantization": "int4",
+        "num_scheduler_steps": 4,
+        "max_total_tokens": 64,
+        "max_running_requests": 3,
+    },
 }
 
 
@@ -41,10 +57,13 @@ def test_a_draft_model_is_not_split(checkpoint: Checkpoint) -> None:
         assert llm.engine.stats()["drafted_tokens"] > 0
 
 
-def test_a_row_gets_the_same_bits_in_any_company(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_gets_the_same_bits_in_any_company(dtype: str, quantization: str | None, checkpoint: Checkpoint) -> None:
     """Three ranks: where sums of three numbers are made in an order that depends on the batch, the bits do, too."""
     path = checkpoint("llama", **SIX_HEADS)
-    with split_llm(path, 3, kernels="auto", attention_backend="auto", disable_radix_cache=True, **WHOLE) as llm:
+    options = {"kernels": "auto", "attention_backend": "auto", "disable_radix_cache": True, "dtype": dtype}
+    with split_llm(path, 3, quantization=quantization, **options, **WHOLE) as llm:
         if llm.engine.stats()["kernels"] != "cpp":
             pytest.skip("only the kernels in C++ promise it")
         params = of(0, logprobs=3)
@@ -62,6 +81,27 @@ def test_each_rank_has_its_share_of_weights_and_kv(checkpoint: Checkpoint) -> No
         assert model.model.num_parameters - norms == (whole.model.num_parameters - norms) / 2
         assert model.config.num_attention_heads == 2
         assert model.config.vocab_size == whole.config.vocab_size
+
+
+def test_int8_weights_give_the_bits_of_one_process_in_bfloat16_too(checkpoint: Checkpoint) -> None:
+    path = checkpoint("llama", **SIX_HEADS)
+    options = {**WHOLE, "dtype": "bfloat16", "quantization": "int8", "kernels": "auto", "attention_backend": "auto"}
+    wanted = served(LLM(path, **options))
+    with split_llm(path, 3, **options) as llm:
+        assert_same(served(llm), wanted, exactly=True)
+
+
+def test_grammars_with_drafts_of_their_own_and_a_draft_model() -> None:
+    """The bundled model, which has a tokenizer; its draft model is not split."""
+    options = {"drafter": ("grammar", "model"), "adaptive_drafts": False, **WHOLE}
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    params = [SamplingParams(max_new_tokens=24, temperature=0, json_schema=schema), of(0.8, 3), of(0)]
+    whole = LLM("story", **options)
+    wanted = whole.generate(["A user:", "Once", "The fox"], params, use_tqdm=False)
+    assert wanted[0].accepted_tokens > 0
+    with split_llm("story", 2, **options) as llm:
+        assert_same(llm.generate(["A user:", "Once", "The fox"], params, use_tqdm=False), wanted)
+        assert llm.engine.stats()["accepted_tokens"] == whole.engine.stats()["accepted_tokens"]
 
 
 def test_bfloat16_stays_close(checkpoint: Checkpoint) -> None:

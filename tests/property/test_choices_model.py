@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
+from nanoinfer.cluster.block_sets import BlockSets
 from nanoinfer.cluster.policy import ReplicaLoad
 from nanoinfer.cluster.prefix_router import PREFILL_WEIGHT, TIE, TRUSTED
 from nanoinfer.cluster.replica_queue import work_of
@@ -24,8 +25,8 @@ def leading(hashes: list[int], held: set[int]) -> int:
     return next((i for i, block in enumerate(hashes) if block not in held), len(hashes))
 
 
-def blocks_of(masks: dict[int, int], bit: int) -> set[int]:
-    return {block for block, bits in masks.items() if bits & bit}
+def blocks_of(sets: BlockSets | None, bit: int) -> set[int]:
+    return set() if sets is None else {block for block, bits in sets.masks.items() if bits & bit}
 
 
 def equally_good(router: PrefixRouter, request: RoutedRequest, most_imbalance: float) -> set[str]:
@@ -36,8 +37,8 @@ def equally_good(router: PrefixRouter, request: RoutedRequest, most_imbalance: f
     costs, rank = dict[str, float](), dict[str, tuple[bool, float]]()
     for name, seconds in ahead.items():
         bit = router._known[name].bit
-        claims = leading(hashes, held := blocks_of(router.index.sets.masks, bit))
-        expects = leading(hashes, held | blocks_of(router.pending.sets.masks, bit))
+        claims = leading(hashes, held := blocks_of(router.index.sets, bit))
+        expects = leading(hashes, held | blocks_of(router.pending.sets_of(hashes), bit))
         cached = int(SIZE * (router.trust(name) * claims + expects - claims))
         if seconds <= min(ahead.values()) + most_imbalance:
             prefill = work_of(COSTS, CHUNK, tokens, cached).seconds

@@ -61,6 +61,7 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
                     "max_prefill_tokens": st.sampled_from([6, 4096]),
                     "policy_window": st.sampled_from([2, 128]),
                     "num_scheduler_steps": st.sampled_from([1, 1, 2, 3, 8]),
+                    "host_cache_tokens": st.sampled_from([None, 16, 64, 1024]),
                 }
             ),
         )
@@ -77,6 +78,7 @@ def machine(model: LoadedModel, oracle: Oracle, counts: dict[str, int]) -> type[
             others: dict[str, Any],
         ) -> None:
             longest = 36 + MAX_NEW_TOKENS
+            others |= {"host_cache_tokens": None} if disable else {}
             self.world = World(
                 model,
                 oracle,
@@ -163,7 +165,7 @@ def test_the_soak_forces_what_it_is_meant_to_force(
     monkeypatch.setattr(by_hand, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
     sums = dict.fromkeys(("retractions", "evicted_tokens", "cached_tokens"), 0)
     counts = dict.fromkeys(("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused"), 0)
-    for seed in range(8):
+    for seed in range(8, 16):
         rng = np.random.default_rng(seed)
         config = {**by_hand.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
         config |= {"max_total_tokens": 80, "page_size": (1, 4)[seed % 2], "disable_radix_cache": False, "max_queue": 6}

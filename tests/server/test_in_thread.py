@@ -81,6 +81,23 @@ def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
         assert models.json()["data"][0]["id"] == "tales"
 
 
+def test_in_a_notebook_it_is_its_page_in_a_frame(llm: LLM) -> None:
+    with llm.serve() as serving:
+        shown = serving._repr_html_()  # type: ignore[attr-defined]
+        assert f'<iframe src="{serving.url}/"' in shown
+        policy = httpx.get(f"{serving.url}/", timeout=HANG_S).headers["content-security-policy"]
+        assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:* vscode-webview:")
+    assert serving._repr_html_() == "<p>&lt;a server that does not run&gt;</p>"  # type: ignore[attr-defined]
+    with llm.serve(framed_by=()) as alone:
+        assert httpx.get(f"{alone.url}/", timeout=HANG_S).headers["content-security-policy"].endswith("'none'")
+
+
+@pytest.mark.parametrize("origin", ["http://a b", "x;", "'self'", "é"])
+def test_an_origin_that_is_none_is_told(llm: LLM, origin: str) -> None:
+    with pytest.raises(ValueError, match="must be an origin, such as http://localhost:8888"):
+        llm.serve(framed_by=[origin])
+
+
 @pytest.mark.parametrize("port", [-1, 65536, "8000", True])
 def test_a_port_that_is_none_is_told(llm: LLM, port: Any) -> None:
     with pytest.raises(ValueError, match=r"must be an integer in 0\.\.65535"):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,63 +10,14 @@ import pytest
 
 from nanoinfer import AsyncEngine
 from nanoinfer.server.live.event_stream import EventStream
-from nanoinfer.server.live.excerpts import UNREADABLE, Texts
-from nanoinfer.server.live.feed import Feed, FeedEndedError, TooManyWatchersError, Watcher
+from nanoinfer.server.live.excerpts import UNREADABLE
+from nanoinfer.server.live.feed import FeedEndedError, TooManyWatchersError
 from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.view import View
-from tests.helpers.async_engines import gated
+from nanoinfer.trace.recorder import recorder_of
 from tests.helpers.engines import Clock, greedy
 from tests.helpers.live import SpellingTokenizer, merged, read_frame
-from tests.helpers.waiting import HANG_S, run, until_async
-
-
-class SteppedFeed(Feed):
-    """A feed that looks when the test says so, and notes how long it would have waited."""
-
-    def __init__(self, front: AsyncEngine, limits: Limits, show_prompts: bool = False, tokenizer: Any = None):
-        self.front, self.limits, self.is_over = front, limits, False
-        self.pauses: list[float] = []
-        self._go = asyncio.Semaphore(0)
-        core = front.llm
-        self.view = View(core, limits, show_prompts)  # type: ignore[arg-type]
-        texts = Texts(tokenizer or SpellingTokenizer(), limits)
-        super().__init__(lambda: front, self.view, texts, {"about": 1}, limits, lambda: self.is_over)
-
-    async def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        await self._go.acquire()
-
-    async def look(self) -> None:
-        """Until the feed has looked once more."""
-        before = len(self.pauses)
-        self._go.release()
-        while len(self.pauses) == before and self._task is not None:
-            await asyncio.sleep(0)
-
-    async def started(self) -> None:
-        while not self.pauses:
-            await asyncio.sleep(0)
-
-
-def with_feed(
-    test: Callable[[SteppedFeed, AsyncEngine], Any], limits: Limits | None = None, **options: Any
-) -> Callable[[], None]:
-    async def body() -> None:
-        engine, _ = gated(tokenizer=SpellingTokenizer())
-        async with AsyncEngine(engine) as front:
-            feed = SteppedFeed(front, limits or Limits(), **options)
-            await test(feed, front)
-            feed.is_over = True
-            feed._go.release()
-
-    return lambda: run(body)
-
-
-async def next_frame(watcher: Watcher) -> dict[str, Any]:
-    frame = await watcher.next(HANG_S)
-    assert frame is not None
-    return read_frame(frame)
-
+from tests.helpers.live_feed import Client, SteppedFeed, next_frame, with_feed
+from tests.helpers.waiting import HANG_S, until_async
 
 # --- while nobody watches ---------------------------------------------------------------------------------------------
 
@@ -75,15 +25,15 @@ async def next_frame(watcher: Watcher) -> dict[str, Any]:
 def test_without_watchers_nothing_is_looked_at_or_noted() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         await front.generate("abc", greedy(3))
-        assert (front.after_step, feed.pauses, feed._task) == (None, [], None)
+        assert (recorder_of(front.llm), feed.pauses, feed._task) == (None, [], None)
         watcher = feed.join()
         await feed.started()
-        assert front.after_step is not None
+        assert recorder_of(front.llm) is not None
         feed.leave(watcher)
         await feed.look()
         while feed._task is not None:
             await asyncio.sleep(0)
-        assert front.after_step is None
+        assert recorder_of(front.llm) is None
         assert not feed.view.requests.seen
         await front.generate("abc", greedy(3))
         assert feed.view.notes.take() == ({}, {})
@@ -114,8 +64,8 @@ def test_frames_add_up_to_what_a_newcomer_gets() -> None:
         watcher = feed.join()
         frame = await next_frame(watcher)
         assert frame["key"]
-        assert frame["about"] == {"about": 1}
-        state = frame["state"]
+        assert frame["about"]["about"] == 1
+        state, frame_about = frame["state"], frame["about"]
         for prompt in ("abc", "abcdef", "xyz"):
             await front.generate(prompt, greedy(3))
             await feed.look()
@@ -123,7 +73,7 @@ def test_frames_add_up_to_what_a_newcomer_gets() -> None:
             assert set(frame) == {"number", "state"}
             state = merged(state, frame["state"])
         newcomer = await next_frame(feed.join())
-        assert newcomer == {"number": 3, "key": True, "about": {"about": 1}, "state": state}
+        assert newcomer == {"number": 3, "key": True, "about": frame_about, "state": state}
 
     with_feed(test)()
 
@@ -174,20 +124,25 @@ def test_who_misses_frames_gets_the_whole_state_and_the_others_do_not() -> None:
 
 def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("nanoinfer.server.live.view.time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr("nanoinfer.server.live.view.time", SimpleNamespace(thread_time=clock))
+    monkeypatch.setattr("nanoinfer.server.live.feed.time", SimpleNamespace(perf_counter=clock, thread_time=clock))
 
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        look = feed.view._map
+        look, publish = feed.view._map, feed._publish
 
         def slow_map() -> Any:
             clock.now += 0.04
             return look()
 
+        def slow_publish(state: Any) -> None:
+            clock.now += 0.01
+            publish(state)
+
         feed.join()
         await feed.started()
-        feed.view._map = slow_map  # type: ignore[method-assign]
+        feed.view._map, feed._publish = slow_map, slow_publish  # type: ignore[method-assign]
         await feed.look()
-        assert feed.pauses == [0.1, pytest.approx(0.8)]  # 10 per second; 0.04 s are a twentieth of 0.8 s
+        assert feed.pauses == [0.1, pytest.approx(5)]  # 10 per second; 0.04 and 0.01 s are a hundredth of 5 s
 
     with_feed(test)()
 
@@ -230,6 +185,7 @@ def test_watchers_are_sent_away_when_the_server_ends() -> None:
             await watcher.next(HANG_S)
         with pytest.raises(FeedEndedError):
             feed.join()
+        assert recorder_of(front.llm) is None, "the engine may outlive its server"
 
     with_feed(test)()
 
@@ -296,23 +252,6 @@ def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
-
-
-class Client:
-    """The ASGI server's side of a connection whose client takes messages when the test says so."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.takes = asyncio.Semaphore(0)
-        self.gone = asyncio.Event()
-
-    async def receive(self) -> dict[str, Any]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Any) -> None:
-        await self.takes.acquire()
-        self.messages.append(message)
 
 
 def test_a_client_that_reads_nothing_skips_frames() -> None:

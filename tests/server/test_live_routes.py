@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from nanoinfer.server.live.files import OWN, PALETTE, POLICY, SHARED
+from nanoinfer.trace import Trace
 from tests.helpers.engines import make_engine
 from tests.helpers.live import SpellingTokenizer
 from tests.helpers.servers import Running, patient_app, running
@@ -54,7 +56,7 @@ def complete(up: Running, prompt: str, **more: Any) -> None:
 def test_the_pages_own_files_need_no_key_and_may_load_nothing_from_elsewhere(locked: Running, path: str) -> None:
     response = locked.get(path)
     assert response.status_code == 200
-    assert response.headers["content-security-policy"] == POLICY
+    assert response.headers["content-security-policy"] == f"{POLICY}; frame-ancestors 'none'"
     assert POLICY.startswith("default-src 'self';")
     assert response.headers["x-content-type-options"] == "nosniff"
     for elsewhere in ("http:", "https:", "//cdn", "@import", "unsafe-inline", " style="):
@@ -78,7 +80,7 @@ def test_other_files_are_not_served(locked: Running, path: str) -> None:
     assert response.json()["error"]["type"] == "not_found_error"
 
 
-@pytest.mark.parametrize("path", ["/live/events", "/live/node/1"])
+@pytest.mark.parametrize("path", ["/live/events", "/live/node/1", "/live/trace"])
 def test_what_the_engine_does_needs_the_key(locked: Running, path: str) -> None:
     assert locked.get(path).status_code == 401
     assert locked.get(f"{path}?key=a-key&api_key=a-key").status_code == 401, "never in the address"
@@ -114,6 +116,21 @@ def test_texts_of_nodes_can_be_read_where_prompts_are_shown(shown: Running) -> N
         missing = shown.get("/live/node/9999")
         assert (missing.status_code, missing.json()["error"]["param"]) == (404, "number")
         assert shown.get("/live/node/x").status_code == 404
+
+
+def test_the_last_minutes_can_be_saved_while_somebody_watches(locked: Running, shown: Running, tmp_path: Path) -> None:
+    for up, headers, text in ((locked, KEY, "□" * 10), (shown, None, "abcdefghij")):
+        assert up.get("/live/trace", headers=headers).status_code == 409
+        with httpx.stream("GET", f"{up.url}/live/events", headers=headers, timeout=HANG_S) as response:
+            lines = response.iter_lines()  # closes the stream at its end
+            assert next(lines) == "event: frame"
+            complete(up, "abcdef", headers=headers)
+            saved = up.get("/live/trace", headers=headers)
+        assert saved.status_code == 200, saved.text
+        assert saved.headers["content-disposition"] == 'attachment; filename="nanoinfer-trace.json"'
+        (tmp_path / "trace.json").write_bytes(saved.content)
+        trace = Trace.load(tmp_path / "trace.json")
+        assert trace.text(len(trace.requests) - 1) == text
 
 
 def test_a_server_ends_while_somebody_watches() -> None:

@@ -1,9 +1,11 @@
 """vLLM's and SGLang's routes: /generate, tokens, adapters, metrics, the cache; and the OpenAPI description."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,6 +14,7 @@ from nanoinfer.adapters.manager import bundled_adapter
 from nanoinfer.version import __version__
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, patient_app
+from tests.helpers.waiting import run
 from tests.server.conftest import greedy
 from tests.server.test_lock import ask
 
@@ -177,6 +180,20 @@ def test_an_adapter_is_loaded_used_and_unloaded(adapter_server: Any) -> None:
     assert "Success" in post("/v1/unload_lora_adapter", lora_name="waves").text
     assert post("/v1/unload_lora_adapter", lora_name="waves").status_code == 404
     assert post("/v1/completions", **body).status_code == 404
+
+
+def test_adapters_that_are_loaded_at_the_same_time_keep_the_limit(adapter_server: Any) -> None:
+    async def load(*names: str) -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(adapter_server), base_url="http://test") as client:
+            bodies = [{"lora_name": name, "lora_path": "sea"} for name in names]
+            answers = [client.post("/v1/load_lora_adapter", json=body) for body in bodies]
+            return [answer.status_code for answer in await asyncio.gather(*answers)]
+
+    assert sorted(run(lambda: load("one", "one", "two", "three"))) == [200, 400, 400, 400]
+    names = [model["id"] for model in ask(adapter_server, "GET", "/v1/models").json()["data"]]
+    assert len(names) == 1 + 1, "max_adapters is 1"
+    assert "Success" in ask(adapter_server, "POST", "/v1/unload_lora_adapter", json={"lora_name": names[1]}).text
+    assert run(lambda: load("two")) == [200], "what was refused does not count"
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,13 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
+- `files`: two processes that share a folder of K/V and are killed while they write; bits flip, disks are full, clocks jump.
 
 The others run in a process of their own, and each takes minutes, so that they are rare:
 
 - `tests`: all tests marked `soak`.
 - `examples`: the property tests of the quick ring, with examples that follow from the seed.
+- `ranks`: split models, of each of which a random process is killed at a random moment.
 - `server`, only if asked for: half a minute of mixed traffic against a server, and a SIGTERM. `python -m
   tests.soak.traffic` does it for longer, and has options.
 - `ray`, only if asked for: the tests of replicas on Ray (needs `pip install -e '.[cluster]'`).
@@ -66,14 +68,16 @@ from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.soak import suites, traffic
-from tests.soak.episodes import alarms, by_hand, doors, exits, grammars, threads
+from tests.soak.episodes import alarms, by_hand, doors, exits, files, grammars, killed_ranks, threads
 
 # Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
-KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1}
-KINDS |= {"tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
+KINDS |= {"ranks": 0.5, "tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
 ONLY_IF_ASKED_FOR = ("server", "ray")
 # What needs nothing that is made beforehand.
 APART = {
+    "files": files.run_episode,
+    "ranks": killed_ranks.run_episode,
     "tests": suites.run_tests,
     "examples": suites.run_examples,
     "server": traffic.run_episode,
@@ -81,7 +85,10 @@ APART = {
 }
 OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": alarms.run_episode}
 EXITS = 4  # processes per episode
-SUMS = ("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens")  # of EngineStats
+SUMS = (  # of EngineStats
+    *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),
+    *("host_fetched_tokens", "disk_fetched_tokens"),
+)
 
 
 class Soak:
@@ -131,6 +138,11 @@ class Soak:
                 counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
                 engine = llm.engine
             else:
+                if config["host_cache_tokens"] is not None and rng.random() < 0.5:  # one folder for all models
+                    config |= {
+                        "cache_dir": self.directory / "kv",
+                        "cache_dir_max_bytes": int(rng.integers(1, 4_000_000)),
+                    }
                 tokenizer = WordTokenizer() if kind == "panics" else None
                 world = World(replace(model, tokenizer=tokenizer), oracle, draft_model, **config)
                 adapters = (

@@ -13,6 +13,15 @@ def _engine_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "nanoinfer-engine"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_quick() -> Iterator[None]:
+    """They look only at what is newer than this, not at all that the tests of the session have loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Other tests of the session may still have theirs."""
@@ -29,10 +38,8 @@ def _no_thread_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture
 def _no_collections() -> Iterator[None]:
-    """Garbage is collected when a test says so, and only what is newer than this."""
+    """Garbage is collected when a test says so."""
     gc.collect()
     gc.disable()
-    gc.freeze()
     yield
-    gc.unfreeze()
     gc.enable()

@@ -72,6 +72,10 @@ class Peer:
     def cached_tokens(self, index: int) -> int:
         return self._cached[index]
 
+    def save(self) -> None:
+        if self.llm.config.cache_dir is not None:
+            self.llm.save_cache()
+
 
 def source_digest() -> str:
     """Tells apart two states of nanoinfer's code, without the benchmark's own, that have the same version."""

@@ -15,6 +15,8 @@ To measure another engine, write a peer file that defines `class Peer`:
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
     ngram                                    optional, among the options: for `bench drafts`, how many tokens it drafts
                                              from n-grams at most, 0 without
+    save()                                   optional, for `bench tiers`: the process will end, and what is worth keeping
+                                             must be where the next one looks for it
     logits(tokens) -> array [T, V]           optional, for `bench quality`: what follows each token (the last row may lack)
 
 The clock is in this file, so it is the same for all engines. It needs only Python 3.10 or later and its standard library
@@ -38,8 +40,8 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}` or `{"score": [...]}`
-    per line."""
+    """Load the peer, report it, then answer one `{"prime": [...], "requests": [...], "shared": bool}`, `{"score": [...]}`
+    or `{"save": true}` per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print, even from C++, but standard output must contain only answers
     _die_with_parent()
@@ -146,6 +148,9 @@ def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], l
 
 def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
     try:
+        if "save" in job:
+            getattr(peer, "save", lambda: None)()
+            return {"saved": True}
         return score(peer, job["score"]) if "score" in job else run(peer, job)
     except Exception as error:
         traceback.print_exc()

@@ -57,7 +57,13 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: compare 32 streams over HTTP with the same requests to an AsyncEngine",
     )
-    serve.add_argument("--streams", type=int, help="for --own-cost: how many streams (default: 32)")
+    serve.add_argument(
+        "--pages",
+        type=int,
+        metavar="N",
+        help="instead: what it costs when N browsers watch the live page, and when none does",
+    )
+    serve.add_argument("--streams", type=int, help="for --own-cost and --pages: how many streams (default: 32)")
     serve.add_argument(
         "--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE, after each"
     )
@@ -73,7 +79,9 @@ def _serve(args: argparse.Namespace) -> int:
     if args.json:
         Path(args.json).touch()  # a file that cannot be written fails here, before the measurement
     try:
-        return _own_cost(args) if args.own_cost else _loads(args)
+        if args.own_cost or args.pages is not None:
+            return _own_cost(args)
+        return _loads(args)
     except EngineFailure as failure:
         raise ValueError(f"no server could be measured: {failure}") from failure
 
@@ -90,7 +98,7 @@ def _loads(args: argparse.Namespace) -> int:
     from nanoinfer.model.loader import resolve_model_path
 
     if args.streams is not None:
-        raise ValueError("--streams: goes with --own-cost only")
+        raise ValueError("--streams: goes with --own-cost and --pages only")
     given = {"clients": args.concurrency, "shares": args.rates, "seconds": args.seconds, "rounds": args.rounds}
     settings = ServeSettings(
         args.model,
@@ -130,7 +138,7 @@ def _own_cost(args: argparse.Namespace) -> int:
         ("--figure", args.figure),
     ):
         if value:
-            raise ValueError(f"{option}: does not go with --own-cost")
+            raise ValueError(f"{option}: does not go with --own-cost or --pages")
     given = {"rounds": args.rounds, "streams": args.streams, "new_tokens": args.new_tokens}
     settings = OwnCostSettings(
         args.model,
@@ -139,6 +147,13 @@ def _own_cost(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         **{name: value for name, value in given.items() if value is not None},
     )
+    if args.pages is not None:
+        from nanoinfer.bench.serve.pages import format_pages, measure_pages
+
+        if args.own_cost or args.json:
+            raise ValueError(f"--pages: does not go with {'--own-cost' if args.own_cost else '--json'}")
+        print(fitted(format_pages(measure_pages(settings, args.pages), settings, args.pages), room()))
+        return 0
     fresh = start_own_cost(settings)
     results = measure_own_cost(settings, continued(args.json, fresh) if args.resume else fresh, _keeper(args))
     print(fitted(format_own_cost(results), room()))

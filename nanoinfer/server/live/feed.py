@@ -3,18 +3,21 @@
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.server.live.excerpts import Texts
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.patch import State, difference
-from nanoinfer.server.live.view import View
+from nanoinfer.server.live.tape import Tape
+from nanoinfer.server.live.view import Look, View
 
 logger = logging.getLogger(__name__)
 SPEED_SECONDS = 1.0  # tokens per second are those of the last second
@@ -34,6 +37,7 @@ class Watcher:
     def __init__(self, feed: "Feed", seen: int):
         self._feed, self._seen = feed, seen
         self._needs_keyframe = True
+        self.name = secrets.token_hex(8)  # by which a page that comes back is known
         self.ended = False  # the feed sends it away
 
     async def next(self, timeout_s: float) -> bytes | None:
@@ -61,12 +65,14 @@ class Feed:
         self,
         get_engine: Callable[[], AsyncEngine],
         view: View,
+        tape: Tape,
         texts: Texts,
         about: dict[str, Any],
         limits: Limits,
         is_ending: Callable[[], bool] = lambda: False,
     ):
-        self._get_engine, self._view, self._texts, self._about = get_engine, view, texts, about
+        self._get_engine, self._view, self._tape, self._texts = get_engine, view, tape, texts
+        self._about = {**about, "feed": secrets.token_hex(8)}  # tells a page whether it is the same one after a loss
         self._limits, self._is_ending = limits, is_ending
         self._watchers: set[Watcher] = set()
         self._task: asyncio.Task[None] | None = None
@@ -74,6 +80,7 @@ class Feed:
         self._tokens: deque[tuple[float, int]] = deque()  # (time, output tokens until then)
         self._state: State = {}
         self._keyframe: bytes | None = None
+        self._dropped: deque[str] = deque(maxlen=256)
         self.number = -1  # of the newest frame; it never goes back
         self.changes = b""
 
@@ -94,6 +101,14 @@ class Feed:
     def leave(self, watcher: Watcher) -> None:
         """The watcher is gone. After the last one, the feed stops looking."""
         self._watchers.discard(watcher)
+
+    def drop(self, watcher: Watcher) -> None:
+        """The watcher has not read for too long; if it comes back, it can be told so."""
+        self._dropped.append(watcher.name)
+
+    def was_dropped(self, name: str) -> bool:
+        """Whether the watcher of this name was dropped, as far as that is remembered."""
+        return name in self._dropped
 
     async def wait(self, timeout_s: float) -> None:
         """Until the next frame or the end, at most so long."""
@@ -118,6 +133,7 @@ class Feed:
         except Exception:
             logger.exception("the live page's feed failed")
         finally:
+            self._tape.stop()  # the engine may outlive its server
             for watcher in self._watchers:
                 watcher.ended = True
             self._watchers.clear()
@@ -126,20 +142,28 @@ class Feed:
 
     async def _look_while_watched(self, engine: AsyncEngine) -> None:
         try:
-            engine.after_step = self._view.notes.after_step
             while self._watchers and not self._is_ending():
-                look = await engine.visit(self._view.look)
+                look = await engine.visit(self._look)
+                began = time.thread_time()
                 if look.excerpts is not None:
                     self._texts.add_to(look.state, look.excerpts)
                 look.state["speed"] = self._speed(look.state["counts"]["output_tokens"])
                 self._publish(look.state)
-                await self.pause(max(1 / self._limits.frames_per_second, look.seconds / self._limits.share_of_time))
+                seconds = look.seconds + time.thread_time() - began
+                await self.pause(max(1 / self._limits.frames_per_second, seconds / self._limits.share_of_time))
         finally:
-            engine.after_step = None
             self._state, self._keyframe, self._tokens = {}, None, deque()
         if self._is_ending():
             raise EngineClosedError("the server is ending")
-        await engine.visit(self._view.clear)
+        await engine.visit(self._clear)
+
+    def _look(self, engine: Engine) -> Look:
+        self._tape.keep_up()
+        return self._view.look(engine)
+
+    def _clear(self, engine: Engine) -> None:
+        self._tape.stop()
+        self._view.clear(engine)
 
     async def pause(self, seconds: float) -> None:
         """Wait before the next look."""

@@ -1,5 +1,6 @@
 """The page's own files: its HTML, styles and scripts. Some of them are the trace player's, which draws the same things."""
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -7,11 +8,10 @@ from starlette.responses import Response
 
 # Nothing is loaded from elsewhere, and nothing that gets into the page can run, be it text of a model or of other clients.
 POLICY = (
-    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'"
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
+NOBODY = "'none'"
 HEADERS = {
-    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -34,12 +34,13 @@ OWN = (
 )
 
 
-def page_file(name: str) -> Response | None:
-    """The file of this name as a response; None if the page has none."""
+def page_file(name: str, framed_by: Sequence[str] = ()) -> Response | None:
+    """The file of this name as a response; None if the page has none. `framed_by`: origins that may show it in a frame."""
     if name not in (PALETTE, *SHARED, *OWN):
         return None
     suffix = name[name.rindex(".") :]
-    return Response(_content(name), media_type=TYPES[suffix], headers=HEADERS)
+    policy = f"{POLICY}; frame-ancestors {' '.join(framed_by) or NOBODY}"
+    return Response(_content(name), media_type=TYPES[suffix], headers={"content-security-policy": policy, **HEADERS})
 
 
 @cache

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 class Limits:
     """What is beyond a limit is left out of the frame, and the frame says how much that is.
 
-    - `frames_per_second`: at most so many frames; and making them takes at most `share_of_time` of the engine's thread.
+    - `frames_per_second`: at most so many frames; and making them takes at most `share_of_time` of a core.
     - `watchers`: so many browsers at the same time. `send_seconds`: one that does not take a frame for so long is dropped.
     - `running`, `waiting`, `paused`, `ended`: requests in a frame. `rows`: those of which the slots are given.
+    - `tape_steps`, `tape_seconds`: what a piece of the tape holds at most; two are kept.
     - `nodes`: nodes of the tree. `cells`: of the map of slots. `runs`: runs of neighbouring slots of a row or a node.
     - `characters`: of a text in a frame, which is made of `node_tokens` or `prompt_tokens` tokens at most. `text_tokens`:
       tokens of a node whose text a reader asks for.
     """
 
     frames_per_second: float = 10.0
-    share_of_time: float = 0.05
+    share_of_time: float = 0.01
     watchers: int = 64
     send_seconds: float = 30.0
+    tape_steps: int = 5000
+    tape_seconds: float = 90.0
     running: int = 128
     waiting: int = 16
     paused: int = 8

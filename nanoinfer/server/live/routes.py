@@ -1,5 +1,7 @@
 """The routes of the live page."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -13,30 +15,43 @@ from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.live.files import page_file
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.node_text import node_text
+from nanoinfer.server.live.tape import Tape, document
 from nanoinfer.server.live.view import View
 from nanoinfer.trace.data import ENGINE_FIELDS
 
 
 def routes(service: Any, limits: Limits | None = None) -> list[BaseRoute]:
-    """`/` (the page), `/static/{file}` (its files), `/live/events` (the feed) and `/live/node/{number}` (a node's text).
+    """`/` (the page), `/static/{file}` (its files), `/live/events` (the feed), `/live/trace` (the last minutes as a file)
+    and `/live/node/{number}` (a node's text).
 
-    `service`: a Service. The page and its files hold no secrets and may be open to everyone; the other two show what the
+    `service`: a Service. The page and its files hold no secrets and may be open to everyone; the others show what the
     engine does, and the application must ask for the key.
     """
     limits = limits or Limits()
     core, shows_prompts = service.core, service.settings.show_prompts
     view = View(core, limits, shows_prompts)
     texts = Texts(core.builder.tokenizer, limits)
-    feed = Feed(lambda: service.engine, view, texts, _about(service), limits, service.is_ending.is_set)
+    tape = Tape(core, limits, view.notes.after_pass)
+    feed = Feed(lambda: service.engine, view, tape, texts, _about(service), limits, service.is_ending.is_set)
+    one_at_a_time = asyncio.Lock()  # making a trace's file takes a while
 
     async def page(request: Request) -> Response:
-        return _file("page.html")
+        return _file("page.html", service.settings.framed_by)
 
     async def static(request: Request) -> Response:
-        return _file(request.path_params["file"])
+        return _file(request.path_params["file"], service.settings.framed_by)
 
     async def events(request: Request) -> Any:
         return EventStream(feed, limits)
+
+    async def trace(request: Request) -> Response:
+        async with one_at_a_time:
+            pieces = await service.engine.visit(lambda engine: tape.pieces())
+            if pieces is None:
+                raise ApiError(409, "nothing is recorded: the engine is recorded while a page watches it", "trace")
+            content = await asyncio.to_thread(document, pieces, shows_prompts)
+        headers = {"content-disposition": 'attachment; filename="nanoinfer-trace.json"', "cache-control": "no-store"}
+        return Response(content, media_type="application/json", headers=headers)
 
     async def node(request: Request) -> Response:
         if not shows_prompts:
@@ -51,12 +66,13 @@ def routes(service: Any, limits: Limits | None = None) -> list[BaseRoute]:
         Route("/", page),
         Route("/static/{file}", static),
         Route("/live/events", events),
+        Route("/live/trace", trace),
         Route("/live/node/{number:int}", node),
     ]
 
 
-def _file(name: str) -> Response:
-    response = page_file(name)
+def _file(name: str, framed_by: Sequence[str]) -> Response:
+    response = page_file(name, framed_by)
     if response is None:
         raise ApiError(404, f"file={name!r}: the page has no such file", "file")
     return response

@@ -1,4 +1,4 @@
-"""StepNotes: what the engine's thread notes after every step, for the frame that follows."""
+"""StepNotes: what the engine's thread notes after every pass, for the frame that follows."""
 
 from collections import Counter
 
@@ -20,8 +20,8 @@ class StepNotes:
         self._passes: Counter[str] = Counter()
         self._kinds: dict[Req, str] = {}
 
-    def after_step(self, engine: Engine) -> None:
-        """Note the step's last pass; AsyncEngine calls this."""
+    def after_pass(self, engine: Engine) -> None:
+        """Note the pass that has just been made; the tape's recorder calls this."""
         batch = engine.last_batch
         if batch is None:
             return

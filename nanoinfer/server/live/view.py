@@ -25,7 +25,7 @@ COUNTS = (
 @dataclass(frozen=True)
 class Look:
     """One look at the engine. `state`: numbers and names, no prompt's tokens. `excerpts`: what texts can be made from; None
-    unless prompts may be shown. `seconds`: how long the look took."""
+    unless prompts may be shown. `seconds`: of processor time that the look took."""
 
     state: State
     excerpts: Excerpts | None
@@ -44,7 +44,7 @@ class View:
 
     def look(self, engine: Engine) -> Look:
         """What there is to see now. Bounded by `Limits`, whatever the engine holds."""
-        began = time.perf_counter()
+        began = time.thread_time()
         with engine.turns.visit():
             passes, kinds = self.notes.take()
             stats = engine.stats()
@@ -64,7 +64,7 @@ class View:
             }
             numbers = {req: seen.number for req, seen in self.requests.seen.items()}
             excerpts = Excerpts.of(self.tree.shown, numbers, self._limits) if self._show_prompts else None
-            return Look(state, excerpts, time.perf_counter() - began)
+            return Look(state, excerpts, time.thread_time() - began)
 
     def clear(self, _: Engine) -> None:
         """Let go of all nodes and requests, because nobody watches."""

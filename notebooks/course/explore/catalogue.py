@@ -5,6 +5,7 @@ from collections.abc import Callable
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.random_model import random_model
 from notebooks.course.explore.adapter_tiles import adapter_tiles
+from notebooks.course.explore.batch_limit import batch_limit
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.decode_bytes import decode_bytes
 from notebooks.course.explore.draft_gain import draft_gain
@@ -22,6 +23,7 @@ from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
 from notebooks.course.explore.typed_pattern import typed_pattern
 from notebooks.course.explore.verify_steps import verify_steps
+from notebooks.course.explore.working_set import working_set
 from notebooks.course.prompts import FOX
 
 PROMPT = FOX + " One day she found a"
@@ -42,6 +44,8 @@ CATALOGUE: dict[str, Callable[[LLM], Page]] = {
     "draft_gain": draft_gain,
     "verify_steps": verify_steps,
     "typed_pattern": typed_pattern,
+    "batch_limit": batch_limit,
     "product_roof": lambda llm: product_roof(),
     "adapter_tiles": lambda llm: adapter_tiles(random_model("bfloat16")),
+    "working_set": working_set,
 }

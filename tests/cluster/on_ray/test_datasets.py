@@ -1,16 +1,15 @@
 """`generate_dataset`: one answer per row, whoever dies; what is done is not done again; shared prefixes meet."""
 
-import os
 import re
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from tests.helpers.waiting import HANG_S
+from tests.helpers.waiting import HANG_S, Worker, until
 
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 PARAMS = SamplingParams(max_new_tokens=12, seed=11)
@@ -31,13 +30,10 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    from tests.helpers.ray_cluster import ThreeNodes
+    from tests.helpers.ray_cluster import three_nodes_or_skip
 
-    cluster = ThreeNodes()
-    try:
+    with three_nodes_or_skip() as cluster:
         yield cluster
-    finally:
-        cluster.shut_down()
 
 
 @pytest.fixture
@@ -75,58 +71,54 @@ def check_that_rows_met(found: list[dict[str, Any]]) -> None:
     assert prompts - cached <= own + 2.5 * beginnings
 
 
-def processes(part_of_name: str) -> list[int]:
-    """Ids of processes whose title contains this."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and part_of_name in (folder / "cmdline").read_text():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+def with_a_death(monkeypatch: pytest.MonkeyPatch, mark: Path, deed: Callable[[], object]) -> None:
+    """The worker that first comes to a certain row does the deed."""
+    from nanoinfer.cluster.data import generate
+    from tests.helpers.ray_deaths import WorkWithADeath
+
+    monkeypatch.setattr(generate, "Work", partial(WorkWithADeath, fatal_key="row 50", mark=mark, deed=deed))
 
 
-def test_a_workers_death_loses_and_repeats_nothing(nodes: Any, given: Any, wanted: Any, tmp_path: Path) -> None:
+def test_a_workers_death_loses_and_repeats_nothing(
+    nodes: Any, given: Any, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray.data
 
-    killed: list[int] = []
-
-    def kill_one(done: int, total: int) -> None:
-        workers = processes("ray::MapWorker")
-        if not killed and done < total and workers:
-            killed.append(workers[0])
-            os.kill(workers[0], signal.SIGKILL)
-
     from nanoinfer.cluster.data.generate import generate_dataset
+    from tests.helpers.ray_deaths import die
 
-    dataset = ray.data.from_items(rows(96))
-    answers = generate_dataset(dataset, tmp_path / "out", on_progress=kill_one, **given)
-    assert killed
+    with_a_death(monkeypatch, tmp_path / "mark", die)
+    answers = generate_dataset(ray.data.from_items(rows(96)), tmp_path / "out", **given)
+    assert (tmp_path / "mark").exists(), "nobody has died"
     assert texts(answers.take_all()) == wanted
 
 
-def test_a_nodes_death_loses_and_repeats_nothing(nodes: Any, given: Any, wanted: Any, tmp_path: Path) -> None:
-    import ray
+@pytest.mark.soak
+def test_a_nodes_death_loses_and_repeats_nothing(
+    nodes: Any, given: Any, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies while one of its workers has a block in hand."""
     import ray.data
 
     from nanoinfer.cluster.data.generate import generate_dataset
+    from tests.helpers.ray_deaths import hang
 
-    killed: list[str] = []
+    mark = tmp_path / "mark"
+    with_a_death(monkeypatch, mark, hang)
 
-    def kill_one(done: int, total: int) -> None:
-        if not killed and done < total:
-            killed.append(nodes.nodes[0].node_id)
-            nodes.kill_node(killed[0])
+    def kill() -> None:
+        until(mark.exists, "a worker that comes to the row")
+        nodes.kill_node(mark.read_text())
 
-    dataset = ray.data.from_items(rows(96))
-    patient = {**given, "stall_timeout_s": HANG_S, "most_failures": 6}
-    answers = generate_dataset(dataset, tmp_path / "out", on_progress=kill_one, **patient)
-    assert killed
+    killing = Worker(kill)
+    patient = {**given, "most_failures": 6}
+    answers = generate_dataset(ray.data.from_items(rows(96)), tmp_path / "out", **patient)
+    killing.result()
     assert texts(answers.take_all()) == wanted
     nodes.nodes.append(nodes.add_node())
 
 
+@pytest.mark.soak
 def test_a_second_start_does_what_is_missing(nodes: Any, given: Any, wanted: Any, tmp_path: Path) -> None:
     import ray.data
 
@@ -157,6 +149,7 @@ def test_a_second_start_does_what_is_missing(nodes: Any, given: Any, wanted: Any
     assert before == told, "a third start computed something"
 
 
+@pytest.mark.soak
 def test_the_example_of_the_guide_runs(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

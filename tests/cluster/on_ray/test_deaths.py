@@ -1,4 +1,5 @@
-"""Whatever dies, no token is lost and none comes twice: clients get what one engine would have given them."""
+"""Whatever dies, no token is lost and none comes twice: clients get what one engine would have given them. Here it dies at
+any moment; see test_certain_deaths.py for what dies at a certain one."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from nanoinfer import LLM
 from tests.helpers.cluster_clients import bodies, expected, stream, whole
 from tests.helpers.waiting import HANG_S, until
 
+pytestmark = pytest.mark.soak
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 PORT = 8917
 URL = f"http://127.0.0.1:{PORT}"

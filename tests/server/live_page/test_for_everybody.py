@@ -1,9 +1,16 @@
 """The live page with a key, on a phone, by keyboard, without motion, and for a checker of accessibility."""
 
+import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nanoinfer.server.live.event_stream import EventStream
+from nanoinfer.server.live.feed import Watcher
+from nanoinfer.trace import Trace
 from tests.helpers.axe import axe_findings, needs_axe
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -12,6 +19,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import device
 from tests.helpers.live_page import LAPTOP, PHONE, ask, find, letters, opened, press, set_field, shows, texts
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +54,85 @@ def test_the_page_says_when_the_server_is_gone(browser: webdriver.Chrome) -> Non
         server.up.end()
         shows(page, "document.querySelector('#connection').className === 'failed'")
         assert "Trying again" in find(page, "#connection").text
+
+
+def test_the_page_goes_on_when_the_server_is_stopped_and_started_again(browser: webdriver.Chrome) -> None:
+    with letters(show_prompts=True) as server:
+        page = opened(browser, server.up.url)
+        port = int(server.up.url.rpartition(":")[2])
+        set_field(page, "max_tokens", 3)
+        set_field(page, "temperature", 0)
+        ask(page, "abc")
+        shows(page, "document.querySelectorAll('#lanes .lane').length > 1")
+        server.up.end()
+        shows(page, "document.querySelector('#connection').className === 'failed'")
+    with letters(port=port) as server:
+        shows(
+            page, "document.querySelector('#connection').textContent === 'connected again: the server has started anew'"
+        )
+        assert page.execute_script("return [Mine.size, live.history.lanes.size]") == [0, 0], (
+            "nothing of the other server"
+        )
+        assert texts(page, "#tree [data-node]") == []
+        server.send("xyz")
+        server.answered()
+        shows(
+            page,
+            "document.querySelectorAll('#lanes [data-key]').length === 1 && live.Live.fields.counts.finished === 1",
+        )
+        assert ask(page, "abc") == "def"
+
+
+def test_a_page_that_was_dropped_says_so(browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
+    with letters() as server:
+        page = opened(browser, server.up.url)
+        whole, dropped = EventStream._send_frames, []
+
+        async def frozen(self: EventStream, watcher: Watcher, *more: Any) -> None:
+            """A stream whose client takes nothing: it gets its headers, is dropped, and what follows is as it should be."""
+            monkeypatch.setattr(EventStream, "_send_frames", whole)
+            self._limits = replace(self._limits, send_seconds=0.001)
+            send = more[0]
+            dropped.append(watcher.name)
+
+            async def takes_headers(message: Any) -> None:
+                await (send(message) if message["type"] == "http.response.start" else asyncio.Event().wait())
+
+            await whole(self, watcher, takes_headers, *more[1:])
+
+        monkeypatch.setattr(EventStream, "_send_frames", frozen)
+        page.execute_script("live.Live.reading.abort()")
+        shows(page, "document.querySelector('#connection').textContent.includes('had read nothing for 30 s')")
+        assert len(dropped) == 1
+
+
+def test_tabs_out_of_view_leave_connections_to_the_one_in_view(browser: webdriver.Chrome) -> None:
+    with letters() as server:
+        first = opened(browser, server.up.url).current_window_handle
+        for _ in range(7):  # a browser has six connections per server
+            browser.switch_to.new_window("tab")
+            page = opened(browser, server.up.url)
+        set_field(page, "max_tokens", 3)
+        set_field(page, "temperature", 0)
+        assert ask(page, "abc") == "def"
+        browser.switch_to.window(first)
+        shows(browser, "document.querySelector('#connection').textContent.startsWith('connected')")
+        shows(browser, "live.Live.fields.counts.finished === 1")
+
+
+def test_the_last_minutes_are_saved_as_a_file(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    with letters(api_keys=["a-key"]) as server:
+        browser.get(f"{server.up.url}/")
+        find(browser, "#key-field").send_keys("a-key", Keys.ENTER)
+        shows(browser, "live.history.frames.length > 0")
+        browser.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+        set_field(browser, "max_tokens", 3)
+        ask(browser, "abc")
+        find(browser, "#save").click()
+        shows(browser, "document.querySelector('#saved').textContent.includes('nanoinfer-trace.json')")
+        until(lambda: (tmp_path / "nanoinfer-trace.json").is_file())
+        trace = Trace.load(tmp_path / "nanoinfer-trace.json")
+        assert (trace.num_steps, trace.text(0)) == (3, "□" * 6)
 
 
 def test_a_phone_needs_no_horizontal_scrolling(browser: webdriver.Chrome) -> None:
@@ -109,6 +196,7 @@ def test_the_keyboard_is_enough(browser: webdriver.Chrome) -> None:
             "back",
             "live",
             "span",
+            "save",
             "slider",
         ]
         order = [name for name in reached if name in controls]

@@ -28,6 +28,7 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
     page_size = pick(1, 1, 2, 4, 8, 16)
     drafter = pick(None, None, None, "ngram", "tree", "model", ("tree", "ngram", "model"))
     longest = -(-(MAX_PROMPT + MAX_NEW_TOKENS) // page_size) * page_size
+    disabled = bool(rng.random() < 0.1)
     return {
         "max_running_requests": pick(1, 2, 4, 8, 12, 16),
         "max_total_tokens": longest + page_size * int(rng.integers(0, 1 + pick(8, 32, 96) // page_size)),
@@ -40,7 +41,8 @@ def random_config(rng: np.random.Generator) -> dict[str, Any]:
         "max_overtakes": pick(1, 3, 64),
         "schedule_conservativeness": pick(0.001, 0.001, 0.001, 0.1, 1.0),
         "eviction_policy": pick("lru", "lfu", "fifo"),
-        "disable_radix_cache": bool(rng.random() < 0.1),
+        "disable_radix_cache": disabled,
+        "host_cache_tokens": None if disabled else pick(None, 16, 64, 2048),
         "max_queue": pick(None, None, 4, 12),
         "random_seed": int(rng.integers(2**31)),
         "num_scheduler_steps": 1 if drafter else pick(1, 1, 2, 3, 8),

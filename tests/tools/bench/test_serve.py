@@ -294,7 +294,7 @@ def test_a_run_in_which_the_client_stood_still_is_measured_again(
         (["--resume"], "--resume: needs --json"),
         (["--compare", "vllm=/nowhere"], "'/nowhere' must be an executable"),
         (["--goodput", "fast"], "--goodput fast"),
-        (["--streams", "3"], "--streams: goes with --own-cost only"),
+        (["--streams", "3"], "--streams: goes with --own-cost and --pages only"),
         (["--own-cost", "--rates", "0.5"], "--rates: does not go with --own-cost"),
         (["--own-cost", "--streams", "0"], "--streams 0: must be in 1..256"),
         (["--new-tokens", "1"], "--new-tokens 1: must be in 2"),

@@ -201,6 +201,13 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "traceEvents" in files["perfetto"].read_text()
     assert "<title>Two &amp; two</title>" in files["out"].read_text()
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+    again = ["trace", "--load", str(files["json"]), "--out", str(tmp_path / "again.html")]
+    assert run(again, capsys)[1].splitlines()[:-1] == [
+        line for line in out.splitlines() if not line.startswith("written")
+    ]
+    assert run(["trace", "x", "--load", "run.json"], capsys)[2].endswith(
+        "--load run.json: serves no prompts, but 1 are given\n"
+    )
 
 
 @pytest.mark.parametrize(

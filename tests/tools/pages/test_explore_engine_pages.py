@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer import LLM
+from notebooks.course.explore.batch_limit import batch_limit
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.draft_gain import draft_gain
 from notebooks.course.explore.eviction import eviction
@@ -18,6 +19,7 @@ from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
 from notebooks.course.explore.verify_steps import verify_steps
+from notebooks.course.explore.working_set import working_set
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
@@ -41,6 +43,8 @@ MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     token_life,
     verify_steps,
     draft_gain,
+    batch_limit,
+    working_set,
 )
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(

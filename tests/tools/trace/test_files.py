@@ -126,4 +126,5 @@ def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:
     assert trace.player("Six requests, one radix cache").html() == (example / "example.html").read_text(
         encoding="utf-8"
     )
-    assert sum(path.stat().st_size for path in example.iterdir()) < 500_000
+    assert sum(path.stat().st_size for path in example.glob("example.*")) < 500_000
+    assert (example / "live_page.gif").stat().st_size < 1_000_000

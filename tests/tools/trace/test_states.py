@@ -172,3 +172,23 @@ def test_a_row_of_a_chunked_prompt_and_its_place_are_in_the_trace() -> None:
         ("DECODE", 10, 11, [12]),
     ]
     assert trace.step(2) is trace.step(-3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"page_size": 4, "chunked_prefill_size": 8}, {"drafter": "tree"}])
+def test_what_comes_back_from_host_memory_is_in_the_trace(fields: dict[str, Any]) -> None:
+    rng = np.random.default_rng(3)
+    engine = make_engine(
+        rows=3, slots=72, host_cache_tokens=256, schedule_conservativeness=0.1, clock=Clock(), **fields
+    )
+    with record(engine) as trace:
+        for _ in range(60):
+            if rng.random() < 0.4:
+                start, length = 40 * int(rng.integers(3)), int(rng.choice([20, 36]))
+                engine.add_request([*range(start, start + length)], greedy(int(rng.integers(1, 20))))
+            engine.step()
+            assert_same(trace, engine)
+        while engine.has_unfinished():
+            engine.step()
+            assert_same(trace, engine)
+    assert engine.stats().host_fetched_tokens
+    assert engine.stats().retractions

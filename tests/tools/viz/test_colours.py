@@ -67,6 +67,7 @@ WITHOUT_REQUEST_0 = (
     "split",
     "replicas",
     "blocks",
+    "storeys",
 )
 
 
@@ -118,6 +119,9 @@ def pictures() -> dict[str, viz.Picture]:
     allocator = SlotAllocator(32)
     allocator.alloc(5)
     causal = torch.arange(6) <= torch.arange(2, 6)[:, None]
+    stored = LLM("story", max_total_tokens=64, max_context_len=64, host_cache_tokens=32)
+    for start in (100, 200):
+        stored.generate(list(range(start, start + 40)), SamplingParams(max_new_tokens=1, temperature=0), use_tqdm=False)
     return slots_pictures() | {
         "rows": rows_picture(),
         "tree": tree_picture(),
@@ -142,9 +146,11 @@ def pictures() -> dict[str, viz.Picture]:
         "kernels": viz.kernel_times({"a pass": ([("linear", "lm_head", 0.1, 0.8), ("attention", "", 0.8, 0.9)], 1.0)}),
         "wire": viz.wire([("head", b"GET /"), ("end", b"\r\n")]),
         "lanes": viz.lanes([("a", "waiting", 0, 1), ("a", "served", 1, 2), ("b", "served", 0, 1)], unit="ms"),
+        "storeys": viz.storeys(stored.engine.cache, {"a": range(100, 140), "b": range(200, 240)}),
         "replicas": viz.replicas({"A": [ReplicaPass(0, 1, 30, 10, 1, 2)]}),
         "blocks": viz.hashed_blocks({"a": range(9), "b": range(8)}, 4, tokenizer, held=block_hashes(range(4), 4)),
         "split": viz.split_product([1, 2], [[1, 2, 3, 4]] * 2, [[1, 2]] * 4, 4),
+        "split layer": viz.split_layer(ModelConfig.from_pretrained(resolve_model_path("story")), 4),
         "attention": viz.attention_steps([1, 0], [[1, 0], [0, 1]], [[1, 0], [0, 1]], newest=True),
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The picture of bytes: a cell per byte, a row per line, colours by part, and escapes for what cannot be printed."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -47,6 +48,18 @@ def test_a_label_that_comes_again_keeps_its_colour_and_is_counted_together() -> 
     assert picture.alt == "C. 4 bytes: size 2, data 2."
 
 
+def test_numbers_are_cells_as_wide_as_their_bytes_and_have_no_lines() -> None:
+    numbers, raw = np.array([13, 700, -1], "<i4"), np.array([0x0A, 0x41, 0x0D], np.uint8)
+    picture = viz.wire([("text", b"x" * 54), ("numbers", numbers), ("raw", raw)])
+    place = dict(zip((*range(54), 54, 58, 62, 66, 67, 68), named(picture, "byte "), strict=True))
+    assert place[54].get_width() == pytest.approx(4 * place[0].get_width())
+    assert place[54].get_y() == place[58].get_y() == place[0].get_y()
+    assert place[62].get_y() == place[66].get_y() == place[68].get_y() > place[0].get_y(), "a cell is in one row"
+    assert [text for text in texts(picture) if text != "x"][1:9] == ["0", "13", "700", "62", "-1", "0a", "41", "0d"]
+    assert picture.alt == "69 bytes: text 54, numbers 12, raw 3."
+    assert_readable(picture)
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match=r"parts: 0 bytes; must be 1\.\.2048"):
         viz.wire([("a", b"")])
@@ -54,7 +67,11 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         viz.wire([("a", b"x" * 2049)])
     with pytest.raises(ValueError, match="parts: 5 labels; must be at most 4"):
         viz.wire([(str(i), b"x") for i in range(5)])
-    with pytest.raises(ValueError, match=r"parts\[1\]: must be \(label, bytes\), got \(str, str\)"):
+    with pytest.raises(ValueError, match=r"parts\[1\]: must be \(label, bytes or integers \[n\]\), got \(str, str\)"):
         viz.wire([("a", b"x"), ("b", "x")])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match=r"parts\[0\]: must be \(label, bytes\), got b'abc'"):
+    with pytest.raises(
+        ValueError, match=r"parts\[0\]: must be \(label, bytes or integers \[n\]\), got \(str, ndarray\)"
+    ):
+        viz.wire([("a", np.zeros(4))])
+    with pytest.raises(ValueError, match=r"parts\[0\]: must be \(label, bytes or integers \[n\]\), got b'abc'"):
         viz.wire([b"abc"])  # type: ignore[list-item]

@@ -3,6 +3,8 @@
 import logging
 import re
 from dataclasses import asdict, fields
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
 from nanoinfer.kernels import Selection, TorchKernels
 from nanoinfer.kernels.selection import selected
 from nanoinfer.model.attention import TorchNativeBackend
+from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
 LINE = re.compile(
@@ -137,18 +140,24 @@ def test_times_of_several_completions_are_to_the_first_token_of_any_and_to_the_e
     assert [output.latency for output in seen] == [None] * 5 + [6.0]
 
 
+def a_pass(mode: ForwardMode, tokens: int) -> Any:
+    return SimpleNamespace(forward_mode=mode, input_ids=range(tokens))
+
+
 def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
     meter = StepMeter()
-    meter.add(extend=True, output_tokens=5, seconds=1000.0)
+    meter.add(a_pass(ForwardMode.EXTEND, 50), 5, 1000.0)
+    meter.add(a_pass(ForwardMode.EXTEND, 2), 5, 1000.0)
+    assert meter.seconds_per_prompt_token() == 20.0, "of the one that was faster per token"
     for _ in range(RECENT_STEPS):
-        meter.add(extend=False, output_tokens=2, seconds=0.5)
+        meter.add(a_pass(ForwardMode.DECODE, 2), 2, 0.5)
     assert meter.recent() == {
         "tokens_per_second": 4.0,
         "extend_step_seconds": 0.0,
         "decode_step_seconds": 0.5,
         "longest_step_seconds": 0.5,
     }
-    assert (meter.extend_steps, meter.decode_steps) == (1, RECENT_STEPS)
+    assert (meter.extend_steps, meter.decode_steps) == (2, RECENT_STEPS)
 
 
 def test_the_documentation_names_every_field() -> None:

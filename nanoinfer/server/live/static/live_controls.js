@@ -12,6 +12,9 @@ const Live = {
   windowEnd: 0, // of the timeline while it is not live
   scheduled: false,
   reading: null, // ends the connection
+  rests: false, // it has no feed, because it is out of view and another tab of this browser is not
+  loss: null, // in words, from a loss of the connection to the next frame
+  watcher: "", // how the server calls this page's connection
 };
 
 // --- what is shown -----------------------------------------------------------------------------------------------------
@@ -77,15 +80,35 @@ $("#timeline").addEventListener("click", (event) => {
   const { min, max } = $("#slider");
   show(Number(min) + Math.floor(((event.clientX - track.left) / track.width) * (max - min + 1)));
 });
+$("#save").addEventListener("click", async () => {
+  const saved = $("#saved");
+  try {
+    saved.textContent = "collecting …";
+    const response = await Session.fetch("live/trace");
+    const url = URL.createObjectURL(await response.blob());
+    el("a", { href: url, download: "nanoinfer-trace.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    saved.textContent = "nanoinfer-trace.json: for ui.perfetto.dev, or python -m nanoinfer trace --load";
+  } catch (error) {
+    saved.textContent = `not saved: ${error.message}`;
+  }
+});
 new ResizeObserver(drawSoon).observe($("#engine"));
 
 // --- the feed ----------------------------------------------------------------------------------------------------------
 
 function take(frame) {
+  const isOther = frame.key && frame.about.feed !== Live.about?.feed; // a server that has been started anew
+  if (Live.loss !== null) {
+    const missed = plural(Math.max(frame.number - Live.number - 1, 0), "frame");
+    tellState(isOther ? "connected again: the server has started anew" : `connected again${Live.loss}; missed: ${missed}`, "works");
+    Live.loss = null;
+  }
   if (frame.key) {
     if (JSON.stringify(frame.about) !== JSON.stringify(Live.about)) {
       Live.about = frame.about;
       history_.clear();
+      Mine.clear(); // another server counts its requests anew
       Live.drawings = new LiveDrawings(frame.about, history_);
       document.dispatchEvent(new CustomEvent("about", { detail: frame.about }));
     }
@@ -113,14 +136,24 @@ async function follow() {
     try {
       tellState("connecting …", "waits");
       Live.reading = new AbortController();
-      const response = await Session.fetch("live/events", { headers: { Accept: "text/event-stream" }, signal: Live.reading.signal });
-      tellState("connected", "works");
+      const headers = { Accept: "text/event-stream", ...(Live.watcher && { "X-Watcher": Live.watcher }) };
+      const response = await Session.fetch("live/events", { headers, signal: Live.reading.signal });
+      Live.watcher = response.headers.get("X-Watcher") ?? "";
+      if (Live.loss === null) tellState("connected", "works");
       for await (const { event, data } of eventsOf(response)) {
         if (event === "frame") take(JSON.parse(data));
+        else if (event === "dropped") Live.loss = `: the server had dropped this page, which had read nothing for ${JSON.parse(data).after_seconds} s`;
         wait = 500;
       }
       tellState("The server has ended the feed. Trying again …", "failed");
     } catch (error) {
+      if (Live.rests) {
+        tellState("resting: another tab of this browser watches", "waits");
+        await inView();
+        Live.rests = false;
+        if (Live.number !== null) Live.loss = "";
+        continue;
+      }
       if (error.status === 401) {
         tellState("The server wants an API key.", "failed");
         askForKey();
@@ -129,11 +162,23 @@ async function follow() {
       }
       tellState(`${error instanceof RefusedError ? error.message : "No connection to the server"}. Trying again …`, "failed");
     }
-    Mine.clear(); // a server that comes back may be another one, which counts its requests anew
+    if (Live.number !== null) Live.loss = "";
     await new Promise((resolve) => setTimeout(resolve, wait));
     wait = Math.min(2 * wait, 10_000);
   }
 }
+
+// A browser has six connections per server, and each tab's feed keeps one. So tabs that are out of view give way to those in view.
+const tabs = new BroadcastChannel("nanoinfer");
+tabs.addEventListener("message", () => {
+  if (!document.hidden || Live.rests) return;
+  Live.rests = true;
+  Live.reading?.abort();
+});
+const claim = () => document.hidden || tabs.postMessage("in view");
+const inView = () => new Promise((resolve) => document.addEventListener("visibilitychange", () => document.hidden || resolve()));
+document.addEventListener("visibilitychange", claim);
+claim();
 
 // A browser may keep a page that was left, and its connections, of which it has few per server. The loop goes on when it is back.
 window.addEventListener("pagehide", () => Live.reading?.abort());

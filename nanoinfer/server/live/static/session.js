@@ -3,13 +3,23 @@
 // The key is sent in a header, so streams are read with fetch: an EventSource could only carry it in the address.
 
 const Session = {
+  memory: "", // where the browser keeps nothing, as it may for a frame
+
   get key() {
-    return sessionStorage.getItem("nanoinfer-key") ?? "";
+    try {
+      return sessionStorage.getItem("nanoinfer-key") ?? "";
+    } catch {
+      return this.memory;
+    }
   },
 
   set key(value) {
-    if (value) sessionStorage.setItem("nanoinfer-key", value);
-    else sessionStorage.removeItem("nanoinfer-key");
+    try {
+      if (value) sessionStorage.setItem("nanoinfer-key", value);
+      else sessionStorage.removeItem("nanoinfer-key");
+    } catch {
+      this.memory = value;
+    }
   },
 
   /** fetch with the key. Throws a RefusedError for any status but 200. */

@@ -1,0 +1,218 @@
+"""BlockIndex: which blocks of tokens a storey holds, in which of its slots, and which block leaves first.
+
+A block is `block_size` tokens that follow each other, from a multiple of `block_size` on, and what comes before them. The
+tree evicts the ends of sequences first, so a storey often holds a block without those before it, which are in the pool:
+
+    root(extra_key) ── tokens 0..15 (in the pool) ── tokens 16..31 (slots 32..47) ── tokens 32..47 (slots 0..15)
+                                                  └─ tokens 16..31 (slots 16..31)
+
+Blocks are found by their tokens, never by a hash of them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import numpy as np
+
+from nanoinfer.cache.slot_allocator import SlotAllocator
+
+TOKEN_BYTES = 8  # token ids are int64
+
+
+class Block:
+    """The tokens of one block (`key`: their bytes), behind those of `parent`. A root has none; its key is an `extra_key`.
+
+    `start`: the first of its slots. None: its K/V isn't here; the node is only on the way to a block that is. `saved`: the
+    storey below has it, or was offered it.
+    """
+
+    __slots__ = ("children", "key", "parent", "saved", "start")
+
+    def __init__(self, key: Hashable, parent: "Block | None"):
+        self.key, self.parent = key, parent
+        self.children: dict[Hashable, Block] = {}
+        self.start: int | None = None
+        self.saved = False
+
+
+class BlockIndex:
+    """Blocks in `size` slots, a multiple of `block_size`. It knows tokens and slots, and moves no K/V.
+
+    When there is no room, the block that was used least recently leaves. Using a block uses those before it, too, which
+    count as used after it: so a block never leaves before those behind it. `leaving` is called with each block that has to
+    leave, while its K/V is still there.
+    """
+
+    def __init__(self, size: int, block_size: int, leaving: Callable[[Block], object] = lambda _: None):
+        if size < 1 or size % block_size:
+            raise ValueError(f"size={size}: must be a positive multiple of block_size={block_size}")
+        self.size, self.block_size, self._leaving = size, block_size, leaving
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._slots = SlotAllocator(self.size, self.block_size, "host slot")
+        self._roots: dict[Hashable, Block] = {}
+        self._held: OrderedDict[Block, None] = OrderedDict()  # those with slots, the least recently used first
+
+    def __len__(self) -> int:
+        """How many tokens are held."""
+        return len(self._held) * self.block_size
+
+    def __iter__(self) -> Iterator[Block]:
+        """The blocks that are held, the least recently used first."""
+        return iter(list(self._held))
+
+    def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
+        """Up to which position whole blocks hold `tokens` (int64 `[k]`) from position `start` on, which may be inside of a
+        block: a multiple of `block_size` above `start`, or else `start`."""
+        held = sum(1 for _ in self._from(tokens, extra_key, start))
+        return start // self.block_size * self.block_size + held * self.block_size if held else start
+
+    def use(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> np.ndarray:
+        """The slots of the positions `start .. reach(...) - 1`, int64. These blocks have been used now."""
+        starts = np.array([block.start for block in self._from(tokens, extra_key, start)], dtype=np.int64)
+        if not starts.size:
+            return starts
+        self._touch(self._path(tokens, extra_key))
+        return self.slots_of(starts)[start % self.block_size :]
+
+    def add(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give slots to the blocks of `tokens` (int64 `[k]`) that end behind position `start`, as far as they have none.
+
+        Returns the positions whose K/V the caller must now put into the storey, and their slots, both int64. Other blocks
+        leave to make room, but none that comes before these in the sequence: if there are too few slots, the last blocks
+        get none.
+        """
+        size, path = self.block_size, self._path(tokens, extra_key, create=True)
+        self._touch(path)
+        needed, left = [i for i in range(start // size, len(path)) if path[i].start is None], list[Block]()
+        while self._held and self._slots.available_size() < len(needed) * size:
+            oldest = next(iter(self._held))
+            if oldest in path:
+                break
+            self._leaving(oldest)
+            self._drop(oldest)
+            left.append(oldest)
+        added = needed[: self._slots.available_size() // size]
+        for i in added:  # only now: whoever is told of a block that leaves may look at those before it
+            slots = self._slots.alloc(size)
+            assert slots is not None
+            path[i].start = int(slots[0])
+            self._held[path[i]] = None
+        self._touch(path)
+        for block in (*left, *path[-1:]):
+            self._prune(block)
+        positions = np.array(added, dtype=np.int64) * size
+        return self.slots_of(positions), self.slots_of(np.array([path[i].start for i in added], dtype=np.int64))
+
+    def mark_saved(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> None:
+        """The storey below has the held blocks of `tokens` from position `start` on."""
+        for block in self._from(tokens, extra_key, start):
+            block.saved = True
+
+    def forget(self, unwanted: Callable[[Hashable], bool]) -> None:
+        """Drop all blocks under the `extra_key`s of which `unwanted` is true."""
+        for key in [key for key in self._roots if unwanted(key)]:
+            for block in self._below(self._roots.pop(key)):
+                if block.start is not None:
+                    self._drop(block)
+
+    def tokens_of(self, block: Block) -> tuple[np.ndarray, Hashable]:
+        """All tokens from the sequence's start to the block's end, int64, and their `extra_key`."""
+        parts = []
+        while block.parent is not None:
+            assert isinstance(block.key, bytes)
+            parts.append(block.key)
+            block = block.parent
+        return np.frombuffer(b"".join(reversed(parts)), dtype=np.int64), block.key
+
+    def slots_of(self, starts: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The slots of blocks with these first ones, int64."""
+        return (np.asarray(starts, dtype=np.int64)[:, None] + np.arange(self.block_size)).ravel()
+
+    def check_integrity(self) -> None:
+        """RuntimeError unless every slot is free or has one block, and every block is held or is before one that is."""
+        self._slots.check_integrity()
+        blocks = [block for root in self._roots.values() for block in self._below(root)]
+        held = {block for block in blocks if block.start is not None}
+        taken = self.slots_of(
+            np.array(sorted(block.start for block in held if block.start is not None), dtype=np.int64)
+        )
+        order = {block: number for number, block in enumerate(self._held)}
+        problems = {
+            "slots without or with two owners": not np.array_equal(
+                np.sort(np.concatenate((taken, self._slots.free_slots()))), np.arange(self.size)
+            ),
+            "the order of use has other blocks": held != order.keys(),
+            "a block that leads nowhere": any(not block.children and block.start is None for block in blocks),
+            "a block that leaves before one behind it": any(
+                order.get(block, 0) > order.get(above, 0) for block in held for above in _held_above(block)
+            ),
+        }
+        for problem, present in problems.items():
+            if present:
+                raise RuntimeError(f"storey: {problem}: {len(held)} of {len(blocks)} blocks held, {self.size} slots")
+
+    # --- how it works --------------------------------------------------------------------------------------------
+
+    def _path(self, tokens: np.ndarray, extra_key: Hashable, create: bool = False) -> list[Block]:
+        """The blocks of `tokens` in order, as far as there are any; all complete ones with `create`."""
+        block = self._roots.get(extra_key)
+        if block is None:
+            block = Block(extra_key, None)
+            if create:
+                self._roots[extra_key] = block
+        path, data, width = [], tokens.tobytes(), self.block_size * TOKEN_BYTES
+        for at in range(0, len(data) - width + 1, width):
+            key = data[at : at + width]
+            child = block.children.get(key)
+            if child is None:
+                if not create:
+                    break
+                child = block.children[key] = Block(key, block)
+            path.append(child)
+            block = child
+        return path
+
+    def _from(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> Iterator[Block]:
+        """The held blocks of `tokens` from position `start` on, up to the first that is missing."""
+        for block in self._path(tokens, extra_key)[start // self.block_size :]:
+            if block.start is None:
+                return
+            yield block
+
+    def _touch(self, path: list[Block]) -> None:
+        for block in reversed(path):
+            if block.start is not None:
+                self._held.move_to_end(block)
+
+    def _drop(self, block: Block) -> None:
+        assert block.start is not None
+        self._slots.free(np.arange(block.start, block.start + self.block_size))
+        block.start, block.saved = None, False
+        del self._held[block]
+
+    def _prune(self, block: Block) -> None:
+        """Forget a block without K/V that leads nowhere, and those before it for which that is now true, too."""
+        while block.start is None and not block.children:
+            if block.parent is None:
+                self._roots.pop(block.key, None)
+                return
+            block.parent.children.pop(block.key, None)
+            block = block.parent
+
+    def _below(self, root: Block) -> Iterator[Block]:
+        stack = [*root.children.values()]
+        while stack:
+            block = stack.pop()
+            yield block
+            stack += block.children.values()
+
+
+def _held_above(block: Block) -> Iterator[Block]:
+    above = block.parent
+    while above is not None:
+        if above.start is not None:
+            yield above
+        above = above.parent

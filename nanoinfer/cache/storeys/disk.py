@@ -1,0 +1,260 @@
+"""DiskStorey: below host memory, files. K/V that leaves host memory is written, and read for requests that need it again.
+
+    host memory ──no room, or save──► writer's thread ──► files ──► reader's thread ──► host memory ──fetch──► pool
+
+Nothing here waits for a disk, except whoever has nothing else to do, and not for long (see `patience`).
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.storeys.block_index import Block
+from nanoinfer.cache.storeys.fetch_costs import FetchCosts
+from nanoinfer.cache.storeys.files import Fetch, FileStats, FileStore
+from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.cache.tree_observer import path_to
+from nanoinfer.requests.req import Req
+
+RUN_BYTES = 8 << 20  # of K/V that is offered at once: about a file
+LEAST_PATIENCE_S = 1.0
+
+Run = tuple[bytes, np.ndarray, int, np.ndarray]  # namespace, all tokens to the end, where K/V begins, K/V
+Made = tuple[Run, Block | None]  # a run, and the last block of host memory that it is from
+
+
+class Coming:
+    """K/V of one request on its way: `tokens` positions from `start` on, of which the first are above, up to `above`."""
+
+    def __init__(self, fetch: Fetch, start: int, above: int, tokens: int, began: float):
+        self.fetch, self.start, self.above, self.tokens, self.began = fetch, start, above, tokens, began
+
+
+class DiskStorey:
+    """The files of `store`, below the `host` memory of `cache`.
+
+    `namespace_of`: what files call an `extra_key`; None for one whose K/V may not go there. `costs`: of reading.
+    """
+
+    tier = "disk"  # its name in outputs
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        host: HostStorey,
+        store: FileStore,
+        namespace_of: Callable[[Hashable], bytes | None],
+        costs: FetchCosts,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._cache, self._host, self._store, self._namespace_of = cache, host, store, namespace_of
+        self.costs, self._clock = costs, clock
+        self.fetched_tokens, self.least_patience_s = 0, LEAST_PATIENCE_S
+        self._coming: dict[Req, Coming] = {}
+        self._failed_bytes = 0  # that the disk had not taken when `save` looked last
+        self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
+        self._put_off: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # likewise: too much was on its way for others
+        host.below = self
+
+    @property
+    def fetching(self) -> bool:
+        """True while K/V is on its way."""
+        return bool(self._coming)
+
+    def stats(self) -> FileStats:
+        """What the files hold, and what has been read and written."""
+        return self._store.stats()
+
+    def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
+        """Up to which position files hold `tokens` from position `start` on, which is a multiple of the block size."""
+        namespace = self._namespace_of(extra_key)
+        return start if namespace is None else self._store.match(namespace, tokens, start)
+
+    # --- down --------------------------------------------------------------------------------------------------------
+
+    def offer(self, block: Block) -> None:
+        """`block` is about to leave host memory: have it written, with those before it that are there, in one file."""
+        if not block.saved and (run := self._run_to(block)) is not None and self._store.offer(*run):
+            self._mark(block, len(run[3]))
+
+    def save(self, visit: Callable[[], AbstractContextManager[object]], timeout: float | None = None) -> int:
+        """Write what the pool's tree and host memory hold and files do not; wait for it, at most `timeout` seconds.
+
+        `visit`: entered to look at the tree and host memory. What was used least recently is written first, so that within
+        the folder's bound the rest stays. Returns how many tokens are not written by then.
+        """
+        ends = None if timeout is None else self._clock() + timeout
+        refused, failed = list[tuple[Block | None, int]](), self._store.stats().failed_bytes
+        with visit():
+            if failed != self._failed_bytes:  # nobody knows of which blocks: offer all of them again
+                self._failed_bytes = failed
+                for block in self._host.index:
+                    block.saved = False
+            makers = [*self._of_tree(), *self._of_host()]
+        try:
+            for make in makers:
+                with visit():
+                    runs = make()
+                for run, last in runs:
+                    refused.append((last, len(run[3])))
+                    is_full = not self._store.offer(*run)  # then once more, when all that waits has been written
+                    if not is_full or (not self._flush(ends) and self._store.offer(*run)):
+                        refused.pop()
+            waiting = self._flush(ends) + self._store.stats().failed_bytes - failed
+        finally:
+            for last, tokens in refused:
+                if last is not None:
+                    self._mark(last, tokens, saved=False)
+        return sum(tokens for _, tokens in refused) + waiting // self._store.token_bytes
+
+    # --- up ----------------------------------------------------------------------------------------------------------
+
+    def land(self) -> None:
+        """Put what has come into host memory. What comes later than this does so at the next call."""
+        self._give_up_ended()
+        for req in [req for req, coming in self._coming.items() if coming.fetch.is_done]:
+            coming = self._coming.pop(req)
+            if (kv := coming.fetch.result(0)) is None:
+                continue
+            end = coming.start + len(kv)
+            self.costs.note(len(kv), self._clock() - coming.began)
+            if end > coming.above:
+                self._host.put(req.token_ids[:end], req.extra_key, coming.start, kv)
+                self.fetched_tokens += end - coming.above
+                if not req.num_admissions:
+                    req.fetched = {self.tier: (coming.above, end)}
+
+    def is_ready(self, req: Req) -> bool:
+        """False while K/V for `req` is on its way from files; it is, if there is some and reading it pays. False, too,
+        while so much is on its way for others that host memory has no room for more."""
+        coming = self._coming.get(req)
+        if coming is not None:
+            if self._clock() - coming.began < self._patience(req):
+                return False
+            self._coming.pop(req).fetch.give_up()
+        if self._asked.get(req) == req.num_admissions:
+            return True
+        is_full = sum(each.tokens for each in self._coming.values()) >= self._host.index.size
+        if is_full and self._put_off.get(req) == req.num_admissions:
+            return False
+        wanted = self._wanted(req)
+        if wanted is not None and is_full:
+            self._put_off[req] = req.num_admissions
+            return False
+        self._asked[req] = req.num_admissions
+        if wanted is None:
+            return True
+        self._start(req, *wanted)
+        return False
+
+    def wait(self) -> bool:
+        """Wait until something has come, or takes too long. False if nothing is on its way."""
+        self._give_up_ended()
+        for req, coming in list(self._coming.items())[:1]:
+            try:
+                coming.fetch.result(self._patience(req))
+            except TimeoutError:
+                self._coming.pop(req).fetch.give_up()
+            self.land()  # or else it would come again and again when nobody is considered
+            return True
+        return False
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""
+        for coming in self._coming.values():
+            coming.fetch.give_up()
+        self._coming.clear()
+        self._store.close(timeout)
+
+    # --- how it works ------------------------------------------------------------------------------------------------
+
+    def _flush(self, ends: float | None) -> int:
+        """Have everything written until the time `ends`. Returns how many bytes are not."""
+        return self._store.flush(None if ends is None else max(ends - self._clock(), 0.0))
+
+    def _patience(self, req: Req) -> float:
+        """For how many seconds a request waits: a moment, or twice as long as it would take to compute its tokens again."""
+        return max(self.least_patience_s, 2 * self.costs.computing * req.num_tokens)
+
+    def _wanted(self, req: Req) -> tuple[bytes, int, int, int] | None:
+        """What files have for `req` that is not above: namespace, from which position, up to which one it is above, and up
+        to which one they have it. None if there is none, or if reading it does not pay."""
+        namespace, tokens = self._namespace_of(req.extra_key), req.reusable_tokens
+        if namespace is None:
+            return None
+        in_pool, _ = self._cache.radix_cache.peek_prefix(tokens, req.extra_key)
+        above = self._host.index.reach(tokens, req.extra_key, in_pool)
+        start = above - above % self._host.block_size
+        end = self.reach(tokens, req.extra_key, start)
+        return (namespace, start, above, end) if end > above and self.costs.pays() else None
+
+    def _start(self, req: Req, namespace: bytes, start: int, above: int, end: int) -> None:
+        """Have positions `start..end` read, which are above up to `above`."""
+        fetch = self._store.fetch(namespace, req.reusable_tokens, start, end)
+        self._coming[req] = Coming(fetch, start, above, end - start, self._clock())
+
+    def _give_up_ended(self) -> None:
+        """Nobody waits for what is on its way for requests that have ended. What has come all the same is used."""
+        for req in [req for req, coming in self._coming.items() if req.finished and not coming.fetch.is_done]:
+            self._coming.pop(req).fetch.give_up()
+
+    def _run_to(self, block: Block) -> Run | None:
+        """A block of host memory, and those directly before it that are there and not saved."""
+        index, memory, blocks = self._host.index, self._host.memory, [block]
+        most = max(1, RUN_BYTES // (memory.token_bytes * index.block_size))
+        while len(blocks) < most and (above := blocks[-1].parent) is not None:
+            if above.start is None or above.saved:
+                break
+            blocks.append(above)
+        tokens, extra_key = index.tokens_of(block)
+        if (namespace := self._namespace_of(extra_key)) is None:
+            return None
+        kv = memory.data[index.slots_of([each.start for each in reversed(blocks) if each.start is not None])]
+        return namespace, tokens, len(tokens) - len(kv), kv
+
+    def _mark(self, block: Block | None, tokens: int, saved: bool = True) -> None:
+        for _ in range(tokens // self._host.block_size):
+            assert block is not None
+            block.saved, block = saved, block.parent
+
+    def _of_host(self) -> Iterator[Callable[[], list[Made]]]:
+        """Makes the runs of each block of host memory that is not saved, the least recently used first."""
+
+        def make(block: Block) -> list[Made]:
+            if block.start is None or block.saved or (run := self._run_to(block)) is None:
+                return []
+            self._mark(block, len(run[3]))
+            return [(run, block)]
+
+        for block in self._host.index:
+            yield lambda block=block: make(block)  # type: ignore[misc]
+
+    def _of_tree(self) -> Iterator[Callable[[], list[Made]]]:
+        """Makes the runs of each leaf of the pool's tree, the least recently used first."""
+
+        def make(leaf: TreeNode) -> list[Made]:
+            if leaf.parent is None:
+                return []  # it has left the tree meanwhile
+            path, extra_key = path_to(leaf)[::-1], leaf.edge[0]
+            tokens, namespace = np.concatenate([node.key for node in path]), self._namespace_of(extra_key)
+            slots = self._cache.radix_cache.match_prefix(tokens, extra_key, count_hit=False).indices.numpy()
+            if namespace is None:
+                return []
+            size = self._host.block_size
+            start, end = self._store.match(namespace, tokens, 0), len(slots) - len(slots) % size
+            step = max(1, RUN_BYTES // (self._host.memory.token_bytes * size)) * size
+            cuts = [*range(start, end, step), max(start, end)]
+            return [
+                ((namespace, tokens[:stop], begin, self._host.memory.read_pool(slots[begin:stop])), None)
+                for begin, stop in pairwise(cuts)
+            ]
+
+        leaves = [node for _, node in self._cache.radix_cache.nodes() if not node.children]
+        for leaf in sorted(leaves, key=lambda node: node.last_access_time):
+            yield lambda leaf=leaf: make(leaf)  # type: ignore[misc]

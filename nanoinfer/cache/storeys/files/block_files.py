@@ -1,0 +1,203 @@
+"""BlockFiles: finds, reads and writes blocks of tokens in the files of a folder. Whoever calls it waits for the disk."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nanoinfer.cache.storeys.files.chain import block_keys
+from nanoinfer.cache.storeys.files.file_format import Part
+from nanoinfer.cache.storeys.files.folder import Folder, Identity, Refused
+from nanoinfer.cache.storeys.files.index import FileIndex, StoredFile
+
+logger = logging.getLogger("nanoinfer.cache")
+
+
+@dataclass(frozen=True)
+class FileStats:
+    """What a store has and has done. `misses`: files that could not be used; `lost`: runs that were not written.
+    `failed_bytes`: of K/V that the writer had, and that the disk did not take."""
+
+    files: int = 0
+    blocks: int = 0
+    queued_bytes: int = 0
+    read_files: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    written_files: int = 0
+    written_bytes: int = 0
+    write_seconds: float = 0.0
+    misses: int = 0
+    lost: int = 0
+    failed_bytes: int = 0
+
+
+class BlockFiles:
+    """Blocks of `block_size` tokens in files with at most `blocks_per_file` each. For any thread.
+
+    `tokens` are int32 and those of a sequence from its beginning; `start` and `end` are multiples of `block_size`. When
+    something is wrong with a file or the disk, that is a miss, or not written, and a line in the log. Nothing is raised.
+    """
+
+    def __init__(
+        self, folder: Folder, block_size: int, blocks_per_file: int, clock: Callable[[], float] = time.monotonic
+    ):
+        self._folder, self._size, self._blocks_per_file, self._clock = folder, block_size, blocks_per_file, clock
+        self._lock = threading.Lock()  # of what follows; never held while a file is worked on
+        self._index, self._refused = FileIndex(), dict[str, Identity | None]()
+        self._stats, self._complained = FileStats(), set[str]()
+
+    def stats(self) -> FileStats:
+        """What there is, and what has been done."""
+        with self._lock:
+            return replace(self._stats, files=len(self._index), blocks=self._index.num_blocks)
+
+    def reach(self, namespace: bytes, tokens: np.ndarray, start: int) -> int:
+        """Up to which token there are files, without a gap, from `start` on. It looks into memory only."""
+        keys = block_keys(namespace, tokens, self._size)
+        with self._lock:
+            return max(start, self._index.reach(keys, start // self._size) * self._size)
+
+    def read(self, namespace: bytes, tokens: np.ndarray, start: int, end: int) -> np.ndarray | None:
+        """The K/V of tokens `start..end`, or of the first of them, uint8 [n, token_bytes]; None: of none."""
+        size, began = self._size, self._clock()
+        end = min(end, len(tokens) - len(tokens) % size)
+        if end <= start:
+            return None
+        keys, done = block_keys(namespace, tokens[:end], size), start
+        kv = np.empty((end - start, self._folder.format.token_bytes), dtype=np.uint8)
+        while done < end:
+            with self._lock:
+                furthest = self._index.furthest(keys, done // size, end // size)
+            if furthest is None:
+                break
+            file, until = furthest
+            part = Part(namespace, file.first * size, file.end * size)
+            try:
+                found = self._folder.read(file.name, part, tokens[: until * size])
+            except (Refused, OSError) as error:
+                self._miss(file.name, file.identity, error)
+                continue  # another file may have this block, too
+            kv[done - start : until * size - start] = found[done - part.start : until * size - part.start]
+            self._count(read_files=1, read_bytes=file.size)
+            done = until * size
+        self._count(read_seconds=self._clock() - began)
+        if done == start:
+            return None
+        self._touch(keys, done // size)
+        return kv[: done - start]
+
+    def write(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> int | None:
+        """Write `kv`, that of `tokens` from `start` on, without blocks at either end that are in files already. Returns how
+        many bytes were written, None if it failed."""
+        size, began = self._size, self._clock()
+        keys = block_keys(namespace, tokens, size)
+        first, end = start // size, len(keys)
+        with self._lock:
+            while first < end and self._index.has(keys[first]):
+                first += 1
+            while first < end and self._index.has(keys[end - 1]):
+                end -= 1
+        written = 0
+        for begin in range(first, end, self._blocks_per_file):
+            until = min(end, begin + self._blocks_per_file)
+            part = Part(namespace, begin * size, until * size)
+            name = self._folder.name(keys[until - 1], part.start)
+            piece = kv[part.start - start : part.end - start]
+            try:
+                identity, num_bytes, gone = self._folder.write(name, part, tokens[: part.end], piece)
+            except (Refused, OSError) as error:
+                self._count(lost=1, failed_bytes=kv[part.start - start : end * size - start].nbytes)
+                self._complain(f"a file is not written: {_words(error)}")
+                return None
+            with self._lock:
+                for each in gone:
+                    self._index.remove(each)
+                self._index.add(StoredFile(name, num_bytes, identity, begin, keys[begin:until]))
+                self._refused.pop(name, None)
+                self._complained.clear()
+            self._count(written_files=1, written_bytes=num_bytes)
+            written += num_bytes
+        self._touch(keys, first)  # or what this continues would go first, and this would be of no use
+        self._count(write_seconds=self._clock() - began)
+        return written
+
+    def look(self) -> None:
+        """Look into the folder for files that other processes have written or removed."""
+        with self._lock:
+            before, refused = self._index.names, dict(self._refused)
+        try:
+            names = self._folder.operations.names()
+        except OSError as error:
+            self._complain(f"the folder is not looked into: {_words(error)}")
+            return
+        self._folder.remove_unfinished(names)
+        mine = set(self._folder.mine(names))
+        with self._lock:
+            for name in before - mine:
+                self._index.remove(name)
+            for name in refused.keys() - mine:
+                self._refused.pop(name, None)
+        for name in sorted(mine - before):
+            identity = None
+            try:
+                status = self._folder.operations.status(name)
+                identity = status.st_ino, status.st_size
+                if name in refused and refused[name] == identity:
+                    continue
+                self._folder.last_use.saw(status)
+                self._found(name)
+            except (Refused, OSError) as error:
+                self._miss(name, identity, error)
+
+    def _found(self, name: str) -> None:
+        part, tokens, identity, num_bytes = self._folder.describe(name)
+        if part.start % self._size or part.end % self._size:
+            raise Refused("has no whole blocks", damaged=True)
+        keys = block_keys(part.namespace, tokens, self._size)
+        if name != self._folder.name(keys[-1], part.start):
+            raise Refused("has other tokens than its name says", damaged=True)
+        first = part.start // self._size
+        with self._lock:
+            self._index.add(StoredFile(name, num_bytes, identity, first, keys[first:]))
+
+    def _touch(self, keys: Sequence[bytes], end: int) -> None:
+        """Note that the files with the blocks before `end` are used now: the first block last, so that it goes last."""
+        with self._lock:
+            names = [file.name for file in self._index.up_to_the_start(keys, end)]
+        self._folder.last_use.now(names)
+
+    def _miss(self, name: str, identity: Identity | None, error: Refused | OSError) -> None:
+        with self._lock:
+            self._index.remove(name)
+            self._refused[name] = identity
+        self._count(misses=1)
+        removed = isinstance(error, Refused) and error.damaged and self._folder.remove(name)
+        level = logging.INFO if isinstance(error, FileNotFoundError) else logging.WARNING
+        logger.log(level, "files of K/V: %s is not used: %s%s", name, _words(error), "; removed" if removed else "")
+
+    def _complain(self, what: str) -> None:
+        """A line in the log, but only one until something has been written again."""
+        with self._lock:
+            if what in self._complained:
+                return
+            self._complained.add(what)
+        logger.warning("files of K/V: %s", what)
+
+    def _count(self, **numbers: float) -> None:
+        with self._lock:
+            self._stats = replace(
+                self._stats, **{name: getattr(self._stats, name) + by for name, by in numbers.items()}
+            )
+
+    def count_lost(self) -> None:
+        """Note that a run of blocks will not be written."""
+        self._count(lost=1)
+
+
+def _words(error: Refused | OSError) -> str:
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno is not None else str(error)

@@ -1,0 +1,270 @@
+"""FileStore: K/V of blocks of tokens in files, for as many processes and for as long as one likes.
+
+    offer ──► writer's thread ──► Folder.write ──► safetensors files ──► Folder.read ──► reader's thread ──► fetch
+                                        └──── FileIndex, in memory ────┘ ──► match
+
+What comes back has the bytes that were written for the same tokens, or does not come back. A file that is damaged, cut,
+gone or not safe to read, and a disk that is full, read-only or stalled, are a miss and a line in the log. A file has a run
+of blocks: opening one file for each block would take longer than reading them.
+"""
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanoinfer.cache.storeys.files.block_files import BlockFiles, FileStats
+from nanoinfer.cache.storeys.files.chain import as_tokens
+from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat
+from nanoinfer.cache.storeys.files.file_operations import FileOperations
+from nanoinfer.cache.storeys.files.fingerprint import Field, fingerprint
+from nanoinfer.cache.storeys.files.folder import Folder
+from nanoinfer.cache.storeys.files.namespaces import MOST_BYTES
+from nanoinfer.cache.storeys.files.permissions import open_folder
+from nanoinfer.cache.storeys.files.worker import Pace, Worker
+from nanoinfer.version import __version__
+
+logger = logging.getLogger("nanoinfer.cache")
+
+FILE_BYTES = 8 << 20  # of K/V per file, at most: little to read for a part of it, and enough to read at full speed
+QUEUED_BYTES = 256 << 20
+BYTES_PER_SECOND = 100e6  # many times what a model computes, and little of a core
+LOOK_AGAIN_S = 1.0
+STALLED_S = 2.0
+
+
+class Fetch:
+    """K/V on its way from files."""
+
+    def __init__(self, kv: "Future[np.ndarray | None]"):
+        self._kv = kv
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` need not wait."""
+        return self._kv.done()
+
+    def result(self, timeout: float | None = None) -> np.ndarray | None:
+        """As `FileStore.read`; None, too, if it was given up. TimeoutError if it takes more than `timeout` seconds."""
+        try:
+            return self._kv.result(timeout)
+        except CancelledError:
+            return None
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call a function in the reader's thread when `result` need not wait any more; now if that is so already."""
+        self._kv.add_done_callback(lambda _: call())
+
+    def give_up(self) -> None:
+        """Do not read it, if that has not begun. Nobody has to wait for it in any case."""
+        self._kv.cancel()
+
+
+class FileStore:
+    """K/V in the files of one folder, in blocks of `block_size` tokens. All methods may be called from any thread.
+
+    - `fingerprint_fields`: all that K/V depends on beside tokens and namespace, and what the bytes of a token mean; files
+      with others are not found. The store adds what depends on itself: versions, `token_bytes` and `block_size`.
+    - `max_bytes`: what all files of the folder may take up together, also those with other fingerprints; None: any size.
+    - `token_bytes`: how many bytes the K/V of one token has, which must be all that a slot owns: nothing else comes back.
+    - `trust`: read what another user could have planted, too (see permissions.py).
+    - `file_bytes`: how much K/V goes into one file; `queued_bytes`: how much K/V may wait for the writer;
+      `bytes_per_second`: how much it writes in a second on average, except for `flush` and `close`; None: as it can.
+
+    `tokens` are always those of a sequence from its beginning; `namespace` is bytes that keep equal tokens apart (see
+    namespaces.py); K/V is uint8 [n, token_bytes]. ValueError for a folder that cannot be used, and for arguments that do
+    not fit together. When it is closed, and in a forked process, nothing is found and nothing is written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        max_bytes: int | None,
+        fingerprint_fields: Mapping[str, Field],
+        token_bytes: int,
+        block_size: int,
+        *,
+        trust: bool = False,
+        file_bytes: int = FILE_BYTES,
+        queued_bytes: int = QUEUED_BYTES,
+        bytes_per_second: float | None = BYTES_PER_SECOND,
+        operations: Callable[[int], FileOperations] = FileOperations,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        limits: dict[str, float | None] = {"max_bytes": max_bytes, "token_bytes": token_bytes, "block_size": block_size}
+        limits |= {"file_bytes": file_bytes, "queued_bytes": queued_bytes, "bytes_per_second": bytes_per_second}
+        for name, value in limits.items():
+            if value is not None and not value >= 1:
+                raise ValueError(f"{name}={value}: must be at least 1")
+        self.block_size, self.token_bytes, self._clock = block_size, token_bytes, clock
+        fields: dict[str, Field] = {"format": VERSION, "package": __version__}
+        fields |= {"token_bytes": token_bytes, "block_size": block_size}
+        self.fingerprint = fingerprint(
+            {**{f"engine: {name}": each for name, each in fingerprint_fields.items()}, **fields}
+        )
+        self._operations = operations(open_folder(folder, trust))
+        opened = Folder(self._operations, FileFormat(self.fingerprint, token_bytes), max_bytes, trust)
+        per_file = max(1, file_bytes // (block_size * token_bytes))
+        self._blocks = BlockFiles(opened, block_size, per_file, clock)
+        self._reader = Worker("nanoinfer reads K/V", clock=clock)
+        self._writer = Worker("nanoinfer writes K/V", queued_bytes, clock)
+        self._pace, self._hurry = Pace(bytes_per_second, clock), threading.Event()
+        self._process, self._is_closed = os.getpid(), False
+        self._looking, self._looked_at = Future[None](), self._clock()
+        # Without it, threads and the open folder would be there for ever.
+        self._end_later = weakref.finalize(self, _end, self._reader, self._writer, self._operations)
+        self._end_later.atexit = False
+        self._reader.put(_job(self._blocks.look, self._looking), 0, self._looking.cancel)
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def match(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int = 0) -> int:
+        """How many leading tokens of `tokens` are in files if the first `start` are elsewhere: `start`, which must be a
+        number of whole blocks, or more.
+
+        It looks into memory only. While one read takes more than `STALLED_S` seconds, nothing matches. What other
+        processes write is noticed a moment later (see `refresh`).
+        """
+        self._check_blocks(start=start)
+        if not self._works() or self._reader.busy_for() > STALLED_S:
+            return start
+        if self._looking.done() and self._clock() - self._looked_at > LOOK_AGAIN_S:
+            self.refresh()
+        return self._blocks.reach(namespace, as_tokens(tokens), start)
+
+    def refresh(self) -> "Future[None]":
+        """Look, in the reader's thread, for files that other processes have written or removed. Cancelled by `close`."""
+        looking = Future[None]()
+        if self._works() and self._reader.put(_job(self._blocks.look, looking), 0, looking.cancel):
+            self._looking, self._looked_at = looking, self._clock()
+        else:
+            looking.set_result(None)
+        return looking
+
+    def stats(self) -> FileStats:
+        """What there is, and what has been done."""
+        if os.getpid() != self._process:
+            return FileStats()
+        return replace(self._blocks.stats(), queued_bytes=self._writer.load)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, end: int) -> np.ndarray | None:
+        """The K/V of tokens `start..end`, whole blocks: uint8 [n, token_bytes], for the first n of them; None: for none."""
+        self._check_blocks(start=start, end=end)
+        return self._blocks.read(namespace, as_tokens(tokens), start, end) if self._works() else None
+
+    def fetch(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, end: int) -> Fetch:
+        """`read` in the reader's thread. It returns at once."""
+        self._check_blocks(start=start, end=end)
+        kv = Future[np.ndarray | None]()
+        job = _job(self._blocks.read, kv, namespace, as_tokens(tokens).copy(), start, end)
+        if not self._works() or not self._reader.put(job, 0, kv.cancel):
+            kv.set_result(None)
+        return Fetch(kv)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, kv: np.ndarray) -> bool:
+        """Write `kv`, that of `tokens` from `start` on, whole blocks. Blocks that are in files already are left out.
+
+        Whether all are in files now.
+        """
+        known = self._checked(namespace, tokens, start, kv)
+        return self._works() and self._blocks.write(namespace, known, start, kv) is not None
+
+    def offer(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, kv: np.ndarray) -> bool:
+        """`write` in the writer's thread. False, at once, if too much is waiting for it already; always False when the
+        store is closed, and in a forked process. Then nothing is written.
+
+        `kv` is the store's from now on, and must not be changed any more.
+        """
+        known = self._checked(namespace, tokens, start, kv)
+        job = _job(self._write_in_pace, Future[None](), namespace, known, start, kv)
+        if self._works() and self._writer.put(job, kv.nbytes):
+            return True
+        if self._works():
+            self._blocks.count_lost()
+        return False
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Write what was offered as fast as the disk can, and wait for it, at most `timeout` seconds.
+
+        Returns how many bytes of it are not written by then.
+        """
+        if not self._works():
+            return 0
+        self._hurry.set()
+        try:
+            return 0 if self._writer.wait(timeout) else self._writer.load
+        finally:
+            if not self._is_closed:
+                self._hurry.clear()
+
+    def close(self, timeout: float | None = 10.0) -> int:
+        """`flush`, then read and write nothing more. What is not written by then is lost: returns how many bytes."""
+        if not self._works():
+            return 0
+        self._is_closed = True
+        self._hurry.set()
+        lost = 0 if self._writer.close(timeout) else self._writer.load
+        self._end_later()
+        if lost:
+            logger.warning("files of K/V: closed when %d bytes were not written yet", lost)
+        return lost
+
+    def _write_in_pace(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> None:
+        began = self._clock()
+        num_bytes = self._blocks.write(namespace, tokens, start, kv)
+        self._hurry.wait(self._pace.pause_after(num_bytes or 0, began))
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _works(self) -> bool:
+        return not self._is_closed and os.getpid() == self._process
+
+    def _check_blocks(self, **positions: int) -> None:
+        for name, position in positions.items():
+            if position < 0 or position % self.block_size:
+                raise ValueError(f"{name}={position}: must be a multiple of block_size={self.block_size}")
+
+    def _checked(self, namespace: bytes, tokens: object, start: int, kv: np.ndarray) -> np.ndarray:
+        self._check_blocks(start=start, end=start + len(kv))
+        known = as_tokens(tokens).copy()
+        if not len(kv) or len(known) != start + len(kv):
+            raise ValueError(
+                f"tokens: {len(known)}, must be as many as start={start} and the {len(kv)} of kv, at least 1"
+            )
+        if kv.dtype != np.uint8 or kv.shape != (len(kv), self.token_bytes):
+            raise ValueError(f"kv: {kv.dtype} {list(kv.shape)}, must be uint8 {[len(kv), self.token_bytes]}")
+        if len(namespace) > MOST_BYTES:
+            raise ValueError(f"namespace: {len(namespace)} bytes, must be at most {MOST_BYTES}")
+        return known
+
+
+def _end(reader: Worker, writer: Worker, operations: FileOperations) -> None:
+    """End both threads, and close the folder unless one of them still uses it."""
+    if all([reader.close(), writer.close()]):
+        operations.end()
+
+
+def _job(method: Callable[..., Any], result: "Future[Any]", *args: Any) -> Callable[[], None]:
+    """A job for a worker: call `method`, unless `result` has been cancelled, which otherwise gets what it returns."""
+
+    def job() -> None:
+        if result.set_running_or_notify_cancel():
+            try:
+                result.set_result(method(*args))
+            except Exception:  # a bug, or no memory: a miss is better than a request that fails
+                logger.exception("files of K/V: an error")
+                result.set_result(None)
+
+    return job

@@ -1,0 +1,61 @@
+"""HostMemory: K/V of tokens in host memory, in the bytes in which the pool holds it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class HostMemory:
+    """`data`: uint8 `[size, token_bytes]`; a row is what `buffers` hold for one slot, side by side, in this order, which
+    `layout` says in words.
+
+    `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. Copies are
+    exact. On the host, the operating system provides memory only when it is first written.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], size: int):
+        self._buffers = [buffer.view(len(buffer), -1).view(torch.uint8) for buffer in buffers]
+        self.layout = "; ".join(f"{buffer.dtype} {list(buffer.shape[1:])}" for buffer in buffers)
+        ends = np.cumsum([buffer.shape[1] for buffer in self._buffers]).tolist()
+        self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
+        self.token_bytes: int = ends[-1]
+        pinned = any(buffer.device.type == "cuda" for buffer in buffers)
+        shape = (size, self.token_bytes)
+        self.data = (
+            torch.zeros(shape, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.zeros(shape, np.uint8)
+        )
+
+    def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
+        """What the pool holds in `pool_slots`, integers `[k]`: uint8 `[k, token_bytes]`."""
+        rows = np.empty((len(pool_slots), self.token_bytes), np.uint8)
+        self._gather(pool_slots, rows, slice(None))
+        return rows
+
+    def store(self, pool_slots: np.ndarray, slots: np.ndarray) -> None:
+        """Copy what the pool holds in `pool_slots` to `slots`, integers `[k]` each."""
+        self._gather(pool_slots, self.data, slots)
+
+    def write_pool(self, rows: np.ndarray, pool_slots: np.ndarray) -> None:
+        """Copy what `read_pool` returned to `pool_slots` of a pool of the same layout, integers `[k]`."""
+        self._scatter(rows, slice(None), pool_slots)
+
+    def load(self, slots: np.ndarray, pool_slots: np.ndarray) -> None:
+        """Copy what is in `slots` to `pool_slots` of the pool, integers `[k]` each."""
+        self._scatter(self.data, slots, pool_slots)
+
+    def _scatter(self, rows: np.ndarray, where: np.ndarray | slice, pool_slots: np.ndarray) -> None:
+        for buffer, columns in zip(self._buffers, self._columns, strict=True):
+            if buffer.device.type == "cpu":
+                buffer.numpy()[pool_slots] = rows[where, columns]
+            else:
+                index = torch.from_numpy(pool_slots).long().to(buffer.device)
+                buffer.index_copy_(0, index, torch.from_numpy(np.array(rows[where, columns])).to(buffer.device))
+
+    def _gather(self, pool_slots: np.ndarray, rows: np.ndarray, where: np.ndarray | slice) -> None:
+        for buffer, columns in zip(self._buffers, self._columns, strict=True):
+            if buffer.device.type == "cpu":
+                rows[where, columns] = buffer.numpy()[pool_slots]
+            else:
+                index = torch.from_numpy(pool_slots).long().to(buffer.device)
+                rows[where, columns] = buffer.index_select(0, index).cpu().numpy()

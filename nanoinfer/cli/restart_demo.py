@@ -1,0 +1,143 @@
+"""`python -m nanoinfer demo restart`: a chat whose process ends, and a new process that continues it from files.
+
+The processes are real: each is this file, run with a job in JSON, and prints what it has found out in JSON.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nanoinfer.cli.demo import OPENING, ROUNDS
+from nanoinfer.terminal import filled, room, shortened, side_by_side, styled
+
+QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
+BEFORE = 3  # questions that are answered before the process ends
+NEW_TOKENS = 32
+PATIENCE_S = 60.0  # the demo shows what comes from files, however slow the disk is
+
+Message = dict[str, str]
+
+
+def run_restart_demo(model: str, options: Mapping[str, Any]) -> bool:
+    """Chat in one process, and continue the chat in two others, one with the files of the first and one without. `options`:
+    LLM's. Returns whether the answers of these two are equal. ValueError for what LLM refuses.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = str(options.get("cache_dir") or Path(temporary, "kv"))
+        without = {name: value for name, value in options.items() if not name.startswith("cache_dir")}
+        first = _in_a_process(model, {**options, "cache_dir": folder}, [], QUESTIONS[:BEFORE], 1)
+        messages = first["messages"]
+        left = [path.stat().st_size for path in Path(folder).glob("*.safetensors")]
+        ways = {"with its files": {**options, "cache_dir": folder}, "without": without}
+        runs = {name: _in_a_process(model, given, messages, QUESTIONS[BEFORE:], ROUNDS) for name, given in ways.items()}
+    limit = room()
+    print(styled(filled(f"Model {first['model']}: a chat of {len(QUESTIONS)} turns in two processes", limit), "bold"))
+    print(side_by_side(_columns(first["turns"], {name: run["turns"][0] for name, run in runs.items()}), limit, gap=3))
+    size = f"{sum(left) / 2**20:.1f} MiB of K/V in {len(left)} file{'s' * (len(left) != 1)}"
+    print("\n" + filled(f"Between turns {BEFORE} and {BEFORE + 1}, the process ended and left {size}.", limit))
+    print(filled(f"Times of turn {BEFORE + 1} are medians of {ROUNDS} first tokens, each from an empty memory.", limit))
+    print(styled("\nThe chat", "bold"))
+    answers = [run["messages"][-1]["content"] for run in runs.values()]
+    for message in next(iter(runs.values()))["messages"]:
+        print(filled(f"{message['role']}: {shortened(' '.join(message['content'].split()), 160)}", limit, "   "))
+    same = len(set(answers)) == 1
+    verdict = styled("equal", "green") if same else styled("DIFFERENT", "red")
+    print(f"\nThe last answer with and without files: {verdict}")
+    return same
+
+
+def _columns(before: Sequence[Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    rows = [(str(number), "first", turn) for number, turn in enumerate(before, start=1)]
+    rows += [(str(BEFORE + 1), f"new, {name}", turn) for name, turn in after.items()]
+    heads = [
+        ("", "turn"),
+        ("", "process"),
+        ("prompt tokens", "  all  from memory  from files  computed"),
+        ("time to", "first token"),
+    ]
+    columns = [[styled(cell, "bold") for cell in head] for head in heads]
+    for number, process, turn in rows:
+        tiers, total = turn["tiers"], turn["prompt_tokens"]
+        memory, files = tiers["device"] + tiers["host"], tiers["disk"]
+        cells = (
+            f"{number:>4}",
+            process,
+            f"{total:5}  {memory:11}  {styled(f'{files:10}', 'green') if files else f'{files:10}'}  "
+            f"{total - memory - files:8}",
+            f"{1e3 * turn['ttft']:8.1f} ms",
+        )
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    return columns
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+def _in_a_process(
+    model: str, options: Mapping[str, Any], messages: Sequence[Message], questions: Sequence[str], rounds: int
+) -> dict[str, Any]:
+    job = {"model": model, "options": options, "messages": messages, "questions": questions, "rounds": rounds}
+    command = [sys.executable, "-m", "nanoinfer.cli.restart_demo", json.dumps(job)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"demo restart: a process ended with exit code {done.returncode}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer
+
+
+def serve(
+    model: str, options: Mapping[str, Any], messages: Sequence[Message], questions: Sequence[str], rounds: int
+) -> dict[str, Any]:
+    """Load the model, answer the questions of a chat, and end as a process should: what is cached goes to `cache_dir`.
+
+    With several `rounds`, each question is first asked once more per round with an empty memory, for the times.
+    """
+    from nanoinfer import LLM, SamplingParams
+
+    chosen = dict(options)
+    llm = LLM(model, **{**chosen, "drafter": tuple(chosen.get("drafter") or ()) or None})
+    if llm.tokenizer is None:
+        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
+    if (disk := getattr(llm.engine.cache.storey, "below", None)) is not None:
+        disk.least_patience_s = PATIENCE_S
+    size = min(200, llm.config.max_context_len // 2, llm.config.max_total_tokens // 2)
+    llm.generate(
+        [1] * size, SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)
+    )  # first passes take longer
+    turns, chat = list[dict[str, Any]](), [*messages]
+    for question in questions:
+        chat.append({"role": "user", "content": question})
+        times, served = [], []
+        for _ in range(rounds):
+            if rounds > 1 or not turns:
+                llm.engine.flush_cache()
+            (output,) = llm.chat(chat, SamplingParams(max_new_tokens=NEW_TOKENS, min_new_tokens=2, temperature=0))
+            times.append(output.ttft or 0.0)
+            served.append(output)
+        chat.append({"role": "assistant", "content": served[0].text})
+        tiers, total = served[0].cached_tokens_by_tier, served[0].prompt_tokens
+        turns.append({"prompt_tokens": total, "tiers": tiers, "ttft": median(times)})
+    name = llm.model.name
+    llm.shutdown()
+    return {"model": name, "messages": chat, "turns": turns}
+
+
+def main() -> None:
+    """Do the job that the command line has."""
+    try:
+        answer = serve(**json.loads(sys.argv[1]))
+    except (ValueError, OSError) as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""PrefixTransfer: a prefix's K/V as bytes for another engine, so that one computes prompts and another continues them.
+
+    export_prefix ──► a safetensors file in memory, as cache/storeys/files/ has them on disk ──► import_prefix
+
+Both engines must be equal in all that K/V depends on. Then what is imported has the bits that this one would compute.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+
+from nanoinfer.adapters.adapter import Adapter
+from nanoinfer.adapters.content import adapter_digest
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.storeys.files.chain import as_tokens
+from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat, Part, checksum
+from nanoinfer.cache.storeys.files.namespaces import namespace_bytes
+from nanoinfer.cache.storeys.host_memory import HostMemory
+from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.version import __version__
+
+SHOWN = 40  # characters of a field's value, at most, in an error
+
+Tokens = Sequence[int] | np.ndarray
+Visit = Callable[[], AbstractContextManager[object]]
+
+
+class PrefixTransfer:
+    """Moves K/V between the pool of `cache` and bytes. `buffers`: all that a slot has (see HostMemory).
+
+    `fields`: all that K/V depends on beside tokens, adapters and `extra_key`. `visit`: entered to use pool and tree; what
+    takes long and does not need them is done outside, so that passes go on meanwhile.
+    """
+
+    def __init__(self, cache: CacheManager, buffers: Sequence[torch.Tensor], fields: Mapping[str, object]):
+        self._cache, self._rows = cache, HostMemory(buffers, 0)
+        layout = {"layout": self._rows.layout, "page_size": cache.page_size}
+        self._fields = {**fields, **layout, "format": VERSION, "package": __version__}
+        self._format = FileFormat(json.dumps(self._fields, sort_keys=True), self._rows.token_bytes)
+
+    def dump(self, tokens: Tokens, adapter: Adapter | None, extra_key: Hashable, visit: Visit) -> bytes:
+        """K/V of the longest prefix of `tokens` that the pool, and host memory behind it, have; b"" if it has no token."""
+        key, namespace = _tree_key(adapter, extra_key), _namespace(adapter, extra_key)
+        known = as_tokens(tokens).astype(np.int64)
+        with visit():
+            kv = self._gathered(known, key)
+        if not len(kv):
+            return b""
+        body = [
+            self._format.head(Part(namespace, 0, len(kv))),
+            known[: len(kv)].astype(np.int32).tobytes(),
+            kv.tobytes(),
+        ]
+        return b"".join([*body, checksum(*body)])
+
+    def load(
+        self, data: bytes | bytearray | memoryview, adapter: Adapter | None, extra_key: Hashable, visit: Visit
+    ) -> int:
+        """Put what `dump` returned into the pool, as far as there is room; how many of its tokens are there now, from the
+        first one on. ValueError, with nothing changed, for what is damaged or does not belong here."""
+        key, namespace = _tree_key(adapter, extra_key), _namespace(adapter, extra_key)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ValueError(f"data: must be bytes that export_prefix returned, got {type(data).__name__}")
+        if not memoryview(data).c_contiguous:
+            raise ValueError("data: must be contiguous, as export_prefix returned it")
+        if not len(data):
+            return 0
+        tokens, kv = self._checked(memoryview(data).cast("B"), namespace)
+        with visit():
+            return self._add(tokens, kv, key)
+
+    def _gathered(self, tokens: np.ndarray, key: Hashable) -> np.ndarray:
+        cache = self._cache
+        slots = cache.radix_cache.match_prefix(tokens, key, count_hit=False).indices.numpy()
+        kv = self._rows.read_pool(slots)
+        if cache.storey is None:
+            return kv
+        return np.concatenate((kv, cache.storey.memory.data[cache.storey.index.use(tokens, key, len(slots))]))
+
+    def _add(self, tokens: np.ndarray, kv: np.ndarray, key: Hashable) -> int:
+        cache, tree = self._cache, self._cache.radix_cache
+        match = tree.match_prefix(tokens, key, count_hit=False)
+        start = len(match.indices)
+        tree.inc_lock_ref(match.last_node)  # or else it could be evicted to make room
+        try:
+            end = min(len(tokens), start + cache.obtainable_size())
+            if end > start:
+                self._put(tokens[:end], kv[start:end], match.indices.numpy(), key)
+        finally:
+            tree.dec_lock_ref(match.last_node)
+        return end
+
+    def _put(self, tokens: np.ndarray, kv: np.ndarray, known: np.ndarray, key: Hashable) -> None:
+        slots = self._cache.alloc_slots(len(kv))
+        try:
+            self._rows.write_pool(kv, slots)
+            self._cache.radix_cache.insert(tokens, np.concatenate((known, slots)), key)
+        except BaseException:
+            self._cache.token_to_kv_pool.free(slots)
+            raise
+
+    def _checked(self, data: memoryview, namespace: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens, int64 [n], and their K/V, uint8 [n, token_bytes]."""
+        length = FileFormat.header_bytes(bytes(data[:8]))
+        head = bytes(data[: 8 + (length or 0)])
+        theirs = _fields_in(head)
+        if theirs is None:
+            raise ValueError("data: is not what export_prefix returned, or its beginning is damaged")
+        if theirs != self._fields:
+            raise ValueError(
+                f"data: comes from an engine that differs from this one in {_differences(theirs, self._fields)}"
+            )
+        part = self._format.part_of(head, len(data))
+        if part is None or part.start or part.end % self._cache.page_size:
+            raise ValueError(f"data: is damaged: its {len(data)} bytes are not as many as its beginning says")
+        if part.namespace != namespace:
+            raise ValueError("data: was computed with another adapter or another extra_key than those given here")
+        tokens, kv, digest = (data[place] for place in self._format.places(part).values())
+        if checksum(data[: len(data) - len(digest)]) != bytes(digest):
+            raise ValueError("data: is damaged: its checksum is wrong")
+        rows = np.frombuffer(kv, np.uint8).reshape(part.end, self._rows.token_bytes)
+        return np.frombuffer(tokens, np.int32).astype(np.int64), rows
+
+
+def _tree_key(adapter: Adapter | None, extra_key: Hashable) -> Hashable:
+    """As a Req has it."""
+    return extra_key if adapter is None else AdapterKey(adapter.id, extra_key, adapter.name)
+
+
+def _namespace(adapter: Adapter | None, extra_key: Hashable) -> bytes:
+    found = namespace_bytes((None if adapter is None else adapter_digest(adapter), extra_key))
+    if found is None:
+        raise ValueError(
+            f"extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these, and short"
+        )
+    return found
+
+
+def _fields_in(head: bytes) -> dict[str, object] | None:
+    """The fields of the engine that made this beginning; None if it is no such beginning."""
+    try:
+        fields = json.loads(json.loads(head[8:])["__metadata__"]["fingerprint"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _differences(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str:
+    """The fields that are not the same, with their values if these are short."""
+    parts = []
+    for name in sorted(theirs.keys() | ours.keys()):
+        there, here = theirs.get(name), ours.get(name)
+        if there != here:
+            short = max(len(str(there)), len(str(here))) <= SHOWN
+            parts.append(f"{name} ({there}, here {here})" if short else name)
+    return ", ".join(parts)

@@ -1,0 +1,37 @@
+"""FetchTurns: AdapterTurns for an engine with files below its pool: which waiting requests have their K/V in memory."""
+
+from collections.abc import Iterable
+
+from nanoinfer.adapters.pool import AdapterPool
+from nanoinfer.cache.storeys.disk import DiskStorey
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling.adapter_turns import AdapterTurns
+
+
+class FetchTurns(AdapterTurns):
+    """A request whose prefix is in files waits until it has been read, and requests behind it may go first meanwhile: as it
+    is with adapters."""
+
+    def __init__(self, pool: AdapterPool | None, disk: DiskStorey):
+        super().__init__(pool)
+        self._disk = disk
+
+    @property
+    def fetching(self) -> bool:
+        """True while an adapter or K/V is on its way."""
+        return super().fetching or self._disk.fetching
+
+    def begin(self, running: Iterable[Req]) -> None:
+        """Begin a round of admission with what has come so far. What comes during it is for the next one: or else requests
+        that have had their turn already would not be considered again."""
+        super().begin(running)
+        self._disk.land()
+
+    def has(self, req: Req) -> bool:
+        """Whether what `req` needs is there; if not, it will be, or what has to be computed again will be known."""
+        is_ready = self._disk.is_ready(req)
+        return super().has(req) and is_ready
+
+    def wait(self) -> bool:
+        """Wait until something has come, or could not come in time; False if nothing is on its way."""
+        return super().wait() or self._disk.wait()

@@ -1,0 +1,107 @@
+"""What Serve does with replicas by what they report: more of them, another one; and replicas of several processes."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.cluster.costs import PassCosts
+from tests.helpers.cluster_clients import bodies, expected, stream, whole
+from tests.helpers.waiting import HANG_S, until
+
+pytestmark = pytest.mark.soak
+OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
+SLOW = PassCosts(1e-3, 0.05, 1e-3, 0.0)  # 20 prompt tokens per second
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    from tests.helpers.ray_cluster import free_port
+
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def nodes(port: int) -> Iterator[Any]:
+    from tests.helpers.ray_cluster import three_nodes
+
+    with three_nodes(port) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
+    """`deployed(ReplicaSettings(...), ...)` deploys such a cluster: a Watcher, and where it listens."""
+    from nanoinfer.cluster.serve.applications import deploy, remove
+    from nanoinfer.cluster.serve.settings import ClusterSettings
+    from nanoinfer.server.settings import ServerSettings
+    from tests.helpers.ray_cluster import Watcher
+
+    made: list[Any] = []
+
+    def make(*args: Any, **fields: Any) -> tuple[Any, str]:
+        settings = ClusterSettings(
+            *args, name=f"upkeep-{len(made)}", drain_timeout_s=1.0, health_check_period_s=1.0, **fields
+        )
+        made.append(settings)
+        deploy(settings, ServerSettings(served_model_name="story"))
+        return Watcher(settings), f"http://127.0.0.1:{port}"
+
+    yield make
+    for settings in made:
+        remove(settings)
+
+
+def test_there_are_more_replicas_while_prompt_tokens_wait(deployed: Any) -> None:
+    """Serve decides after half a minute of it."""
+    from nanoinfer.cluster.serve.settings import ReplicaSettings
+
+    slow = ReplicaSettings("sleeping", {**OPTIONS, "max_prefill_tokens": 64}, threads=1, costs=SLOW, sleeps=True)
+    watcher, url = deployed(slow, 1, 2, queued_tokens_per_replica=100.0)
+    assert len(watcher.names()) == 1
+
+    async def wait_in_line() -> int:
+        prompts = [[number] * 900 for number in range(10, 14)]
+        waiting = [asyncio.create_task(stream(url, {"prompt": each, "max_tokens": 2})) for each in prompts]
+        try:
+            return await asyncio.to_thread(until, lambda: len(watcher.names()) == 2, "a second replica")
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    assert asyncio.run(wait_in_line())
+
+
+def test_a_replica_whose_engine_has_ended_is_replaced(deployed: Any) -> None:
+    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.serve.settings import ReplicaSettings
+    from nanoinfer.engine.engine_loop import loop_of
+
+    watcher, url = deployed(ReplicaSettings(options=OPTIONS, threads=1, costs=ROUGH_COSTS), 2)
+    until(lambda: len(watcher.names()) == 2, "both replicas")
+    ended = watcher.names()[0]
+    watcher.send(ended, lambda engine: loop_of(engine).end())
+    asked = bodies(4, 24)
+
+    async def ask() -> list[Any]:
+        return [answer.in_full for answer in await asyncio.gather(*(whole(url, body) for body in asked))]
+
+    assert asyncio.run(ask()) == expected(LLM("story", **OPTIONS), asked)
+    until(lambda: ended not in watcher.names() and len(watcher.names()) == 2, "another replica")
+
+
+def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
+    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.serve.settings import ReplicaSettings
+
+    split = ReplicaSettings(options={**OPTIONS, "tensor_parallel_size": 2}, threads=1, costs=ROUGH_COSTS)
+    watcher, url = deployed(split, 2, cpus_per_replica=2.0, patience_s=HANG_S)
+    until(lambda: len(watcher.names()) == 2, "both replicas")
+    asked = bodies(6, 24)
+
+    async def ask() -> list[Any]:
+        return [answer.in_full for answer in await asyncio.gather(*(stream(url, body) for body in asked))]
+
+    assert asyncio.run(ask()) == expected(LLM("story", **OPTIONS), asked)

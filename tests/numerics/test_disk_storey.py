@@ -1,0 +1,389 @@
+"""Engines with files below host memory: what one process leaves there, the next one continues, with the same tokens."""
+
+import errno
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.model.loader import LoadedModel, load_model
+from tests.helpers.adapters import save_adapter
+from tests.helpers.checkpoints import save_checkpoint
+from tests.helpers.engines import finish, step
+from tests.helpers.kv_files import fails
+from tests.helpers.oracles import TINY_MODEL, VOCAB, make_model
+from tests.helpers.storeys import SameBits, SlowStore, disk_of, storey_of
+from tests.helpers.tiny_llm import tiny_llm
+
+PROMPTS = [[*stem, i] for i, stem in enumerate(np.random.default_rng(7).integers(0, VOCAB, size=(3, 44)).tolist())]
+PARAMS = SamplingParams(max_new_tokens=12, temperature=0)
+Tokens = list[list[int]]
+NOTHING = {"device": 0, "host": 0, "disk": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def wanted(model: LoadedModel) -> Tokens:
+    llm = tiny_llm(model, max_context_len=64, disable_radix_cache=True, max_running_requests=1)
+    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+def llm_in(folder: Path, model: LoadedModel, draft_model: LoadedModel | None = None, **options: Any) -> LLM:
+    options = {"max_running_requests": 1, "max_total_tokens": 96, "host_cache_tokens": 128, **options}
+    llm = tiny_llm(model, draft_model, max_context_len=64, cache_dir=folder, **options)
+    disk_of(llm.engine)
+    return llm
+
+
+def served(
+    llm: LLM, prompts: Sequence[list[int]] = PROMPTS, **options: Any
+) -> tuple[list[list[int]], list[dict[str, int]]]:
+    """The tokens, and where cached ones came from."""
+    outputs = [llm.generate(prompt, PARAMS, use_tqdm=False, **options)[0] for prompt in prompts]
+    llm.engine.check_integrity()
+    return [output.token_ids for output in outputs], [output.cached_tokens_by_tier for output in outputs]
+
+
+def of_disk(tokens: int) -> dict[str, int]:
+    return {**NOTHING, "disk": tokens}
+
+
+# --- what one process leaves, the next one finds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page_size", "kv_cache_dtype"), [(1, None), (4, "int8"), (16, None)])
+def test_a_new_engine_continues_what_was_saved_at_shutdown(
+    tmp_path: Path, model: LoadedModel, page_size: int, kv_cache_dtype: str | None
+) -> None:
+    options = {"page_size": page_size, "kv_cache_dtype": kv_cache_dtype}
+    first = llm_in(tmp_path, model, **options)
+    tokens, tiers = served(first)
+    assert tiers == [NOTHING] * 3
+    first.shutdown()
+    first.shutdown()
+    second = llm_in(tmp_path, model, **options)
+    assert served(second) == (tokens, [of_disk(32)] * 3)  # whole blocks of 44 tokens
+    stats = second.engine.stats()
+    assert (stats.disk_held_tokens, stats.disk_fetched_tokens, stats.disk_misses) == (3 * 48, 3 * 32, 0)
+    assert served(second)[1][-1]["disk"] == 0, "it is in memory now"
+
+
+def test_what_comes_back_from_files_has_the_bits_it_had(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    """Through all storeys in one process: a pool for one request, host memory for two, files for the others."""
+    llm = llm_in(tmp_path, model, max_total_tokens=64, host_cache_tokens=96)
+    bits, disk = SameBits(llm.engine), disk_of(llm.engine)
+    others = [[i, *prompt[1:]] for i, prompt in enumerate(PROMPTS, start=1)]
+    for _ in range(3):
+        assert served(llm)[0] == wanted
+        disk._store.flush()
+        served(llm, others)
+        disk._store.flush()
+    assert disk.fetched_tokens > 64
+    assert bits.compared > disk.fetched_tokens / 2
+
+
+def test_save_cache_writes_what_is_cached_and_goes_on(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    first = llm_in(tmp_path, model)
+    assert served(first)[0] == wanted
+    assert first.save_cache() == 0
+    files = sorted(tmp_path.iterdir())
+    assert first.save_cache() == 0
+    assert sorted(tmp_path.iterdir()) == files, "nothing was left to write"
+    second = llm_in(tmp_path, model)
+    assert served(second) == (wanted, [of_disk(32)] * 3), "while the first one still runs"
+    assert served(first)[0] == wanted
+
+
+def test_files_that_take_nothing_more_end_a_save_with_what_was_lost(tmp_path: Path, model: LoadedModel) -> None:
+    llm = llm_in(tmp_path, model)
+    served(llm)
+    disk_of(llm.engine)._store.close()
+    assert llm.save_cache() == 3 * 48
+    llm.shutdown()
+    assert len(list(tmp_path.glob("*"))) == 0
+
+
+def test_what_cannot_be_written_is_counted(tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llm_in(tmp_path, model)
+    served(llm)
+    store = disk_of(llm.engine)._store
+    monkeypatch.setattr(store, "offer", lambda *args: False)
+    assert llm.save_cache(timeout_s=0) == 3 * 48
+    monkeypatch.undo()
+    assert llm.save_cache() == 0, "now it is taken, that of host memory too"
+    assert llm.engine.stats().disk_held_tokens == 3 * 48
+    llm.shutdown()
+
+
+def test_what_the_disk_does_not_take_is_counted_and_offered_again(
+    tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_in(tmp_path, model)
+    served(llm)
+    operations = disk_of(llm.engine)._store._operations
+    monkeypatch.setattr(operations, "create", fails(errno.ENOSPC))
+    assert llm.save_cache() == 3 * 48
+    assert llm.save_cache() == 3 * 48
+    monkeypatch.undo()
+    assert llm.save_cache() == 0
+    assert llm.engine.stats().disk_held_tokens == 3 * 48
+    llm.shutdown()
+
+
+@pytest.mark.slow
+def test_a_command_continues_what_the_last_one_has_computed(tmp_path: Path) -> None:
+    prompt = "Once upon a time there was a little fox who lived in a big big forest and liked to play every single day"
+    command = [
+        sys.executable,
+        "-m",
+        "nanoinfer",
+        "generate",
+        prompt,
+        "--cache-dir",
+        str(tmp_path / "kv"),
+        "--temperature=0",
+    ]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(2))
+    assert second.stdout == first.stdout
+    assert " 0 cached" in first.stderr
+    assert " 16 cached" in second.stderr
+
+
+def test_the_draft_models_k_v_is_in_the_files_too(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    options = {"drafter": "model", "adaptive_drafts": False}
+    llm_in(tmp_path, model, model, **options).generate(PROMPTS, PARAMS, use_tqdm=False)
+    first = llm_in(tmp_path, model, model, **options)
+    assert served(first)[0] == wanted
+    first.shutdown()
+    second = llm_in(tmp_path, model, model, **options)
+    sizes: list[int] = []
+    runner = second.engine.scheduler.drafters[0]._runner  # type: ignore[attr-defined]
+    forward = runner.forward_batch
+    runner.forward_batch = lambda batch: sizes.append(len(batch.input_ids)) or forward(batch)
+    assert served(second) == (wanted, [of_disk(32)] * 3)
+    assert max(sizes) <= 45 - 32 + 1, "the draft model has not computed the prompts"
+
+
+def test_adapters_are_known_by_their_content(tmp_path: Path, model: LoadedModel) -> None:
+    one, two = (save_adapter(tmp_path / name, model.model, seed) for seed, name in enumerate(("one", "two")))
+    first = llm_in(tmp_path / "kv", model, adapters={"a": one, "b": two})
+    tokens = {name: served(first, PROMPTS[:1], adapter=name)[0] for name in ("a", "b")}
+    secret = served(first, PROMPTS[:1], extra_key=("secret", 1))[0]
+    first.shutdown()
+    second = llm_in(tmp_path / "kv", model, adapters={"b": one, "c": two})
+    assert served(second, PROMPTS[:1]) == (secret, [NOTHING]), "nobody asked the base model without a key"
+    assert served(second, PROMPTS[:1], adapter="b") == (tokens["a"], [of_disk(32)])
+    assert served(second, PROMPTS[:1], adapter="c") == (tokens["b"], [of_disk(32)])
+    assert served(second, PROMPTS[:1], extra_key=("secret", 2)) == (secret, [NOTHING])
+    assert served(second, PROMPTS[:1], extra_key=("secret", 1)) == (secret, [of_disk(32)])
+
+
+# --- what is not surely the same is not used --------------------------------------------------------------------------
+
+
+def test_with_anything_changed_nothing_is_found(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    folder = tmp_path / "kv"
+    llm_in(folder, model).shutdown()
+    first = llm_in(folder, model)
+    served(first)
+    first.shutdown()
+
+    def loaded(name: str, seed: int = 3, dtype: Any = None, **changes: Any) -> LoadedModel:
+        return load_model(save_checkpoint(tmp_path / name, "llama", seed=seed, **{**TINY_MODEL, **changes}), dtype)
+
+    others: dict[str, tuple[Any, ...]] = {
+        "page size": (model, None, {"page_size": 4}),
+        "storage of K/V": (model, None, {"kv_cache_dtype": "int8"}),
+        "a draft model": (model, model, {"drafter": "model"}),
+        "attention": (model, None, {"attention_backend": "torch_native"}),
+        "weights": (loaded("weights", seed=5), None, {}),
+        "rope": (loaded("rope", rope_theta=5000.0), None, {}),
+        "dtype": (loaded("dtype", dtype="bfloat16"), None, {}),
+    }
+    for name, (other, draft, options) in others.items():
+        llm = llm_in(folder, other, draft, **options)
+        tokens, tiers = served(llm, PROMPTS[:1])
+        assert tiers == [NOTHING], name
+        if other is model and not options.get("kv_cache_dtype"):
+            assert tokens == wanted[:1], name
+    assert served(llm_in(folder, model), PROMPTS[:1]) == (wanted[:1], [of_disk(32)]), "and with the same, all"
+
+
+def test_a_damaged_file_is_a_miss(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    first = llm_in(tmp_path, model)
+    served(first)
+    first.shutdown()
+    for path in tmp_path.glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-100] ^= 1
+        path.write_bytes(data)
+    second = llm_in(tmp_path, model)
+    assert served(second) == (wanted, [NOTHING] * 3)
+    assert second.engine.stats().disk_misses == 3
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
+    """An engine with two rows and K/V of the first prompt in files that are slow."""
+    first = llm_in(tmp_path, model)
+    served(first, PROMPTS[:1])
+    first.shutdown()
+    llm = llm_in(tmp_path, model, max_running_requests=2, max_total_tokens=160)
+    return llm, SlowStore(llm.engine)
+
+
+def test_a_request_waits_for_its_k_v_and_others_go_on(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
+    llm, store = slow
+    engine = llm.engine
+    waits, goes_on = (engine.add_request(prompt, PARAMS) for prompt in PROMPTS[:2])
+    last: dict[int, Any] = {}
+    while goes_on not in last or not last[goes_on].finished:
+        last |= step(engine)
+        assert engine.is_unfinished(waits)
+        if engine.is_unfinished(goes_on):
+            assert len(engine.scheduler.waiting) == 1
+    assert (last[goes_on].token_ids, waits in last, len(store.on_its_way)) == (wanted[1], False, 1)
+    store.read_all()
+    last |= finish(engine)
+    assert (last[waits].token_ids, last[waits].cached_tokens_by_tier) == (wanted[0], of_disk(32))
+
+
+def test_a_request_does_not_wait_for_a_disk_that_has_stalled(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
+    llm, store = slow
+    store.disk.least_patience_s = 0.0
+    assert served(llm, PROMPTS[:1]) == (wanted[:1], [NOTHING])
+    ((future, _),) = store.on_its_way
+    assert future.cancelled()
+    assert not store.disk.fetching
+
+
+def test_it_does_not_wait_for_it_either_while_others_run(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
+    llm, store = slow
+    store.disk.least_patience_s = 0.0
+    engine = llm.engine
+    runs, waits = (engine.add_request(prompt, PARAMS) for prompt in (PROMPTS[1], PROMPTS[0]))
+    last: dict[int, Any] = {}
+    while engine.scheduler.waiting:
+        last |= step(engine)
+        assert engine.is_unfinished(runs)
+    last |= finish(engine)
+    assert [last[request_id].token_ids for request_id in (runs, waits)] == [wanted[1], wanted[0]]
+    assert len(store.on_its_way) == 1
+
+
+def test_a_request_that_is_aborted_while_it_waits_leaves_nothing_behind(
+    slow: tuple[LLM, SlowStore], wanted: Tokens
+) -> None:
+    llm, store = slow
+    engine = llm.engine
+    other = engine.add_request(PROMPTS[1], PARAMS)
+    step(engine)
+    waits = engine.add_request(PROMPTS[0], PARAMS)
+    step(engine)
+    engine.abort(waits)
+    store.read_all()
+    assert finish(engine)[other].token_ids == wanted[1]
+    assert served(llm, PROMPTS[2:]) == (wanted[2:], [NOTHING])
+    assert not store.disk.fetching
+    assert served(llm, PROMPTS[:1]) == (wanted[:1], [{**NOTHING, "host": 32}]), "what came all the same is used"
+
+
+def test_k_v_on_its_way_takes_no_more_room_than_host_memory(slow: tuple[LLM, SlowStore], model: LoadedModel) -> None:
+    llm, store = slow
+    params = SamplingParams(n=8, max_new_tokens=12, seed=1, ignore_eos=True)
+    (alone,) = tiny_llm(model, max_context_len=64, disable_radix_cache=True).generate(
+        PROMPTS[:1], params, use_tqdm=False
+    )
+    request = llm.engine.add_request(PROMPTS[0], params)
+    llm.engine.add_request(PROMPTS[1], PARAMS)
+    step(llm.engine)
+    assert len(store.on_its_way) == storey_of(llm.engine).index.size // 32
+    store.read_all()
+    last = finish(llm.engine)
+    assert not store.on_its_way, "all others find it in memory"
+    assert [each.token_ids for each in last[request].outputs] == [each.token_ids for each in alone.outputs]
+
+
+def test_nobody_waits_for_the_k_v_of_a_request_that_has_ended(slow: tuple[LLM, SlowStore]) -> None:
+    llm, store = slow
+    engine = llm.engine
+    other = engine.add_request(PROMPTS[1], PARAMS)
+    waits = engine.add_request(PROMPTS[0], PARAMS)
+    step(engine)
+    ((future, _),) = store.on_its_way
+    engine.abort(waits)
+    engine.abort(other)
+    step(engine)
+    assert future.cancelled()
+    assert not store.disk.fetching
+
+
+def test_what_has_come_when_nobody_is_considered_ends_the_step(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
+    llm, store = slow
+    engine = llm.engine
+    requests = [engine.add_request(prompt, PARAMS) for prompt in (PROMPTS[1], PROMPTS[0])]
+    step(engine)
+    for request in requests:
+        engine.pause(request)
+    store.read_all()
+    assert step(engine) == {}
+    for request in requests:
+        engine.resume(request)
+    assert [finish(engine)[request].token_ids for request in requests[1:]] == wanted[:1]
+
+
+def test_what_came_while_another_one_did_not_fit_is_admitted(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
+    llm, store = slow
+    engine, is_ready = llm.engine, store.disk.is_ready
+    runs = engine.add_request(PROMPTS[1], PARAMS)
+    step(engine)
+    waits = engine.add_request(PROMPTS[0], PARAMS)
+    step(engine)
+    large = engine.add_request([5] * 40, SamplingParams(max_new_tokens=24, temperature=0, ignore_eos=True))
+    engine.cache.outstanding_size, size = (
+        lambda req, ratio=1.0: 1000 if req.request_id == large else size(req, ratio),
+        engine.cache.outstanding_size,
+    )
+
+    def ready(req: Any) -> bool:
+        if req.request_id == large:
+            store.read_all()  # after it was the other one's turn
+        return is_ready(req)
+
+    store.disk.is_ready = ready  # type: ignore[method-assign]
+    step(engine)
+    step(engine)
+    assert [req.request_id for req in engine.scheduler.running] == [runs, waits]
+    engine.abort(large)
+    assert finish(engine)[waits].token_ids == wanted[0]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_files_need_a_folder_and_a_tree(tmp_path: Path, model: LoadedModel) -> None:
+    with pytest.raises(ValueError, match="cache_dir='': must be None or a folder"):
+        tiny_llm(model, cache_dir="")
+    with pytest.raises(ValueError, match="cache_dir_max_bytes=5: must be None without cache_dir"):
+        tiny_llm(model, cache_dir_max_bytes=5)
+    with pytest.raises(ValueError, match=r"cache_dir=.*: must be None with disable_radix_cache=True"):
+        tiny_llm(model, cache_dir=tmp_path, disable_radix_cache=True)
+    with pytest.raises(ValueError, match="save_cache: needs cache_dir"):
+        tiny_llm(model).save_cache()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cache_dir"):
+        tiny_llm(model, cache_dir=tmp_path / "file")
+    llm = tiny_llm(model, cache_dir=tmp_path / "kv", max_total_tokens=160)
+    assert storey_of(llm.engine).index.size == 160, "host memory as large as the pool"

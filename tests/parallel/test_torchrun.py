@@ -1,0 +1,152 @@
+"""Commands whose processes torchrun has started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from nanoinfer import LLM
+from nanoinfer.cli.main import main
+from nanoinfer.cli.ranks import run_other_rank
+from nanoinfer.parallel import group
+from tests.helpers.rank_processes import PARAMS, PROMPT, until_ended
+from tests.helpers.waiting import HANG_S
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nanoinfer"]
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bench", "decode"], "bench decode: must not be started by torchrun; generate, chat, serve, bench parallel"),
+        (["bench"], "bench run: must not be started by torchrun"),
+        (["demo"], "demo: must not be started by torchrun"),
+        (["generate", "--tensor-parallel-size", "3", "x"], "--tensor-parallel-size 3: must be torchrun's WORLD_SIZE=2"),
+    ],
+)
+def test_what_torchrun_cannot_start_is_refused(
+    arguments: list[str], sentence: str, under_torchrun: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert f"nanoinfer: error: {sentence}" in capsys.readouterr().err
+
+
+def test_rank_0_is_the_command(under_torchrun: None) -> None:
+    from nanoinfer.cli.main import build_parser
+
+    for arguments in (["bench", "parallel"], ["generate", "x"], ["serve"], ["chat"]):
+        assert run_other_rank(build_parser().parse_args(arguments)) is None
+
+
+class FakeGloo:
+    """As much of ProcessGroupGloo as connecting needs; it remembers where it was to listen."""
+
+    where: dict[str, Any]
+
+    class _Options:
+        pass
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    @classmethod
+    def create_device(cls, **where: Any) -> str:
+        cls.where = where
+        return "device"
+
+
+@pytest.mark.parametrize(
+    ("told", "where"), [("", {"hostname": "127.0.0.1"}), ("eth7", {"interface": "eth7"})], ids=["untold", "told"]
+)
+def test_gloo_stays_on_the_loopback_interface_unless_told(
+    told: str, where: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", told)
+    monkeypatch.setattr(dist, "ProcessGroupGloo", FakeGloo)
+    group._gloo(None, 0, 2)  # type: ignore[arg-type]
+    assert FakeGloo.where == where
+
+
+@pytest.fixture
+def text(story: LLM) -> str:
+    """What one process makes of PROMPT."""
+    return story.generate(PROMPT, PARAMS)[0].text
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TORCHRUN, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+@pytest.mark.slow
+def test_generate_gets_its_ranks_and_all_end_well(text: str) -> None:
+    done = torchrun("generate", PROMPT, "--temperature", "0", "--max-new-tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == PROMPT + text + "\n", "once, by rank 0"
+
+
+@pytest.mark.slow
+def test_bench_compares_torchruns_processes_with_one(tmp_path: Path) -> None:
+    file = tmp_path / "parallel.json"
+    sizes = ["--requests", "2", "--prompt-tokens", "9", "--new-tokens", "4", "--rounds", "1", "--dtype", "float32"]
+    done = torchrun("bench", "parallel", *sizes, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())["measured"]
+    assert [each["way"] for each in found] == ["1 process, 1 thread each", "2 processes, 1 thread each"]
+    assert all(each["tokens_equal"] for each in found)
+
+
+@pytest.mark.slow
+def test_serve_answers_and_ctrl_c_ends_all_of_its_processes(text: str) -> None:
+    """The signal goes to the whole group, as a terminal sends it."""
+    server = subprocess.Popen(
+        [*TORCHRUN, "serve", "story", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    timer = threading.Timer(HANG_S, os.killpg, (server.pid, signal.SIGKILL))
+    timer.start()
+    try:
+        assert server.stdout is not None
+        said = []
+        while "http://" not in (line := server.stdout.readline()):
+            said.append(line)
+            assert line, "".join(said)
+        address = line[line.index("http://") :].split()[0].rstrip(".,/")
+        body = json.dumps({"model": "story", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}).encode()
+        asked = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as answer:
+            assert json.load(answer)["choices"][0]["text"] == text
+        pids = group_of(server.pid)
+        assert len(pids) >= 3
+        os.killpg(server.pid, signal.SIGINT)
+        server.communicate()
+        until_ended(pids)
+    finally:
+        timer.cancel()
+        server.kill()
+        server.wait()
+
+
+def group_of(session: int) -> list[int]:
+    """torchrun and what it has started: two ranks, which have sessions of their own."""
+    pids = [session]
+    for pid in pids:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids.extend(map(int, children.read_text().split()))
+    return pids

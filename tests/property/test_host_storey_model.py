@@ -1,0 +1,191 @@
+"""The storey in host memory against a dictionary of prefixes: what it holds, what leaves first, and every bit of K/V."""
+
+from contextlib import nullcontext
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from nanoinfer import SamplingParams
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.storeys.disk import DiskStorey
+from nanoinfer.cache.storeys.host import HostStorey, block_size
+from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.cache.tree_observer import TreeObserver, path_to
+from nanoinfer.requests.req import Req
+from tests.helpers.storeys import AlwaysPays, DictOfFiles, NaiveStorey, all_held
+
+SLOTS = 128
+STEMS = np.random.default_rng(0).integers(0, 9, (3, 16)).tolist()  # what sequences are made of
+SEQUENCES = st.tuples(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=4), st.integers(0, 15))
+KEYS = st.sampled_from([None, "x"])
+
+
+def kv(tokens: np.ndarray, extra_key: Any, buffers: int) -> np.ndarray:
+    """Made-up K/V, uint8 [k, buffers * 8]: a token's follows from all tokens up to it."""
+    parts = [
+        blake2b(repr((extra_key, tokens[: i + 1].tolist(), buffer)).encode(), digest_size=8).digest()
+        for i in range(len(tokens))
+        for buffer in range(buffers)
+    ]
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(len(tokens), -1)
+
+
+class TellsNaive(TreeObserver):
+    def __init__(self, naive: NaiveStorey):
+        self.naive = naive
+
+    def evicting(self, leaf: TreeNode) -> None:
+        tokens = np.concatenate([node.key for node in reversed(path_to(leaf))]).tolist()
+        self.naive.evict(tokens, leaf.edge[0], len(tokens) - len(leaf))
+
+
+class StoreyModel(RuleBasedStateMachine):
+    """Serves sequences with little room in the pool and in the storey, as requests that end at once."""
+
+    page_size = 1
+
+    @initialize(blocks=st.sampled_from([1, 2, 5, 40]), policy=st.sampled_from(["lru", "lfu", "fifo"]))
+    def start(self, blocks: int, policy: str) -> None:
+        pool = TokenToKVPool(SLOTS, torch.float32, head_num=1, head_dim=2, layer_num=2, page_size=self.page_size)
+        tree = RadixCache(ReqToTokenPool(2, SLOTS), pool, self.page_size, policy)
+        self.cache = CacheManager(tree.req_to_token_pool, pool, tree)
+        self.buffers = [*pool.kv_storage.slot_buffers(), torch.zeros(SLOTS, dtype=torch.int64)]
+        size = blocks * block_size(self.page_size)
+        self.storey = self.cache.storey = HostStorey(self.cache, self.buffers, size, AlwaysPays())
+        self.naive = NaiveStorey(size, self.storey.block_size)
+        tree.observers.add(TellsNaive(self.naive))
+
+    @rule(sequence=SEQUENCES, extra_key=KEYS)
+    def serve(self, sequence: tuple[list[int], int], extra_key: Any) -> None:
+        stems, left_out = sequence
+        tokens = [token for stem in stems for token in STEMS[stem]][: 16 * len(stems) - left_out]
+        req = Req(0, np.array(tokens), SamplingParams(max_new_tokens=1), extra_key=extra_key)
+        cache, naive, reusable = self.cache, self.naive, tokens[:-1]
+        self.bring(req, reusable)
+        cache.lock_prefix(req)
+        start = req.prefix_len
+        wanted = naive.reach(reusable, extra_key, start)
+        self.storey.fetch(req)
+        wanted = min(wanted, naive.reach(reusable, extra_key, start))  # less if making room has made some leave
+        assert req.prefix_len == max(wanted, start)
+        if wanted > start:
+            naive.use(reusable, extra_key)
+            assert self.total(req.fetched) == wanted - start
+        right = kv(np.array(tokens), extra_key, len(self.buffers))
+        assert np.array_equal(self.read(req.prefix_indices.numpy()), right[: req.prefix_len])
+        row = cache.req_to_token_pool.alloc(1)
+        assert row is not None
+        req.req_pool_idx, req.kv_len = int(row[0]), len(tokens)
+        req.allocated_len = req.prefix_len
+        cache.rows[req.req_pool_idx, : req.prefix_len] = req.prefix_indices.numpy()
+        cache.alloc_up_to([req], [len(tokens)])
+        slots = cache.rows[req.req_pool_idx, req.prefix_len : len(tokens)]
+        for i, buffer in enumerate(self.buffers):
+            buffer.view(SLOTS, -1).view(torch.uint8).numpy()[slots] = right[req.prefix_len :, 8 * i : 8 * i + 8]
+        cache.release(req)
+
+    def bring(self, req: Req, tokens: list[int]) -> None:
+        """Before the request is looked at."""
+
+    def total(self, fetched: dict[str, tuple[int, int]]) -> int:
+        return sum(end - start for start, end in fetched.values())
+
+    @rule(count=st.sampled_from([1, 1, 1, 20, SLOTS]))
+    def evict(self, count: int) -> None:
+        self.cache.radix_cache.evict(count)
+
+    @rule(extra_key=KEYS)
+    def forget(self, extra_key: Any) -> None:
+        for storey in (self.cache.radix_cache, self.storey):
+            storey.evict_keys(lambda key: key == extra_key)
+        self.naive.forget(extra_key)
+
+    @rule()
+    def flush(self) -> None:
+        left = set(self.naive.left)
+        with self.storey.emptied():
+            self.cache.radix_cache.evict(SLOTS)
+        self.naive.held.clear()
+        self.naive.left = left
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "naive"):
+            return
+        self.cache.check_integrity([])
+        self.storey.check_integrity()
+        held = all_held(self.storey)
+        assert [prefix for prefix, _ in held] == [*self.naive.held]
+        for (extra_key, tokens), data in held:
+            right = kv(np.array(tokens), extra_key, len(self.buffers))
+            assert np.array_equal(data, right[-self.storey.block_size :])
+        assert len(self.storey.index) == len(held) * self.storey.block_size <= self.storey.index.size
+
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        columns = [buffer.view(SLOTS, -1).view(torch.uint8).numpy()[slots] for buffer in self.buffers]
+        return np.concatenate(columns, axis=1)
+
+
+class ThreeStoreys(StoreyModel):
+    """With files below, which a dictionary stands for."""
+
+    @initialize(blocks=st.sampled_from([1, 2, 5]), policy=st.sampled_from(["lru", "lfu", "fifo"]))
+    def start(self, blocks: int, policy: str) -> None:
+        super().start(blocks, policy)
+        self.files = DictOfFiles(self.storey.block_size, self.storey.memory.token_bytes)
+        store: Any = self.files
+        self.disk = DiskStorey(self.cache, self.storey, store, lambda key: repr(key).encode(), AlwaysPays())
+
+    def bring(self, req: Req, tokens: list[int]) -> None:
+        size, key = self.naive.block_size, req.extra_key
+        in_pool, _ = self.cache.radix_cache.peek_prefix(tokens, key)
+        above = self.naive.reach(tokens, key, in_pool)
+        start = end = above // size * size
+        while (repr(key).encode(), tuple(tokens[: end + size])) in self.files.kv and end + size <= len(tokens):
+            end += size
+        assert self.disk.is_ready(req) == (end <= above)
+        self.disk.land()
+        assert self.disk.is_ready(req)
+        if end > above:
+            self.naive.evict(tokens[:end], key, start)
+            assert req.fetched == {"disk": (above, end)}
+
+    @rule()
+    def save(self) -> None:
+        assert self.disk.save(nullcontext) == 0
+        held = [*self.naive.held]
+        for _, node in self.cache.radix_cache.nodes():
+            path = np.concatenate([each.key for each in reversed(path_to(node))]).tolist()
+            held += self.naive.prefixes(path, node.edge[0])
+        for extra_key, tokens in held:
+            assert (repr(extra_key).encode(), tokens) in self.files.kv
+
+    @invariant()
+    def files_are_right(self) -> None:
+        if hasattr(self, "files"):
+            for left in self.naive.left:
+                assert (repr(left[0]).encode(), left[1]) in self.files.kv, "what has left host memory is in files"
+            while self.files.new:
+                namespace, tokens = self.files.new.pop()
+                right = kv(np.array(tokens), eval(namespace), len(self.buffers))[-self.naive.block_size :]
+                assert np.array_equal(self.files.kv[namespace, tokens], right)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_three_storeys_hold_what_dictionaries_would(page_size: int) -> None:
+    machine = type("Machine", (ThreeStoreys,), {"page_size": page_size})
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25))
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_the_storey_holds_what_a_dictionary_of_prefixes_would(page_size: int) -> None:
+    machine = type("Machine", (StoreyModel,), {"page_size": page_size})
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25))
