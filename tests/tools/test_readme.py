@@ -88,6 +88,14 @@ def test_the_table_that_the_guide_prints_is_bench_decodes() -> None:
     assert shown.partition("\n\n")[2] == table.partition("\n\n")[2] + "\n"
 
 
+def test_the_front_page_has_each_command_that_the_check_runs_once() -> None:
+    text, check = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
+    patterns = re.findall(r"grep -xE '(.*)' README\.md", check)
+    assert len(patterns) == 2
+    for pattern in patterns:
+        assert len(re.findall(rf"^{pattern}$", text, re.MULTILINE)) == 1, pattern
+
+
 def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
