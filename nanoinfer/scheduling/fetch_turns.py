@@ -33,5 +33,5 @@ class FetchTurns(AdapterTurns):
         return super().has(req) and is_ready
 
     def wait(self) -> bool:
-        """Wait until something has come, or could not come in time; False if nothing is on its way."""
+        """Wait until an adapter has come, or else a moment for K/V; False if nothing has come."""
         return super().wait() or self._disk.wait()

@@ -62,7 +62,7 @@ class Scheduler:
         self.waiting.add(req)
 
     def schedule(self) -> Batch | None:
-        """Plan the next pass and allocate its slots; None when there is nothing to do.
+        """Plan the next pass and allocate its slots; None when there is nothing to do, or only something to wait for.
 
         When it raises, the caller must end the requests in `planned`; the others are as before. It raises what made
         fetching an adapter fail, and RuntimeError when requests wait, none is running, and none fits: then something
@@ -76,8 +76,9 @@ class Scheduler:
         if not decoding:
             self._budget.refill()
         self._plan_extend()
-        if not self.planned and not decoding and self.adapter_turns.wait():
-            return Scheduler.schedule(self)  # not a subclass's: there was only an adapter to wait for
+        if not self.planned and not decoding and self.adapter_turns.fetching:
+            # Not a subclass's: nothing is planned.
+            return Scheduler.schedule(self) if self.adapter_turns.wait() else None
         if self.planned:
             return Batch.extend(self.planned, self.cache)
         if decoding:

@@ -300,6 +300,18 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing_behind(
     assert served(llm, PROMPTS[:1]) == (wanted[:1], [{**NOTHING, "host": 32}]), "what came all the same is used"
 
 
+def test_a_step_ends_while_a_disk_has_stalled_so_that_others_get_their_turn(
+    slow: tuple[LLM, SlowStore], wanted: Tokens
+) -> None:
+    llm, store = slow
+    waits, other = (llm.engine.add_request(PROMPTS[0], PARAMS) for _ in range(2))
+    assert step(llm.engine) == {}
+    assert (llm.engine.is_unfinished(waits), store.disk.fetching) == (True, True)
+    assert llm.engine.abort(waits) is not None
+    store.read_all()
+    assert finish(llm.engine)[other].token_ids == wanted[0]
+
+
 def test_k_v_on_its_way_takes_no_more_room_than_host_memory(slow: tuple[LLM, SlowStore], model: LoadedModel) -> None:
     llm, store = slow
     params = SamplingParams(n=8, max_new_tokens=12, seed=1, ignore_eos=True)

@@ -2,12 +2,12 @@
 
     host memory ──no room, or save──► writer's thread ──► files ──► reader's thread ──► host memory ──fetch──► pool
 
-Nothing here waits for a disk, except whoever has nothing else to do, and not for long (see `patience`).
+Nothing here waits for a disk, except whoever has nothing else to do, and then for a moment at a time.
 """
 
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,7 @@ from nanoinfer.requests.req import Req
 
 RUN_BYTES = 8 << 20  # of K/V that is offered at once: about a file
 LEAST_PATIENCE_S = 1.0
+MOMENT_S = 0.05  # so long an engine that has nothing else to do waits in one step, in which others wait for their turn
 
 Run = tuple[bytes, np.ndarray, int, np.ndarray]  # namespace, all tokens to the end, where K/V begins, K/V
 Made = tuple[Run, Block | None]  # a run, and the last block of host memory that it is from
@@ -117,7 +118,7 @@ class DiskStorey:
 
     def land(self) -> None:
         """Put what has come into host memory. What comes later than this does so at the next call."""
-        self._give_up_ended()
+        self._give_up()
         for req in [req for req, coming in self._coming.items() if coming.fetch.is_done]:
             coming = self._coming.pop(req)
             if (kv := coming.fetch.result(0)) is None:
@@ -133,11 +134,8 @@ class DiskStorey:
     def is_ready(self, req: Req) -> bool:
         """False while K/V for `req` is on its way from files; it is, if there is some and reading it pays. False, too,
         while so much is on its way for others that host memory has no room for more."""
-        coming = self._coming.get(req)
-        if coming is not None:
-            if self._clock() - coming.began < self._patience(req):
-                return False
-            self._coming.pop(req).fetch.give_up()
+        if req in self._coming:
+            return False
         if self._asked.get(req) == req.num_admissions:
             return True
         is_full = sum(each.tokens for each in self._coming.values()) >= self._host.index.size
@@ -154,16 +152,14 @@ class DiskStorey:
         return False
 
     def wait(self) -> bool:
-        """Wait until something has come, or takes too long. False if nothing is on its way."""
-        self._give_up_ended()
-        for req, coming in list(self._coming.items())[:1]:
-            try:
-                coming.fetch.result(self._patience(req))
-            except TimeoutError:
-                self._coming.pop(req).fetch.give_up()
-            self.land()  # or else it would come again and again when nobody is considered
-            return True
-        return False
+        """Wait a moment for what is on its way. True if something has come, or is not waited for any more."""
+        self._give_up()
+        for coming in list(self._coming.values())[:1]:
+            with suppress(TimeoutError):
+                coming.fetch.result(MOMENT_S)
+        before = len(self._coming)
+        self.land()  # or else it would come again and again when nobody is considered
+        return len(self._coming) < before
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""
@@ -199,10 +195,12 @@ class DiskStorey:
         fetch = self._store.fetch(namespace, req.reusable_tokens, start, end)
         self._coming[req] = Coming(fetch, start, above, end - start, self._clock())
 
-    def _give_up_ended(self) -> None:
-        """Nobody waits for what is on its way for requests that have ended. What has come all the same is used."""
-        for req in [req for req, coming in self._coming.items() if req.finished and not coming.fetch.is_done]:
-            self._coming.pop(req).fetch.give_up()
+    def _give_up(self) -> None:
+        """Nobody waits for what takes too long, or is for a request that has ended. What has come all the same is used."""
+        for req, coming in list(self._coming.items()):
+            is_late = self._clock() - coming.began >= self._patience(req)
+            if (is_late or req.finished) and not coming.fetch.is_done:
+                self._coming.pop(req).fetch.give_up()
 
     def _run_to(self, block: Block) -> Run | None:
         """A block of host memory, and those directly before it that are there and not saved."""
