@@ -54,10 +54,10 @@ def kernels_of(model: LoadedModel, attention_backend: object) -> str:
     """
     names = [selection_of(getattr(model.model, "kernels", model.model)).name, selection_of(attention_backend).name]
     parts = [*names, f"torch {torch.__version__}", platform.machine(), model.device.type]
-    if model.device.type == "cuda":
-        parts += [torch.cuda.get_device_name(model.device), str(torch.version.cuda)]
-    elif model.device.type == "cpu":
+    if model.device.type == "cpu":
         parts += [torch.backends.cpu.get_cpu_capability(), sha256(cpu_features().encode()).hexdigest()]
+    elif (accelerator := getattr(torch, model.device.type, None)) is not None:
+        parts += [accelerator.get_device_name(model.device), str(getattr(torch.version, model.device.type, None))]
     if "cpp" in names:
         parts.append(Path(library()._name).name)  # it tells source, flags, processor, compiler and content
     if names != ["cpp", "cpp"] or quantization_of(model.model).reason:

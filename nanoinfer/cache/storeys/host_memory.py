@@ -11,7 +11,7 @@ class HostMemory:
     `layout` says in words.
 
     `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. Copies are
-    exact. On the host, the operating system provides memory only when it is first written.
+    exact. The operating system provides memory only when it is first written.
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor], size: int):
@@ -20,11 +20,7 @@ class HostMemory:
         ends = np.cumsum([buffer.shape[1] for buffer in self._buffers]).tolist()
         self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
         self.token_bytes: int = ends[-1]
-        pinned = any(buffer.device.type == "cuda" for buffer in buffers)
-        shape = (size, self.token_bytes)
-        self.data = (
-            torch.zeros(shape, dtype=torch.uint8, pin_memory=True).numpy() if pinned else np.zeros(shape, np.uint8)
-        )
+        self.data = np.zeros((size, self.token_bytes), np.uint8)
 
     def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
         """What the pool holds in `pool_slots`, integers `[k]`: uint8 `[k, token_bytes]`."""
