@@ -40,8 +40,8 @@ class EngineConfig:
       take up; None: no limit.
     - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
     - `capture`: record each decode pass once per batch size, and replay it without Python between layers (see
-      `captured_passes.py`). `auto`: if kernels and attention are those in C++; True: an error if not; False: never. On
-      CUDA, `auto` records nothing, and True records plain torch as CUDA graphs, which are unproven (`cuda_passes.py`).
+      `captured_passes.py`). `auto`: if kernels and attention are those in C++, on CUDA those of torch, which become CUDA
+      graphs (`cuda_passes.py`); True: an error if not; False: never.
     - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
       `scheduling/multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever
       comes between steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.

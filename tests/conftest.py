@@ -1,5 +1,6 @@
 """What all tests share: how examples are drawn, what runs in one process, tiny random checkpoints, and their oracle."""
 
+import inspect
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import torch
 from nanoinfer import LLM
 from nanoinfer.device import npu_problem
 from nanoinfer.kernels.build import library_or_reason
+from nanoinfer.model.loader import load_model
 
 if TYPE_CHECKING:
     import transformers
@@ -55,6 +57,24 @@ def _no_chance() -> Iterator[None]:
             patch.setattr(np.random, "default_rng", lambda seed=None: ours if seed is None else system(seed))
             yield
     else:
+        yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where a model is loaded that a test loads without saying where")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`pytest --device cuda tests/families`: what holds for an engine holds for one on a GPU."""
+    device = request.config.getoption("--device")
+    init: Any = inspect.unwrap(LLM.__init__)
+    parameters = inspect.signature(load_model).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    with pytest.MonkeyPatch.context() as patch:
+        if device != "cpu":
+            patch.setitem(init.__kwdefaults__, "device", device)
+            patch.setattr(load_model, "__defaults__", tuple({**defaults, "device": device}.values()))
         yield
 
 
@@ -158,6 +178,8 @@ def browser(_chromium: "Chrome") -> "Chrome":
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Each test begins with the same random numbers of torch; those marked `npu` or `cuda` run where there is one."""
     torch.manual_seed(0)
+    if item.get_closest_marker("cpu") is not None and item.config.getoption("--device") != "cpu":
+        pytest.skip("is about the CPU's kernels, what they promise, or the CPU's tensors")
     if item.get_closest_marker("npu") is not None and (problem := npu_problem()) is not None:
         pytest.skip(problem)
     if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -44,6 +44,12 @@ class EngineSpec:
         """The kind of its weights, `int8` or `int4`; None: as in the checkpoint. Engines of a kind share a table."""
         kind = self.options.get("quantization" if self.is_ours else "weights")
         return None if kind is None else str(kind)
+
+    def on(self, device: str) -> "EngineSpec":
+        """The same engine on another device than the CPU. ValueError if its Peer knows no other."""
+        if self.file.stem not in ("nanoinfer", "transformers"):
+            raise ValueError(f"--device {device}: {self.name} is measured on the CPU only")
+        return replace(self, options={"device": device, **self.options})
 
     def command(self, model: str, dtype: str, threads: int) -> list[str]:
         """The command that starts its worker."""

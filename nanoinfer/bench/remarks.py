@@ -42,10 +42,15 @@ def highest_peaks(model: Results) -> dict[str, float]:
     return highest
 
 
+def _on_cpu(model: Results) -> list[Results]:
+    """The engines that computed on the processor whose bandwidth and peak were measured."""
+    return [engine for engine in model["engines"] if engine.get("options", {}).get("device", "cpu") == "cpu"]
+
+
 def _share_of_bandwidth(model: Results) -> list[str]:
     """Weight bytes read per second in `single`, as a share of the memory's bandwidth, which limits a single stream."""
     shares, bandwidths = [], []
-    for engine in model["engines"]:
+    for engine in _on_cpu(model):
         runs = [run for run in runs_of(model, "single", engine["name"]) if run.get("ms_per_token")]
         if runs:
             size = engine.get("decode_bytes", model["decode_bytes"])
@@ -66,7 +71,7 @@ def _share_of_peak(model: Results) -> list[str]:
     """Operations of the layers' products per second in `prefill`, as a share of what the CPU can multiply in this dtype."""
     peak = peak_of(highest_peaks(model), model["dtype"])
     shares = []
-    for engine in model["engines"]:
+    for engine in _on_cpu(model):
         speeds = by_round(model, "prefill", engine["name"], "input_tok_s").values()
         if speeds and peak and not engine.get("weights"):
             done = 2 * model["layer_parameters"] * median(speeds) / 1e9

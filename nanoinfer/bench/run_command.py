@@ -41,6 +41,9 @@ def add_run(run: argparse.ArgumentParser) -> None:
         default=3,
         help="number of rounds; every figure is their median (default: 3; with --profile, 0 means only the profile)",
     )
+    run.add_argument(
+        "--device", default="cpu", help="where nanoinfer and transformers compute: cpu, cuda, npu (default: cpu)"
+    )
     run.add_argument("--threads", type=int, help="threads per engine (default: the number of cores)")
     run.add_argument(
         "--compare",
@@ -138,6 +141,8 @@ def _settings(args: argparse.Namespace) -> "Settings":
         if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name} {number}: must be above 0 and finite")
     engines = [parse_engine(text) for text in ("nanoinfer", *args.compare)]
+    if args.device != "cpu":
+        engines = [engine.on(args.device) for engine in engines]
     names = [engine.name for engine in engines]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -1,7 +1,7 @@
-"""Unproven: decode passes as CUDA graphs, tested against a stand-in for torch.cuda only, never run on a GPU.
+"""Decode passes as CUDA graphs.
 
-It is all there is of CUDA graphs here, and only `capture=True` on CUDA uses it. CudaPasses are what CapturedPasses are on a
-CPU, with plain torch in place of the kernels in C++. Three things differ. Rows are on the host, so the slots that a pass
+It is all there is of CUDA graphs here. CudaPasses are what CapturedPasses are on a CPU, with plain torch in place of the
+kernels in C++. Three things differ. Rows are on the host, so the slots that a pass
 reads are copied to the GPU. Plain torch attends over a rectangle, so its width belongs to what is recorded. And torch takes
 slot −1 for the last one, so padding must be something else.
 
@@ -126,7 +126,7 @@ class CudaPasses(CapturedPasses):
 
     def record(self, compute: Compute) -> tuple[torch.cuda.CUDAGraph, Sequence[torch.Tensor]]:
         """What `compute` launches on the GPU as a graph, and the outputs that each replay fills. NotCapturableError when
-        torch refuses: what is captured may not make the host wait for the GPU, and no other thread may use a GPU meanwhile.
+        torch refuses: what is captured may not make the host wait for the GPU. Other threads may use a GPU meanwhile.
 
         A capture launches nothing. `compute` runs a few times before it, each with the same effect, because the first calls
         of a shape set up what later ones use. All graphs may share one pool of memory: they run one after the other, and
@@ -143,7 +143,7 @@ class CudaPasses(CapturedPasses):
                         compute()
                 current.wait_stream(side)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool, stream=side):
+                with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
                     outputs = compute()
         except RuntimeError as error:  # as all of torch's are that come from CUDA
             reason = str(error).partition("\n")[0]
@@ -194,6 +194,6 @@ class CudaPasses(CapturedPasses):
 
 
 def select_captured_passes(capture: str | bool, runner: Any) -> CapturedPasses | None:
-    """The captured passes that `capture` asks for: CUDA graphs only for True, and on CUDA. Errors as in `select`."""
+    """The captured passes that `capture` asks for: on CUDA, CUDA graphs. Errors as in `select`."""
     on_cuda = runner.token_to_kv_pool.device.type == "cuda"
-    return (CudaPasses if on_cuda and capture is True else CapturedPasses).select(capture, runner)
+    return (CudaPasses if on_cuda else CapturedPasses).select(capture, runner)

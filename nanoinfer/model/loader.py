@@ -136,7 +136,7 @@ def load_model(
     """
     check_name(kernels)
     QUANTIZATIONS.check(quantization)
-    resolved_device = resolve_device(device)
+    resolved_device = torch.empty(0, device=resolve_device(device)).device  # with its index, as tensors have it
     asked_for = None if dtype is None or dtype == "auto" else resolve_dtype(dtype, "auto")
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)

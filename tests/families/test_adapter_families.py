@@ -27,6 +27,7 @@ def logits_after(model: peft.PeftModel, name: Name, prompt: list[int], tokens: l
     return model(ids).logits[0, len(prompt) - 1 : -1]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_mixed_batch_has_pefts_tokens_and_logits(family: str, checkpoint: Checkpoint, oracle: Oracle) -> None:

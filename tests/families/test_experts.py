@@ -95,6 +95,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODEL_FAMILIES, "Qwen3MoeForCausalLM", Qwen3MoeForCausalLM)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("changes", [{}, {"norm_topk_prob": False, "mlp_only_layers": [], "num_experts_per_tok": 3}])
 def test_a_family_with_another_mlp_in_some_layers_has_the_logits_and_tokens_of_transformers(
     changes: dict[str, object], checkpoint: Checkpoint, oracle: Oracle

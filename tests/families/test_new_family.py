@@ -78,6 +78,7 @@ class ScaledLlama(LlamaForCausalLM):
         )
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_a_llama_with_other_fields_is_the_same_in_engine_sessions_and_forward_tensor(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def test_a_family_may_be_registered_as_the_module_that_has_it(
     assert sys.modules.pop("lazy_family")
 
 
+@pytest.mark.cpu
 def test_norm_offsets_are_added_once_and_only_where_a_family_has_them(checkpoint: Checkpoint, oracle: Oracle) -> None:
     for family, offset in (("llama", 0.0), ("gemma3", 1.0)):
         path = checkpoint(family)

@@ -80,7 +80,7 @@ class FakeCuda:
             self.stream_now = before
 
     @contextmanager
-    def _graph(self, graph: FakeGraph, pool: str | None, stream: Any) -> Iterator[None]:
+    def _graph(self, graph: FakeGraph, pool: str | None, stream: Any, capture_error_mode: str) -> Iterator[None]:
         """Like torch's, it leaves the stream as it is when the capture has failed."""
         self.events.append(("capture", pool, stream.name))
         before, self.stream_now = self.stream_now, stream

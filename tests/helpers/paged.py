@@ -24,7 +24,7 @@ FAMILIES = {
 
 
 def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(actual.cpu(), wanted.cpu(), rtol=2e-4, atol=2e-4)
 
 
 class Caller:

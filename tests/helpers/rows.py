@@ -20,7 +20,9 @@ def random_tokens(length: int, seed: int) -> list[int]:
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, relative: float = 1e-4) -> None:
     """Equal up to `relative` times the largest expected value."""
     assert actual.shape == expected.shape
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=relative * float(expected.abs().max()))
+    torch.testing.assert_close(
+        actual.float().cpu(), expected.float().cpu(), rtol=0, atol=relative * float(expected.abs().max())
+    )
 
 
 @torch.no_grad()

@@ -65,7 +65,7 @@ class SameBits(TreeObserver):
         return count
 
     def _bits(self, slots: np.ndarray) -> list[bytes]:
-        parts = [buffer[slots].flatten(1).view(torch.uint8).numpy() for buffer in self._buffers]
+        parts = [buffer[slots].flatten(1).view(torch.uint8).cpu().numpy() for buffer in self._buffers]
         return [row.tobytes() for row in np.concatenate(parts, axis=1)]
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from nanoinfer.kernels import TorchKernels, build, select_kernels, selection_of
 from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
 from nanoinfer.model.attention.base import ENCODED_KV
+from nanoinfer.model.attention.torch_native import attend
 from nanoinfer.model.loader import load_model
 from tests.helpers.kernels import CPU, DTYPES, need_cpp
 
@@ -150,3 +152,18 @@ def test_the_library_is_built_once_and_kept(fresh_build: Path, monkeypatch: pyte
     build.library_or_reason.cache_clear()
     need_cpp("float32")
     assert [file.stat().st_mtime_ns for file in (fresh_build / "cache").iterdir()] == [before]
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("kv_heads", [6, 2])
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_on_a_gpu_torch_computes_the_same_attention(kv_heads: int, window: int | None, cap: float | None) -> None:
+    """Only its choice among torch's implementations differs."""
+    backend = select_attention_backend("auto", torch.float32, torch.device("cuda"))
+    assert type(backend).__name__ == "TorchCudaBackend"
+    q, keys, values = (torch.randn(1, heads, 20, 16) for heads in (6, kv_heads, kv_heads))
+    distance = torch.arange(20)[:, None] - torch.arange(20)
+    layer = SimpleNamespace(softcap=cap, scale=0.3)
+    for mask in (None, (distance >= 0) & (distance < (window or 20))):
+        wanted = attend(q, keys, values, mask, layer)  # type: ignore[arg-type]
+        torch.testing.assert_close(backend.attend(q, keys, values, mask, layer), wanted)  # type: ignore[attr-defined]

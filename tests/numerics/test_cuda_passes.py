@@ -149,10 +149,12 @@ def test_an_error_in_a_warm_up_is_told_too(cuda: FakeCuda):
 # --- which passes are captured ---------------------------------------------------------------------------------------
 
 
-def test_only_true_on_cuda_asks_for_graphs(cuda: FakeCuda):
+def test_on_cuda_passes_are_captured_as_graphs_unless_one_asks_for_none(cuda: FakeCuda):
     on_cuda, on_cpu = select_captured_passes("auto", runner_on("cuda")), runner_on("cpu", "cpp", "cpp")
-    assert type(on_cuda) is CapturedPasses
-    assert on_cuda.reason == "passes on device='cuda' are not recorded"
+    assert type(on_cuda) is CudaPasses
+    assert on_cuda.reason == ""
+    other = select_captured_passes("auto", runner_on("cuda", kernels="mine"))
+    assert other.reason == "its kernels are mine, and only torch's are captured as CUDA graphs"
     assert select_captured_passes(False, runner_on("cuda")) is None
     assert type(select_captured_passes("auto", on_cpu)) is CapturedPasses
     with pytest.raises(KernelsUnavailableError, match=r"^capture=True: passes on device='npu' are not recorded"):
@@ -207,6 +209,7 @@ def test_passes_are_by_size_and_width(checkpoint: Checkpoint, cuda: FakeCuda):
     assert list(passes.passes) == [(1, 8), (2, 16), (4, 16), (4, 32), (32, 64)]
 
 
+@pytest.mark.cpu
 def test_the_width_ends_where_the_networks_positions_end(checkpoint: Checkpoint, cuda: FakeCuda):
     loaded = load_model(checkpoint("llama"), kernels="torch", max_context_len=50)
     backend = select_attention_backend("torch_native", loaded.dtype, CPU)
@@ -276,6 +279,7 @@ def test_capture_true_tries_a_pass_in_a_slot_that_it_gives_back(
     assert passes.passes == {}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("family", "page_size"), [*zip(FAMILIES, (1, 4) * 3, strict=True), ("llama", 4)])
 def test_an_engine_has_the_same_tokens_with_and_without(
     family: str, page_size: int, checkpoint: Checkpoint, cuda: FakeCuda

@@ -190,6 +190,7 @@ def test_adapters_are_known_by_their_content(tmp_path: Path, model: LoadedModel)
 # --- what is not surely the same is not used --------------------------------------------------------------------------
 
 
+@pytest.mark.cpu
 def test_with_anything_changed_nothing_is_found(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
     folder = tmp_path / "kv"
     llm_in(folder, model).shutdown()

@@ -54,7 +54,7 @@ def bits(llm: LLM) -> list[bytes]:
     """Of the prompt's K/V in the pool, a token after the other."""
     slots = llm.engine.radix_cache.match_prefix(PROMPT).indices.numpy()
     buffers = llm.engine.cache.token_to_kv_pool.kv_storage.slot_buffers()
-    rows = np.concatenate([buffer[slots].flatten(1).view(torch.uint8).numpy() for buffer in buffers], axis=1)
+    rows = np.concatenate([buffer[slots].flatten(1).view(torch.uint8).cpu().numpy() for buffer in buffers], axis=1)
     return [row.tobytes() for row in rows]
 
 
@@ -108,6 +108,7 @@ open(sys.argv[2], "wb").write(llm.export_prefix(tokens))"""
     assert (output.token_ids, output.cached_tokens) == (wanted.token_ids, wanted.prompt_tokens - 1)
 
 
+@pytest.mark.cpu
 def test_what_has_left_for_host_memory_is_exported_too(model: LoadedModel) -> None:
     first = small_llm(model, host_cache_tokens=256)
     storey_of(first.engine)
@@ -215,6 +216,7 @@ def test_nothing_cached_is_no_bytes(model: LoadedModel) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu
 def test_an_engine_that_differs_says_in_what(tmp_path: Path, model: LoadedModel) -> None:
     data = prefilled(small_llm(model, page_size=4))
 

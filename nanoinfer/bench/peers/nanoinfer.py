@@ -24,6 +24,8 @@ class Peer:
         self.engine = self.llm.engine
         self.prefix_cache = not self.llm.config.disable_radix_cache
         self.versions = {"nanoinfer": nanoinfer.__version__, "source": source_digest(), "torch": torch.__version__}
+        if (device := self.llm.model.device).type != "cpu":
+            self.versions["device"] = getattr(torch, device.type).get_device_name(device)
         self._index: dict[int, int] = {}  # request id → index
         self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int] = {}

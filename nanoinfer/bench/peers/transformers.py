@@ -10,16 +10,17 @@ class Peer:
 
     prefix_cache = False
 
-    def __init__(self, model: str, dtype: str, threads: int, max_batch: int = 16):
+    def __init__(self, model: str, dtype: str, threads: int, max_batch: int = 16, device: str = "cpu"):
         import torch
         import transformers
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(threads)
-        self.max_batch = max_batch
+        self.max_batch, self.device = max_batch, device
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
+        )
+        self.model.eval().to(device)
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
@@ -30,7 +31,7 @@ class Peer:
         import torch
 
         with torch.inference_mode():
-            return self.model(torch.tensor([tokens])).logits[0].float().numpy()
+            return self.model(torch.tensor([tokens], device=self.device)).logits[0].float().cpu().numpy()
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
         self._waiting.append((index, prompt, new_tokens))
@@ -49,8 +50,10 @@ class Peer:
         batch = [self._waiting.popleft() for _ in range(min(self.max_batch, len(self._waiting)))]
         width = max(len(prompt) for _, prompt, _ in batch)
         padding = [width - len(prompt) for _, prompt, _ in batch]
-        ids = torch.tensor([[0] * pad + prompt for pad, (_, prompt, _) in zip(padding, batch, strict=True)])
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+        ids = torch.tensor(
+            [[0] * pad + prompt for pad, (_, prompt, _) in zip(padding, batch, strict=True)], device=self.device
+        )
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding], device=self.device)
 
         class Watch(StoppingCriteria):
             """Called after every token, so that each token is reported when it appears."""
@@ -60,7 +63,7 @@ class Peer:
                 for token, (index, _prompt, new_tokens) in zip(newest, batch, strict=True):
                     if input_ids.shape[1] - width <= new_tokens:
                         emit(index, [token])
-                return torch.zeros(len(batch), dtype=torch.bool)
+                return torch.zeros(len(batch), dtype=torch.bool, device=input_ids.device)
 
         with torch.inference_mode():
             self.model.generate(

@@ -23,7 +23,7 @@ def select_attention_backend(
     backend: AttentionBackend = ATTENTION_BACKENDS[name](dtype, device)
     missing = ", ".join(sorted(missing_features(backend, set(wanted))))
     if missing and name == "auto":
-        return selected(TorchNativeBackend(), "torch_native", f"not cpp: it has no {missing}")
+        return selected(_torch_native(dtype, device), "torch_native", f"not cpp: it has no {missing}")
     if missing:
         raise KernelsUnavailableError(
             f"attention_backend={name!r}: cannot do {missing}, which this model and its pool need; use 'torch_native'"
@@ -32,7 +32,11 @@ def select_attention_backend(
 
 
 def _torch_native(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    return TorchNativeBackend()
+    if device.type != "cuda":
+        return TorchNativeBackend()
+    from nanoinfer.model.attention.torch_cuda import TorchCudaBackend
+
+    return TorchCudaBackend()
 
 
 def _cpp(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -48,7 +52,7 @@ def _fastest(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
     try:
         return selected(_cpp(dtype, device), "cpp")
     except KernelsUnavailableError as error:
-        return selected(TorchNativeBackend(), "torch_native", f"not cpp: {str(error).partition(': ')[2]}")
+        return selected(_torch_native(dtype, device), "torch_native", f"not cpp: {str(error).partition(': ')[2]}")
 
 
 # Each function makes a backend for a dtype on a device.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from nanoinfer.model.attention.base import ENCODED_KV, SOFTCAP, AttentionLayer
 from nanoinfer.model.forward_batch import ForwardMode
@@ -29,10 +29,30 @@ class DecodePlan:
     masks: dict[int | None, torch.Tensor]  # window → bool [B, 1, 1, max_seq_len]
 
 
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, layer: AttentionLayer
+) -> torch.Tensor:
+    """softmax(scores + mask) · V for `q` [B, H, new, D] and `keys`, `values` [B, Hk, S, D] → [B, H, new, D].
+
+    `mask`: as in torch's scaled_dot_product_attention. None means causal, with new = S. A token that sees nothing gets
+    zeros.
+    """
+    if layer.softcap is None:
+        return sdpa(q, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True)
+    keys, values = (kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1) for kv in (keys, values))
+    scores = layer.softcap * torch.tanh(q @ keys.transpose(2, 3) * (layer.scale / layer.softcap))
+    if mask is None:
+        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    weights = scores.float().softmax(-1).masked_fill(scores == -torch.inf, 0)
+    return weights.to(values.dtype) @ values
+
+
 class TorchNativeBackend:
     """EXTEND computes one request after another; DECODE is one batched product over gathered, padded K/V."""
 
     features = frozenset({SOFTCAP, ENCODED_KV})
+    attend = staticmethod(attend)
 
     def init_forward(self, metadata: InputMetadata) -> None:
         """Look up the slots once for all layers. Each window's masks are added by the first layer that needs them."""
@@ -61,7 +81,7 @@ class TorchNativeBackend:
         out = torch.empty_like(q)
         for (start, end), slots, mask in zip(plan.spans, plan.slots, plan.masks[window], strict=True):
             keys, values = metadata.token_to_kv_pool.read(layer.layer_id, slots)  # [S, Hk, D]
-            attended = attend(
+            attended = self.attend(
                 q[start:end].transpose(0, 1)[None],  # [1, H, new, D]
                 keys.transpose(0, 1)[None],  # [1, Hk, S, D]
                 values.transpose(0, 1)[None],
@@ -83,29 +103,8 @@ class TorchNativeBackend:
         keys, values = metadata.token_to_kv_pool.read(layer.layer_id, plan.slots)  # [B, S, Hk, D]
         batch, heads, dim = q.shape
         grouped = q.view(batch, layer.num_kv_heads, heads // layer.num_kv_heads, dim)  # [B, Hk, H / Hk, D]
-        attended = attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), plan.masks[window], layer)
+        attended = self.attend(grouped, keys.transpose(1, 2), values.transpose(1, 2), plan.masks[window], layer)
         return attended.reshape(batch, heads, dim)
-
-
-def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, layer: AttentionLayer
-) -> torch.Tensor:
-    """softmax(scores + mask) · V for `q` [B, H, new, D] and `keys`, `values` [B, Hk, S, D] → [B, H, new, D].
-
-    `mask`: as in torch's scaled_dot_product_attention. None means causal, with new = S. A token that sees nothing gets
-    zeros.
-    """
-    if layer.softcap is None:
-        return scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
-        )
-    keys, values = (kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1) for kv in (keys, values))
-    scores = layer.softcap * torch.tanh(q @ keys.transpose(2, 3) * (layer.scale / layer.softcap))
-    if mask is None:
-        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
-    weights = scores.float().softmax(-1).masked_fill(scores == -torch.inf, 0)
-    return weights.to(values.dtype) @ values
 
 
 def _extend_mask(new: int, total: int, window: int | None, device: torch.device) -> torch.Tensor | None:

@@ -89,6 +89,7 @@ def test_what_is_wrong_is_refused_without_any_prompt_too(given: dict[str, Any], 
         llm.generate([], **given)
 
 
+@pytest.mark.cpu
 def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     need_cpp("float32")
     network = load_model(checkpoint("llama"), kernels="torch").model

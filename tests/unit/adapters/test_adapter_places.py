@@ -115,6 +115,7 @@ def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
     llm.engine.check_integrity()
 
 
+@pytest.mark.cpu
 def test_an_adapter_has_one_pool(checkpoint: Checkpoint) -> None:
     need_cpp("float32")  # the same bits in any batch
     llm, other = (
@@ -129,6 +130,7 @@ def test_an_adapter_has_one_pool(checkpoint: Checkpoint) -> None:
     assert [output.logprobs for output in outputs(llm)] == wanted
 
 
+@pytest.mark.cpu
 def test_inference_mode_changes_nothing(checkpoint: Checkpoint) -> None:
     need_cpp("float32")  # the same bits in any batch
     llm = LLM(

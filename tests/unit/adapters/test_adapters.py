@@ -21,6 +21,7 @@ Checkpoint = Callable[..., Path]
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu
 def test_the_cache_keeps_adapters_apart(checkpoint: Checkpoint) -> None:
     need_cpp("float32")  # the same bits in any batch
     llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))

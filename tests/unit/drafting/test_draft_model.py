@@ -88,6 +88,7 @@ def test_a_request_whose_drafts_cannot_be_chosen_has_none_and_goes_on(
     assert found[2].accepted_tokens > 0
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["greedy", "drawn"])
 @pytest.mark.parametrize("capture", ["auto", False])
 def test_drafts_end_where_the_logits_end_to_be_numbers(

@@ -187,6 +187,7 @@ def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: 
     assert not runner.token_to_kv_pool.get_key_buffer(0).any()
 
 
+@pytest.mark.cpu
 def test_under_a_mask_more_tokens_than_positions_fit_the_context(checkpoint: Checkpoint) -> None:
     """Drafts in a tree share positions: their indices may pass the end of the context, their positions may not."""
     generator = GeneratorTorch(load_model(checkpoint(), max_context_len=8))
@@ -304,6 +305,7 @@ def test_a_backend_that_can_do_masks_gets_them(
 # --- a network with a softcap ------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("scale", [None, 0.4])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_scale_and_softcap_are_those_of_transformers(

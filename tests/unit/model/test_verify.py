@@ -95,6 +95,7 @@ def by_hand(path: Path, page_size: int, kernels: str, attention: str) -> ByHand:
         pytest.skip(str(error))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize(
     ("kernels", "attention"), [("torch", "torch_native"), ("torch", "cpp"), ("onednn", "cpp"), ("cpp", "cpp")]

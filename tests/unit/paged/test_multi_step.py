@@ -33,6 +33,7 @@ def new_pool(num_blocks: int, block_size: int) -> TokenToKVPool:
     return TokenToKVPool(num_blocks * block_size, torch.float32, 2, 16, 3, page_size=block_size)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("block_size", "num_padding"), [(1, 0), (4, 1), (16, 5), (128, 1)])
 def test_its_tokens_are_the_engines(block_size: int, num_padding: int, llm: LLM, generator: GeneratorTorch) -> None:
     pool = new_pool(-(-60 // block_size) + 3, block_size)
@@ -43,6 +44,7 @@ def test_its_tokens_are_the_engines(block_size: int, num_padding: int, llm: LLM,
     assert pool.available_size() == pool.size
 
 
+@pytest.mark.cpu
 def test_every_step_shows_what_advance_step_wrote(generator: GeneratorTorch) -> None:
     prefill, *steps = multi_step_decode(generator, new_pool(10, 4), PROMPTS, num_steps=4, num_padding=2)
     assert prefill.is_prefill
@@ -64,6 +66,7 @@ def test_every_step_shows_what_advance_step_wrote(generator: GeneratorTorch) -> 
         sampled = step.sampled_token_ids
 
 
+@pytest.mark.cpu
 def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> None:
     pool = new_pool(10, 4)
     steps = multi_step_decode(generator, pool, PROMPTS, num_steps=4)
@@ -74,6 +77,7 @@ def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> No
     pool.check_integrity()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
