@@ -1,4 +1,4 @@
-"""What a radix tree holds, told in blocks: the events, how they are numbered, and the hashes that name blocks.
+"""What a radix tree, and the storeys below it, hold, told in blocks: the events, their numbers, and the blocks' hashes.
 
 A block is `block_size` tokens that follow each other, and what comes before them. Its hash covers its tokens and the hash
 of the block before it; the first block's covers the namespace instead (adapter and `extra_key`). So equal hashes mean equal
@@ -12,17 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from nanoinfer.requests.adapter_key import problem_of
+
 HASH_BYTES = 8  # of a hash, which is an integer in 0..2**64 - 1
 BASE = "base"  # what callers may say in place of None, as an adapter's name
+GPU, CPU, DISK = "GPU", "CPU", "DISK"  # media: the device's pool, whatever the device is; host memory; files
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Blocks that the tree holds from now on, each the parent of the next one.
+    """Blocks that a medium holds from now on, each the parent of the next one. Other media may hold them, too.
 
     `parent_block_hash`: of the block before the first one; None if that begins a sequence. `token_ids`: of all the blocks,
-    in order. `lora_id`, `lora_name`: the adapter whose K/V it is, if any; its id means nothing to other processes.
-    `medium`: where the K/V is; None: in the device's pool.
+    in order. `lora_id`, `lora_name`: the adapter whose K/V it is, if any; its id means nothing to other processes. The tree
+    (`GPU`) holds the parent of each of its blocks; below it, the parent may be somewhere else, or gone.
     """
 
     block_hashes: list[int]
@@ -31,20 +34,20 @@ class BlockStored:
     block_size: int
     lora_id: int | None
     lora_name: str | None
-    medium: str | None = None
+    medium: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """Blocks that the tree no longer holds."""
+    """Blocks that a medium no longer holds. Other media keep theirs."""
 
     block_hashes: list[int]
-    medium: str | None = None
+    medium: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """The tree holds no blocks any more."""
+    """The tree holds no blocks any more. Other media keep theirs."""
 
 
 BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -66,7 +69,8 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All blocks that a tree holds, parents before children. The batches from number `seq` on continue it."""
+    """All blocks that a tree holds, parents before children, and then those of other media. The batches from number `seq`
+    on continue it."""
 
     seq: int
     blocks: list[BlockStored]
@@ -99,6 +103,8 @@ def namespace_hash(extra_key: Hashable, adapter: str | None) -> int:
     """What the first block of a sequence has for a parent. ValueError for keys that machines could write differently."""
     if adapter is not None and not isinstance(adapter, str):
         raise ValueError(f"adapter={adapter!r}: must be None or an adapter's name")
+    if (problem := problem_of(extra_key)) is not None:
+        raise ValueError(problem)
     text = _written(extra_key) + _written(None if adapter == BASE else adapter)
     return int.from_bytes(blake2b(text, digest_size=HASH_BYTES).digest(), "little")
 
@@ -128,6 +134,5 @@ def _written(key: Hashable) -> bytes:
         return b"s%d:" % len(text) + text
     if isinstance(key, bytes):
         return b"b%d:" % len(key) + key
-    if isinstance(key, tuple):
-        return b"t%d:" % len(key) + b"".join(map(_written, key))
-    raise ValueError(f"extra_key={key!r}: must be None, text, bytes, an integer or a tuple of these")
+    assert isinstance(key, tuple)
+    return b"t%d:" % len(key) + b"".join(map(_written, key))

@@ -1,16 +1,18 @@
-"""BlockFeed: the events of one tree as numbered batches, and a snapshot for those who have missed some."""
+"""BlockFeed: the events of one tree, and of storeys below it, as numbered batches, and a snapshot for who missed some."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from uuid import uuid4
 
 from nanoinfer.cache.block_events import BlockEvent, BlockStored, EventBatch, Snapshot
 from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks
 from nanoinfer.cache.tree_blocks import TreeBlocks
 
 Visit = Callable[[], AbstractContextManager[object]]
+Below = Callable[[int, Callable[[], object]], Sequence[StoreyBlocks]]
 
 
 class BlockFeed:
@@ -23,6 +25,7 @@ class BlockFeed:
     `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
     (those of `Turns`, for an engine). Without `soon`, call `cut` after each step. The newest batches are kept, as many as
     have `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
+    `below(event_block_size, changed)`: what storeys below the tree hold (`HostStorey.tell`), which call `changed`.
     `listeners`: called, in the thread of the step or visit, when there is a new batch; they must be quick and not raise.
     """
 
@@ -35,6 +38,7 @@ class BlockFeed:
         keep_blocks: int = 8192,
         clock: Callable[[], float] = time.time,
         source: str | None = None,
+        below: Below = lambda size, changed: (),
     ):
         if any(isinstance(observer, TreeBlocks) for observer in tree.observers):
             raise ValueError("tree: reports its blocks to another listener already")
@@ -45,13 +49,16 @@ class BlockFeed:
         self._batches: deque[EventBatch] = deque()
         self._kept = 0  # how many blocks they have
         self._next = 0
-        self._tree = tree
+        self._tree, self._below = tree, tuple[StoreyBlocks, ...]()
         self.listeners: list[Callable[[], object]] = []
         self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
+        self._below = tuple(below(event_block_size, self._changed))
         tree.observers.add(self._blocks)
 
     def cut(self) -> None:
         """The current step is over: its events become a batch, if there are any."""
+        for storey in self._below:
+            self._events += storey.take()
         if not self._events:
             return
         batch = EventBatch(self._next, self._clock(), self._events, self.source)
@@ -75,12 +82,13 @@ class BlockFeed:
             return list(self._batches)[seq - first :]
 
     def snapshot(self) -> Snapshot:
-        """All blocks that the tree holds now, and the number of the next batch. It visits the whole tree. Any thread may
-        ask, and waits for the current step to end."""
+        """All blocks that the tree and other media hold now, and the number of the next batch. It visits the whole tree.
+        Any thread may ask, and waits for the current step to end."""
         with self._visit():
             self._check_listening()
             self.cut()
-            return Snapshot(self._next, list(self._blocks.stored()), self.source)
+            below = [block for storey in self._below for block in storey.stored()]
+            return Snapshot(self._next, [*self._blocks.stored(), *below], self.source)
 
     def _check_listening(self) -> None:
         """RuntimeError if the tree does not tell this feed any more: it has raised once, and the log says what."""
@@ -89,6 +97,9 @@ class BlockFeed:
 
     def _note(self, events: list[BlockEvent]) -> None:
         self._events += events
+        self._changed()
+
+    def _changed(self) -> None:
         if self._soon is not None:
             self._soon(self.cut)
 

@@ -65,7 +65,7 @@ class TreeBlocks(TreeObserver):
 
     def check_key(self, extra_key: Hashable) -> None:
         """ValueError for an `extra_key` that has no hash."""
-        _namespace(extra_key)
+        namespace_of(extra_key)
 
     def inserted(self, leaf: TreeNode) -> None:
         self._tell(self._add(leaf))
@@ -116,7 +116,7 @@ class TreeBlocks(TreeObserver):
         if before is None:
             above = None if node.parent is None else self._of.get(node.parent)
             if above is None or node.parent is None:  # below the root
-                before = NodeBlocks(0, _namespace(node.edge[0]), [])
+                before = NodeBlocks(0, namespace_of(node.edge[0]), [])
             else:
                 before = NodeBlocks(above.start + len(node.parent), above.last, [])
         tokens = self._from_block_start(node, before.start, known)
@@ -135,8 +135,7 @@ class TreeBlocks(TreeObserver):
         begins = not first and blocks.start < size
         parent = None if begins else blocks.hashes[first - 1] if first else blocks.parent
         ids = tokens[first * size : len(blocks.hashes) * size].tolist()
-        adapter = (key.id, key.name) if isinstance(key, AdapterKey) else (None, None)
-        return BlockStored(blocks.hashes[first:], parent, ids, size, *adapter)
+        return BlockStored(blocks.hashes[first:], parent, ids, size, *adapter_of(key))
 
     def _from_block_start(self, node: TreeNode, start: int, known: int = 0) -> np.ndarray:
         """The tokens of `node`, which begins after `start` others, from number `known` on, and before them those in the
@@ -160,7 +159,12 @@ class TreeBlocks(TreeObserver):
                 self._events = None
 
 
-def _namespace(extra_key: Hashable) -> int:
+def adapter_of(extra_key: Hashable) -> tuple[int | None, str | None]:
+    """The id and the name of the adapter in a tree's key, if there is one."""
+    return (extra_key.id, extra_key.name) if isinstance(extra_key, AdapterKey) else (None, None)
+
+
+def namespace_of(extra_key: Hashable) -> int:
     """The hash of a tree's key. An adapter counts by its name, because ids differ from process to process."""
     if isinstance(extra_key, AdapterKey):
         return namespace_hash(extra_key.extra_key, extra_key.name)

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, field
 
-from nanoinfer.cache.block_events import AllBlocksCleared, BlockStored, EventBatch, Snapshot, check_block_size
+from nanoinfer.cache.block_events import GPU, AllBlocksCleared, BlockStored, EventBatch, Snapshot, check_block_size
 from nanoinfer.cluster.block_sets import BlockSets
 from nanoinfer.cluster.policy import check_count
 
 
 @dataclass(slots=True)
 class Held:
-    """What one replica holds. `next_seq`: the number of the batch that comes next, of the feed `source`."""
+    """What one replica holds, by medium. `next_seq`: the number of the batch that comes next, of the feed `source`."""
 
     bit: int
-    blocks: set[int] = field(default_factory=set)
+    blocks: dict[str, set[int]] = field(default_factory=dict)
     next_seq: int = 0
     source: str | None = None
 
@@ -23,15 +23,16 @@ class BlockIndex:
     - A batch that was here before changes nothing. One that comes too early is refused: those between may be lost, so the
       replica must send a snapshot. Until then its blocks stay as they were known.
     - A replica that has started again has a feed of another `source`: what it had before is forgotten.
+    - `sets`: what replicas have on their devices; `below`: in host memory, files, or another medium.
     - Blocks whose parents are unknown are kept; they count as soon as the parents are there.
-    - At most `max_blocks` blocks per replica are kept. Those beyond are counted in `left_out`; they match nothing.
+    - At most `max_blocks` blocks per replica and medium are kept. Those beyond match nothing; `left_out` counts them.
     """
 
     def __init__(self, block_size: int = 16, max_blocks: int = 1 << 20) -> None:
         check_block_size(block_size)
         check_count("max_blocks", max_blocks, least=1)
         self.block_size, self.max_blocks, self.left_out = block_size, max_blocks, 0
-        self.sets = BlockSets()
+        self.sets, self.below = BlockSets(), BlockSets()
         self._held: dict[str, Held] = {}
 
     def add(self, replica: str, bit: int) -> None:
@@ -42,9 +43,9 @@ class BlockIndex:
         """Forget a replica and all its blocks."""
         self._forget(self._held.pop(replica))
 
-    def num_blocks(self, replica: str) -> int:
-        """How many blocks the replica is known to hold."""
-        return len(self._held[replica].blocks)
+    def num_blocks(self, replica: str, medium: str = GPU) -> int:
+        """How many blocks the replica is known to hold there."""
+        return len(self._held[replica].blocks.get(medium, ()))
 
     def note_events(self, replica: str, batch: EventBatch) -> bool:
         """Do what a batch says. False, with nothing changed but for a new `source`, if batches before it are missing.
@@ -61,14 +62,11 @@ class BlockIndex:
             return False
         for event in batch.events:
             if isinstance(event, BlockStored):
-                self._store(held, event.block_hashes)
+                self._store(held, event)
             elif isinstance(event, AllBlocksCleared):
-                self._forget(held)
+                self._remove(held, GPU, list(held.blocks.get(GPU, ())))
             else:
-                for block in event.block_hashes:
-                    if block in held.blocks:
-                        held.blocks.remove(block)
-                        self.sets.discard(block, held.bit)
+                self._remove(held, event.medium, event.block_hashes)
         held.next_seq = batch.seq + 1
         return True
 
@@ -82,20 +80,31 @@ class BlockIndex:
         self._forget(held)
         held.source, held.next_seq = snapshot.source, snapshot.seq
         for event in snapshot.blocks:
-            self._store(held, event.block_hashes)
+            self._store(held, event)
 
-    def _store(self, held: Held, hashes: list[int]) -> None:
-        for block in hashes:
-            if len(held.blocks) >= self.max_blocks and block not in held.blocks:
+    def _store(self, held: Held, event: BlockStored) -> None:
+        blocks = held.blocks.setdefault(event.medium, set())
+        sets = self.sets if event.medium == GPU else self.below
+        for block in event.block_hashes:
+            if len(blocks) >= self.max_blocks and block not in blocks:
                 self.left_out += 1
             else:
-                held.blocks.add(block)
-                self.sets.add(block, held.bit)
+                blocks.add(block)
+                sets.add(block, held.bit)
+
+    def _remove(self, held: Held, medium: str, hashes: list[int]) -> None:
+        blocks, is_below = held.blocks.get(medium, set()), medium != GPU
+        sets = self.below if is_below else self.sets
+        others = [each for name, each in held.blocks.items() if is_below and name not in (medium, GPU)]
+        for block in hashes:
+            if block in blocks:
+                blocks.remove(block)
+                if not any(block in each for each in others):
+                    sets.discard(block, held.bit)
 
     def _forget(self, held: Held) -> None:
-        for block in held.blocks:
-            self.sets.discard(block, held.bit)
-        held.blocks.clear()
+        for medium, blocks in held.blocks.items():
+            self._remove(held, medium, list(blocks))
 
     def _check_sizes(self, stored: list[BlockStored]) -> None:
         for event in stored:

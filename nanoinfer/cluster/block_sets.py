@@ -26,6 +26,15 @@ class BlockSets:
             self.masks.pop(block, None)
 
 
+def exactly(matched: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What `matched_blocks` found, with the bits of the replicas that match so many blocks and not more; 0 included."""
+    found, longer = [], 0
+    for blocks, bits in matched:
+        found.append((blocks, bits & ~longer))
+        longer = bits
+    return [*found, (0, ~longer)]
+
+
 def matched_blocks(hashes: Hashes, *sets: BlockSets) -> list[tuple[int, int]]:
     """How far each replica matches: `(number of leading blocks, bits of the replicas that match so many or more)`, longest
     match first; replicas without a match are left out. A block counts if any of `sets` has it."""

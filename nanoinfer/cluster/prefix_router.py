@@ -11,7 +11,7 @@ import numpy as np
 from nanoinfer.cache.block_events import EventBatch, Snapshot, as_tokens, block_hashes, chained_hashes
 from nanoinfer.cluster.base_policy import BasePolicy, Sent
 from nanoinfer.cluster.block_index import BlockIndex
-from nanoinfer.cluster.block_sets import Hashes, matched_blocks
+from nanoinfer.cluster.block_sets import Hashes, exactly, matched_blocks
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
@@ -23,6 +23,7 @@ PREFILL_WEIGHT = 2.0  # a request waits for what it computes, and so do those be
 TIE = 0.05  # costs that differ by less than this share of the whole prefill count as equal
 DISTRUST, FORGIVENESS = 0.5, 0.1  # how much of a disappointment, and of a promise that was kept, changes trust
 FORGIVEN = 0.99  # so much trust counts as all of it
+FETCHED = 0.5  # of a block: what one counts that a replica does not have on its device, but in host memory or files
 TRUSTED = 0.5  # a replica that is trusted less comes last among equals
 OUTPUT_MEMORY = 32  # how many outputs change the length that is expected of one
 FIRST_GUESS = 128  # output tokens of a request, before any has ended
@@ -53,9 +54,10 @@ class PrefixRouter(BasePolicy):
 
     and takes the least. What is cached is what events say (BlockIndex), what this router has just sent there
     (PendingPrefixes), and no more than the replica has proved to be worth believing: one that claims blocks and then
-    reports fewer `cached_tokens` is believed less. Among replicas whose costs are almost equal, those that are believed
-    come first, then those that have most cached, then rendezvous hashing of the first new block decides: so several
-    routers send a new prefix to the same replica.
+    reports fewer `cached_tokens` is believed less. A block that is not on a replica's device, but in its host memory or
+    files, counts half: it is fetched only where that is faster than computing it. Among replicas whose costs are almost
+    equal, those that are believed come first, then those that have most cached, then rendezvous hashing of the first new
+    block decides: so several routers send a new prefix to the same replica.
 
     - `costs`: of the replicas' passes (`calibrate` measures them). `chunk_tokens`: their `chunked_prefill_size`.
     - `block_size`: `event_block_size` of their feeds. `max_blocks`: how many blocks per replica the index keeps.
@@ -213,8 +215,10 @@ class PrefixRouter(BasePolicy):
         held = expected = matched_blocks(hashes, self.index.sets)
         if (pending := self.pending.sets_of(hashes)) is not None:
             expected = matched_blocks(hashes, self.index.sets, pending)
+        below = [self.index.below, *([] if pending is None else [pending])] if self.index.below.masks else []
+        reached = matched_blocks(hashes, self.index.sets, *below) if below else []
         ahead = self._ahead(min(request.max_new_tokens, self._output_tokens), now)
-        place, work = self._best(ahead, request, hashes, held, expected)
+        place, work = self._best(ahead, request, hashes, held, expected, reached)
 
         known, claims = self._known[self._table.names[place]], _blocks_at(place, held)
         known.queue.add(request.request_id, work, now)
@@ -224,13 +228,26 @@ class PrefixRouter(BasePolicy):
         return self._table.names[place]
 
     def _best(
-        self, ahead: np.ndarray, request: RoutedRequest, hashes: Hashes, held: Matched, expected: Matched
+        self,
+        ahead: np.ndarray,
+        request: RoutedRequest,
+        hashes: Hashes,
+        held: Matched,
+        expected: Matched,
+        reached: Matched,
     ) -> tuple[int, Work]:
         """The place of the replica that costs least, and what the request takes there. Of those that cost almost as little,
         it is one of the most trusted ones that have most cached."""
         num_tokens, size, doubted = len(request.token_ids), self.index.block_size, self._table.doubted
         works = [(bits, self._work(num_tokens, blocks * size)) for blocks, bits in reversed(expected)]
         whole = self._work(num_tokens, 0)
+        if reached:
+            works += [
+                (bits & more, self._work(num_tokens, int(size * (blocks + FETCHED * (most - blocks)))))
+                for most, more in exactly(reached)
+                for blocks, bits in exactly(expected)
+                if most > blocks and bits & more
+            ]
         works += [
             (1 << place, self._work(num_tokens, int(size * (trust * claims + _blocks_at(place, expected) - claims))))
             for place, trust in doubted.items()

@@ -17,9 +17,9 @@ from nanoinfer.adapters.content import adapter_digest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.files.chain import as_tokens
 from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat, Part, checksum
-from nanoinfer.cache.storeys.files.namespaces import namespace_bytes
+from nanoinfer.cache.storeys.files.namespaces import MOST_BYTES, namespace_bytes
 from nanoinfer.cache.storeys.host_memory import HostMemory
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.adapter_key import AdapterKey, problem_of
 from nanoinfer.version import __version__
 
 SHOWN = 40  # characters of a field's value, at most, in an error
@@ -131,11 +131,11 @@ def _tree_key(adapter: Adapter | None, extra_key: Hashable) -> Hashable:
 
 
 def _namespace(adapter: Adapter | None, extra_key: Hashable) -> bytes:
+    if (problem := problem_of(extra_key)) is not None:
+        raise ValueError(problem)
     found = namespace_bytes((None if adapter is None else adapter_digest(adapter), extra_key))
     if found is None:
-        raise ValueError(
-            f"extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these, and short"
-        )
+        raise ValueError(f"extra_key={extra_key!r}: must be at most {MOST_BYTES} bytes as JSON")
     return found
 
 

@@ -126,7 +126,7 @@ class EngineUpkeep:
 
     def flush_cache(self) -> int:
         """Free every cached token that no running request relies on, and return how many there were in the pool. Host
-        memory is emptied, too; files stay."""
+        memory is emptied, too, and what is on its way from files does not arrive; the files stay."""
         with self.turns.visit(), nullcontext() if self.cache.storey is None else self.cache.storey.emptied():
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
@@ -192,16 +192,17 @@ class EngineUpkeep:
         return self._prefix_transfer
 
     def block_feed(self, event_block_size: int = 16) -> BlockFeed:
-        """What the tree holds, in numbered batches: one for each step, and each visit between steps, that changes it. A
-        router learns from it what is cached where (`nanoinfer.cluster`).
+        """What the tree and the storeys below it hold, in numbered batches: one for each step, and each visit between
+        steps, that changes it. A router learns from it what is cached where (`nanoinfer.cluster`).
 
         The first call starts the feed; until then, it costs nothing. Later ones return the same feed; ValueError if they
-        want other blocks.
+        want other blocks. With `host_cache_tokens` or `cache_dir`, whole blocks must fill those of host memory.
         """
         with self.turns.visit():
             if self._block_feed is None:
-                turns = self.turns
-                self._block_feed = BlockFeed(self.radix_cache, event_block_size, turns.soon, turns.visit)
+                turns, storey = self.turns, self.cache.storey
+                below = {} if storey is None else {"below": storey.tell}
+                self._block_feed = BlockFeed(self.radix_cache, event_block_size, turns.soon, turns.visit, **below)
             elif self._block_feed.event_block_size != event_block_size:
                 size = self._block_feed.event_block_size
                 raise ValueError(f"event_block_size={event_block_size}: must be {size}, as when the feed was started")

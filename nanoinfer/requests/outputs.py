@@ -1,5 +1,6 @@
 """RequestOutput: what callers get back, the state of a request after a step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NoReturn
@@ -9,6 +10,12 @@ import numpy as np
 from nanoinfer.requests.aliases import COMPLETION_ATTRIBUTES, OUTPUT_ATTRIBUTES
 from nanoinfer.requests.keywords import attribute_answers
 from nanoinfer.requests.req import FinishReason
+
+
+def tokens_by_tier(cached_tokens: int, fetched: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Where the first `cached_tokens` tokens were, of which those at the positions `fetched` came from storeys."""
+    below = {tier: min(end, cached_tokens) - min(start, cached_tokens) for tier, (start, end) in fetched.items()}
+    return {"device": cached_tokens - sum(below.values()), "host": 0, "disk": 0} | below
 
 
 @attribute_answers(COMPLETION_ATTRIBUTES)
@@ -41,9 +48,7 @@ class CompletionOutput:
     @property
     def cached_tokens_by_tier(self) -> dict[str, int]:
         """Where the `cached_tokens` were: in the pool's tree (`device`), in host memory (`host`) or in files (`disk`)."""
-        cached = self.cached_tokens
-        below = {tier: min(end, cached) - min(start, cached) for tier, (start, end) in self._fetched.items()}
-        return {"device": cached - sum(below.values()), "host": 0, "disk": 0} | below
+        return tokens_by_tier(self.cached_tokens, self._fetched)
 
     @cached_property
     def token_ids(self) -> list[int]:

@@ -19,7 +19,8 @@ class Request:
     """A prompt and everything that goes with it. It is not checked yet; RequestBuilder does that.
 
     - `prompt`: text or token ids; vLLM's mappings with one of these are read (PROMPT_KEYS).
-    - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these.
+    - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these,
+      which may have tuples in it, at most 32 in one another.
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
+from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.continuation import check_output_ids
 from nanoinfer.requests.req import Req
@@ -98,10 +99,8 @@ class RequestBuilder:
         """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams or a mapping of its fields")
-        if not _is_plain(extra_key):
-            raise InvalidRequestError(
-                f"{name}: extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
-            )
+        if (problem := problem_of(extra_key)) is not None:
+            raise InvalidRequestError(f"{name}: {problem}")
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none")
         for field in ("logprobs", "prompt_top_logprobs"):
@@ -173,9 +172,3 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
-
-
-def _is_plain(key: object) -> bool:
-    """True for keys of plain types, which always compare the same way. An object with an `__eq__` of its own could change
-    its mind while its tokens are in the tree, or raise in the middle of a pass that computes other requests."""
-    return key is None or type(key) in (str, bytes, int, bool) or (type(key) is tuple and all(map(_is_plain, key)))

@@ -1,13 +1,15 @@
 """TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.token_text import whole_characters
 from nanoinfer.requests.tokenizer import REPLACEMENT
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest
+from nanoinfer.trace.packed import Event, unpack
 from nanoinfer.trace.state import TraceState
 
 ENGINE_FIELDS = (
@@ -23,6 +25,13 @@ ENGINE_FIELDS = (
     "num_draft_tokens",
 )
 Decode = Callable[[Sequence[int]], str]
+
+
+def engine_fields(engine: Engine) -> dict[str, Any]:
+    """What a trace's `engine` says. `storeys` only if there are any below the pool: `["host"]` or `["host", "disk"]`."""
+    config, host = engine.config, engine.cache.storey
+    fields = {name: getattr(config, name) for name in ENGINE_FIELDS} | {"drafter": list(config.drafters)}
+    return fields if host is None else fields | {"storeys": ["host"] if host.below is None else ["host", "disk"]}
 
 
 class Writer(Protocol):
@@ -64,12 +73,18 @@ class TraceData:
         self.requests: list[TraceRequest] = []
         self.num_steps = 0
         self.writer = writer
-        self._events: list[TraceEvent] = []
+        self._events: list[Event] = []
+        self._num_unpacked = 0  # of these, from the first on
         self._texts, self._pieces = dict(texts or {}), dict(pieces or {})
         self._decode = decode
 
     def __len__(self) -> int:
         return self.num_steps
+
+    @property
+    def storeys(self) -> list[str]:
+        """The storeys below the engine's pool, from the uppermost down: none, `host`, or `host` and `disk`."""
+        return self.engine.get("storeys", [])
 
     # --- what it holds -------------------------------------------------------------------------------------------
 
@@ -77,7 +92,8 @@ class TraceData:
     def events(self) -> list[TraceEvent]:
         if self.writer is not None:
             self.writer.settle()
-        return self._events
+        self._num_unpacked = unpack(self._events, self._num_unpacked)
+        return cast("list[TraceEvent]", self._events)
 
     @property
     def texts(self) -> dict[int, str]:
@@ -149,10 +165,14 @@ class TraceData:
         limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
         admitted, drafts = req.num_admissions > 0, (req.drafted_tokens, req.accepted_tokens)
         self.requests.append(
-            TraceRequest(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted, *drafts)
+            TraceRequest(
+                *(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted),
+                *drafts,
+                {storey: part for storey, part in req.fetched.items() if part[0] < part[1]},
+            )
         )
 
-    def add_event(self, event: TraceEvent) -> None:
+    def add_event(self, event: Event) -> None:
         self._events.append(event)
         self.num_steps += event.is_step
 

@@ -10,6 +10,7 @@ from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent, from_runs
+from nanoinfer.trace.fetches import fetched_clauses
 from nanoinfer.trace.state import NodeState, TraceState
 
 T = TypeVar("T")
@@ -85,8 +86,11 @@ class _Narrator:
         )
         evicted = self.tree_size + entering - sum(map(len, state.nodes.values()))
         given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
+        fetched = sum(fetch.end - fetch.start for fetch in event.fetched)  # in the tree from then on
+        given, entering = given + fetched, entering - fetched
         freed = event.free - self.free + given - evicted
         clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._pauses()]
+        clauses += fetched_clauses(self.trace, event)
         clauses += self._admissions()
         if evicted:
             clauses.append(f"the tree evicts {_count(evicted, 'token')}")

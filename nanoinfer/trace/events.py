@@ -40,8 +40,9 @@ class TraceRequest:
     """One request (with `n` > 1, one completion of it) as it arrived.
 
     `name`: its name in pictures. `time`: seconds since the trace began (negative if before). `extra_key`: its `repr`, or
-    None. `outputs`, `cached_tokens`, `admitted`, `drafted_tokens`, `accepted_tokens`: its output tokens, its number of
-    cached tokens, whether it had been admitted, and its numbers of drafts when the trace began.
+    None. `outputs`, `cached_tokens`, `admitted`, `drafted_tokens`, `accepted_tokens`, `fetched`: its output tokens, its
+    number of cached tokens, whether it had been admitted, its numbers of drafts, and the positions that came from each
+    storey (`[first, the one behind the last]`), when the trace began.
     """
 
     name: str
@@ -56,6 +57,7 @@ class TraceRequest:
     admitted: bool = False
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Admission(NamedTuple):
@@ -65,6 +67,27 @@ class Admission(NamedTuple):
     row: int | None  # None: the pass failed before the request had a row
     node: int
     prefix_len: int
+
+
+class Fetch(NamedTuple):
+    """K/V of `request` came back into the pool's tree, just before an admission or when one was tried: that of positions
+    `start..middle-1` from host memory; that of `middle..end-1` had been read from files for this request."""
+
+    request: int
+    start: int
+    middle: int
+    end: int
+
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Storey → the first position that came from it, and the one behind the last; without storeys that gave none."""
+        both = {"host": (self.start, self.middle), "disk": (self.middle, self.end)}
+        return {storey: part for storey, part in both.items() if part[0] < part[1]}
+
+    def check(self, storeys: Sequence[str]) -> None:
+        """ValueError unless it is a fetch of an engine with these storeys."""
+        if not 0 <= self.start <= self.middle <= self.end > self.start or not set(self.parts) <= set(storeys):
+            raise ValueError(f"fetched {list(self)}: must be positions in order, from the storeys {list(storeys)}")
 
 
 class BatchEntry(NamedTuple):
@@ -168,6 +191,7 @@ class TraceEvent:
     seconds: float = 0.0
     free: int = 0
     arrived: list[int] = field(default_factory=list)
+    fetched: list[Fetch] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     retracted: list[int] = field(default_factory=list)
     paused: list[int] = field(default_factory=list)
@@ -199,6 +223,7 @@ class TraceEvent:
         """Whether nothing has happened."""
         changes = (
             self.arrived,
+            self.fetched,
             self.ended,
             self.tree,
             self.nodes,
@@ -227,6 +252,7 @@ class TraceEvent:
 
 
 ENTRIES: dict[str, Any] = {
+    "fetched": Fetch,
     "admitted": Admission,
     "batch": BatchEntry,
     "nodes": NodeUse,

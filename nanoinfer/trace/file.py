@@ -1,11 +1,12 @@
-"""Traces as JSON files: format "nanoinfer trace", version 2.
+"""Traces as JSON files: format "nanoinfer trace", version 2, or 3 for an engine with storeys below its pool.
 
-    {"format": ..., "version": 1, "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
+    {"format": ..., "version": ..., "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
      "requests": [TraceRequest, ...], "events": [TraceEvent, ...]}
 
 Empty fields are left out. The same run gives the same file, except for the times in it.
 
-Version 1, which is still read, knows no drafts: a request has one sampled token per pass, or null.
+Version 3 has what version 2 has, and `storeys` in `engine`, `fetched` in requests and events. Version 1, which is still
+read, knows no drafts: a request has one sampled token per pass, or null.
 """
 
 import json
@@ -17,7 +18,7 @@ from nanoinfer.trace.data import ENGINE_FIELDS, TraceData
 from nanoinfer.trace.events import START, TraceEvent, TraceRequest
 
 T = TypeVar("T", bound=TraceData)
-FORMAT, VERSION = "nanoinfer trace", 2
+FORMAT, VERSION, WITH_STOREYS = "nanoinfer trace", 2, 3
 BAD = (
     TypeError,
     KeyError,
@@ -35,14 +36,14 @@ def to_document(trace: TraceData) -> dict[str, Any]:
     requests: list[dict[str, Any]] = []
     before = None
     for request in trace.requests:
-        fields = {name: value for name, value in asdict(request).items() if value not in ([], None)}
+        fields = {name: value for name, value in asdict(request).items() if value not in ([], {}, None)}
         if before is not None and before.prompt is request.prompt:
             del fields["prompt"]  # another completion of the same request
         requests.append(fields | {"time": round(request.time, 6)})
         before = request
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": WITH_STOREYS if trace.storeys else VERSION,
         "engine": trace.engine,
         "texts": {str(token): text for token, text in sorted(trace.texts.items())},
         "pieces": {str(index): pieces for index, pieces in trace.pieces.items()},
@@ -71,8 +72,8 @@ def load(path: str | Path, kind: type[T]) -> T:
         raise ValueError(f"{path}: this is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
-    if isinstance(document.get("version"), bool) or document.get("version") not in (1, VERSION):
-        raise ValueError(f"{path}: version={document.get('version')!r}: must be 1 or {VERSION}")
+    if isinstance(document.get("version"), bool) or document.get("version") not in (1, VERSION, WITH_STOREYS):
+        raise ValueError(f"{path}: version={document.get('version')!r}: must be one of 1, {VERSION} and {WITH_STOREYS}")
     for name, container in {"engine": dict, "texts": dict, "pieces": dict, "requests": list, "events": list}.items():
         if not isinstance(document.get(name), container):
             raise ValueError(
@@ -85,7 +86,8 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
     first_version = document["version"] == 1
     if first_version:
         document["engine"] |= {"drafter": [], "num_draft_tokens": 0}
-    missing = [name for name in ENGINE_FIELDS if name not in document["engine"]]
+    wanted = (*ENGINE_FIELDS, "storeys") if document["version"] == WITH_STOREYS else ENGINE_FIELDS
+    missing = [name for name in wanted if name not in document["engine"]]
     if missing:
         raise ValueError(f"{path}: engine: {', '.join(missing)} missing")
     where = "texts"
@@ -103,6 +105,7 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
                 fields["prompt"] = trace.requests[-1].prompt
             request = TraceRequest(**fields)
             _expected(request.name, str)
+            request.fetched = {storey: (first, end) for storey, (first, end) in request.fetched.items()}
             for token in (*request.prompt, *request.outputs):
                 _expected(token, int)
             trace.requests.append(request)
@@ -115,6 +118,8 @@ def _from_document(document: dict[str, Any], path: str, kind: type[T]) -> T:
                 for token in (*entry.tokens, *(entry.drafts or ())):
                     _expected(token, int)
                 entry.check()
+            for fetch in event.fetched:
+                fetch.check(trace.storeys)
             _check_slots(event, trace.engine["max_total_tokens"])
             trace.add_event(event)
         where = "events"

@@ -1,6 +1,5 @@
 """Two traces of one engine as one, where the second begins at the moment at which the first ends."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +75,7 @@ class _Renumber:
             time=event.time + self._later_s,
             tree=tree,
             nodes=[each._replace(node=self._nodes[each.node]) for each in event.nodes],
+            fetched=[each._replace(request=requests[each.request]) for each in event.fetched],
             admitted=[
                 each._replace(request=requests[each.request], node=self._nodes[each.node]) for each in event.admitted
             ],
@@ -100,10 +100,10 @@ class _Renumber:
         return self._nodes[number]
 
 
-def copied(trace: TraceData, requests: Sequence[TraceRequest], events: Sequence[TraceEvent]) -> TraceData:
-    """A trace that does not grow, of the same engine."""
+def copied(trace: TraceData) -> TraceData:
+    """The same trace as it is now, which does not grow. The events that are packed in `trace` are packed in it, too."""
+    if trace.writer is not None:
+        trace.writer.settle()
     copy = TraceData(trace.engine, decode=trace._decode)
-    copy.requests = list(requests)
-    for event in events:
-        copy.add_event(event)
+    copy.requests, copy._events, copy.num_steps = list(trace.requests), list(trace._events), trace.num_steps
     return copy

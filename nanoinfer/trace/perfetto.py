@@ -23,7 +23,7 @@ def write(trace: TraceData, path: str | Path) -> None:
 
 def trace_events(trace: TraceData) -> list[dict[str, Any]]:
     """A track of steps, counters of slots and requests, and a track per request that shows when it waited, extended,
-    decoded or verified."""
+    decoded or verified, and when its K/V came back from storeys."""
     entries = [_name("process_name", ENGINE, 0, "engine"), _name("thread_name", ENGINE, 1, "steps")]
     entries.append(_name("process_name", REQUESTS, 0, "requests"))
     for index, request in enumerate(trace.requests):
@@ -70,10 +70,18 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
         if (span.first, span.request) in found and span.phase == ev.EXTEND.lower():
             args["found in the tree"] = found[span.first, span.request].prefix_len
         entries.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))
+    entries += [_fetch(event, fetch) for event in trace.events for fetch in event.fetched]
     for mark in marks:
         entries.append({"ph": "i", "s": "t", "name": mark.reason, "cat": "request", "pid": REQUESTS,
                      "tid": mark.request + 1, "ts": _microseconds(mark.time), "args": {"step": mark.step}})  # fmt: skip
     return entries
+
+
+def _fetch(event: ev.TraceEvent, fetch: ev.Fetch) -> dict[str, Any]:
+    """K/V came back from storeys: a mark on the request's track, with how many tokens came from each."""
+    args = {"step": event.step} | {storey: end - start for storey, (start, end) in fetch.parts.items()}
+    return {"ph": "i", "s": "t", "name": "fetch", "cat": "request", "pid": REQUESTS, "tid": fetch.request + 1,
+            "ts": _microseconds(event.time), "args": args}  # fmt: skip
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Player: a trace as one self-contained HTML page that steps through the run and never loads anything from a network.
 
-The page is written by hand. player.html says what is where, drawings.css and player.css how it looks. The scripts are,
+The page is written by hand. storeys.css, draw_storeys.js and player_storeys.js are only in the page of a trace that has
+storeys. player.html says what is where, drawings.css and player.css how it looks. The scripts are,
 in this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
 events), player_draw.js and player_timeline.js (draw what only a trace has), and player_controls.js (slider, keys,
 playback). This file puts them together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
@@ -17,7 +18,7 @@ from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.file import to_document
 
 DRAWINGS = ("draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")
-SCRIPTS = (*DRAWINGS, "player_state.js", "player_draw.js", "player_timeline.js", "player_controls.js")
+BEFORE, LAST = ("player_state.js", "player_draw.js", "player_timeline.js"), "player_controls.js"
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
 INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
@@ -32,17 +33,21 @@ class Player:
 
     def html(self) -> str:
         """The page."""
-        from nanoinfer.viz.page import filled, palette_css, safe_json
+        from nanoinfer.viz.page import OWNERS, WITH_STOREYS, filled, palette_css, safe_json
+
+        below = bool(self.trace.storeys)
+        styles = ("drawings.css", "player.css", *["storeys.css"] * below)
+        scripts = (*DRAWINGS, *BEFORE, *["draw_storeys.js", "player_storeys.js"] * below, LAST)
 
         document = to_document(self.trace)
         said = [asdict(text) for _, text in descriptions(self.trace)]
         data = {"trace": document, "said": said, "start": self.start}
         parts = {
             "title": html.escape(self.title),
-            "palette": palette_css(),
-            "css": _part("drawings.css") + _part("player.css"),
+            "palette": palette_css(WITH_STOREYS if below else OWNERS),
+            "css": "".join(map(_part, styles)),
             "data": safe_json(data),
-            "script": "\n".join(map(_part, SCRIPTS)),
+            "script": "\n".join(map(_part, scripts)),
         }
         return filled(_part("player.html"), parts)
 

@@ -6,14 +6,13 @@ A step of a trace is one pass. A step of the engine is, too, unless `num_schedul
 The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler)
 are replaced by functions that take notes and call the originals. Detaching restores the originals. The radix tree tells
 its observers, of which one takes notes. Nothing is copied as a whole: the cost of an event depends on what happened in its
-step, not on the sizes of pool and tree.
+step, not on the sizes of pool and tree. A DECODE, as most steps are, is noted in packed form (packed.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import FinishReason, Req
@@ -22,7 +21,8 @@ from nanoinfer.requests.token_text import token_text
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
-from nanoinfer.trace.data import ENGINE_FIELDS
+from nanoinfer.trace.data import engine_fields
+from nanoinfer.trace.passes import DecodePass, Decoding, Member, Seen
 from nanoinfer.trace.trace import Trace
 from nanoinfer.trace.tree_notes import TreeNotes
 
@@ -56,27 +56,6 @@ def recorder_of(engine: Engine) -> "Recorder | None":
     return recorder
 
 
-@dataclass
-class _Seen:
-    """What the trace knows about an unfinished request."""
-
-    index: int
-    node: int = 0
-    tree_len: int = 0
-    allocated_len: int = 0
-
-
-class _InPass(NamedTuple):
-    """A request in the current pass, and how many tokens it had before. `entry`: the beginning of its BatchEntry;
-    `allocated`, `drafts`: the end of it."""
-
-    req: Req
-    num_tokens: int
-    entry: tuple[int, int, int, list[int]]
-    allocated: list[int] | None
-    drafts: list[int] | None
-
-
 class Recorder:
     """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does.
 
@@ -99,18 +78,23 @@ class Recorder:
         self.began: float = self._clock()
         self.after_pass: list[Callable[[Engine], object]] = []
         self._undo: list[tuple[Any, str, Any, Any]] = []
-        self._seen: dict[Req, _Seen] = {}
+        self._seen: dict[Req, Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
-        self._pass: list[_InPass] = []
+        self._pass: list[Member] | DecodePass | None = None
+        self._decoding = Decoding([], [], ())  # of the last DECODE
         self._in_step = False
+        self._blank: ev.TraceEvent | None = None  # an event in which nothing has happened
+        # More may be allocated than a pass fills, and then less than the next one does.
+        config = engine.config
+        self._allocates_ahead = config.page_size > 1 or config.num_scheduler_steps > 1 or config.drafter is not None
         tokenizer = engine.builder.tokenizer
         self.trace = Trace(
-            {name: getattr(engine.config, name) for name in ENGINE_FIELDS} | {"drafter": list(engine.config.drafters)},
+            engine_fields(engine),
             decode=None if tokenizer is None else partial(token_text, tokenizer),
             writer=self,
         )
         with engine.turns.visit():
-            self._event = self._new_event(ev.START)
+            self._event = ev.TraceEvent(0, ev.START, self._clock() - self.began)
             self._take_snapshot()
             self.settle()
             self._attach()
@@ -134,7 +118,7 @@ class Recorder:
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
-            self._pass.clear()
+            self._pass, self._decoding = None, Decoding([], [], ())
             self._tree.clear()
 
     def settle(self) -> None:
@@ -142,7 +126,7 @@ class Recorder:
         if self._in_step:
             return
         self._close_event()
-        self._event = self._new_event(ev.BETWEEN)
+        self._open_event(ev.BETWEEN)
 
     # --- attaching -----------------------------------------------------------------------------------------------
 
@@ -154,6 +138,8 @@ class Recorder:
         self._watch(scheduler, "end", self._on_end)
         self._watch(scheduler, "pause", self._on_pause)
         self._watch(scheduler, "resume", self._on_resume)
+        if engine.cache.storey is not None:
+            self._watch(engine.cache.storey, "fetch", self._on_fetch)
         engine.radix_cache.observers.add(self._tree)
 
     def _watch(self, owner: Any, name: str, around: Call) -> None:
@@ -198,89 +184,126 @@ class Recorder:
 
     @contextmanager
     def _around_step(self) -> Iterator[None]:
-        with uninterrupted():
-            self.settle()
-            self._in_step, self._pass = True, []
-            self._event = self._new_event(ev.FAILED)
+        self.settle()
+        self._in_step, self._pass = True, None
+        self._open_event(ev.FAILED)
         try:
             yield
         except BaseException as error:
-            self._event.error = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            with uninterrupted():
+            with uninterrupted():  # even if it was raised while handlers were let in
+                self._event.error = f"{type(error).__name__}: {error}"
                 self._finish_step()
+            raise
+        self._finish_step()
 
     def _finish_step(self) -> None:
         self._finish_pass()
         self._in_step = False
-        self._event = self._new_event(ev.BETWEEN)
+        self._open_event(ev.BETWEEN)
 
     def _finish_pass(self) -> None:
-        event = self._event
-        for req, num_tokens, entry, allocated, drafts in self._pass:
-            seen = self._seen.get(req)
-            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
-            event.batch.append(ev.BatchEntry(*entry, sampled, allocated, drafts))
-            if seen is None:
-                continue  # the step has failed, and the request's end is already in the event
-            if req.finish_reason is None:
-                self._note_path(req, seen)
+        event, made, decoded = self._event, self._pass, None
+        if isinstance(made, DecodePass):
+            if event.error is None and (tokens := made.tokens()) is not None:
+                decoded = made, tokens
+                # Whatever gives a request another path tells the tree's observers.
+                if self._tree.has_news or [req for req in made.decoding.reqs if req.finish_reason is not None]:
+                    self._note_outcomes(made.decoding)
             else:
-                self._note_end(req, req.finish_reason.value)
+                self._note_members(made.members())
+        elif made is not None:
+            self._note_members(made)
         event.seconds = self._clock() - self.began - event.time
         if event.mode == ev.FAILED and event.error is None:
             event.mode = ev.BETWEEN  # nothing to compute; at most, requests reached their deadlines
         else:
             event.step += 1
-        self._close_event()
-        if self._pass:
+        self._close_event(decoded)
+        if made is not None:
             for look in self.after_pass:
                 look(self._engine)
-        self._pass = []
+        self._pass = None
+
+    def _note_members(self, members: Sequence[Member]) -> None:
+        for req, num_tokens, entry, allocated, drafts in members:
+            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
+            self._event.batch.append(ev.BatchEntry(*entry, sampled, allocated, drafts))
+            if (
+                seen := self._seen.get(req)
+            ) is not None:  # else the step has failed, and its end is already in the event
+                self._note_outcome(req, seen)
+
+    def _note_outcomes(self, decoding: Decoding) -> None:
+        for req, seen in zip(decoding.reqs, decoding.seen, strict=True):
+            self._note_outcome(req, seen)
+
+    def _note_outcome(self, req: Req, seen: Seen) -> None:
+        if req.finish_reason is not None:
+            self._note_end(req, req.finish_reason.value)
+            return
+        node = self._tree.number(req.last_node)
+        if (node, req.tree_len) != (seen.node, seen.tree_len):
+            seen.node, seen.tree_len = node, req.tree_len
+            self._event.paths.append(ev.Path(seen.index, node, req.tree_len))
 
     def _on_schedule(self, schedule: Call) -> Batch | None:
         if self._pass:  # this step has made a pass already
             self._finish_pass()
-            self._event = self._new_event(ev.FAILED)
-        before = dict.fromkeys(self._engine.scheduler.running)
+            self._open_event(ev.FAILED)
+        before = self._engine.scheduler.running.copy()
         batch: Batch | None = None
         try:
             batch = schedule()
         finally:
-            running = dict.fromkeys(self._engine.scheduler.running)
-            for req in before:
-                if req not in running:
-                    self._note_retraction(req)
-            for req in running:
-                if req not in before:
-                    self._note_admission(req)
+            if self._engine.scheduler.running != before:
+                self._note_moves(dict.fromkeys(before), dict.fromkeys(self._engine.scheduler.running))
             if batch is not None:
                 self._event.mode = batch.forward_mode.name
-                self._pass = self._members(batch)
+                self._pass = self._decode_pass(batch) if self._event.mode == ev.DECODE else self._members(batch)
         return batch
 
-    def _members(self, batch: Batch) -> list[_InPass]:
+    def _note_moves(self, before: dict[Req, None], running: dict[Req, None]) -> None:
+        for req in before:
+            if req not in running:
+                self._note_retraction(req)
+        for req in running:
+            if req not in before:
+                self._note_admission(req)
+
+    def _decode_pass(self, batch: Batch) -> DecodePass:
+        """The pass, with the slots that were just allocated for it."""
+        if batch.reqs != self._decoding.reqs:
+            seen = [self._see(req) for req in batch.reqs]
+            self._decoding = Decoding(batch.reqs, seen, tuple(each.index for each in seen))
+        allocated = None
+        if self._allocates_ahead:
+            columns = zip(batch.reqs, self._decoding.seen, strict=True)
+            allocated = [self._newly_allocated(req, seen) for req, seen in columns]
+        return DecodePass(self._decoding, batch.seq_lens.tolist(), batch.out_cache_loc.numpy().tobytes(), allocated)
+
+    def _members(self, batch: Batch) -> list[Member]:
         """The requests in the pass, with the slots that were just allocated for them."""
         slots = batch.out_cache_loc.numpy()
-        members, at, config = [], 0, self._engine.config
-        # More may be allocated than this pass fills, and then less than the next one does.
-        ahead = config.page_size > 1 or config.num_scheduler_steps > 1 or config.drafter is not None
+        members, at = [], 0
         verify = batch.forward_mode.name == ev.VERIFY
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
             seen = self._see(req)
-            new_slots, allocated = ev.to_runs(slots[at : at + end - start]), None
+            new_slots = ev.to_runs(slots[at : at + end - start])
             at += end - start
-            if ahead:
-                assert req.req_pool_idx is not None
-                row = self._engine.cache.rows[req.req_pool_idx]
-                allocated = ev.to_runs(row[seen.allocated_len : req.allocated_len])
-            seen.allocated_len = req.allocated_len
+            allocated = self._newly_allocated(req, seen) if self._allocates_ahead else None
             drafts = req.token_ids[req.num_tokens : end].tolist() if verify else None
-            members.append(_InPass(req, req.num_tokens, (seen.index, start, end, new_slots), allocated, drafts))
+            members.append(Member(req, req.num_tokens, (seen.index, start, end, new_slots), allocated, drafts))
         return members
+
+    def _newly_allocated(self, req: Req, seen: Seen) -> ev.Runs:
+        """The slots that `req` has got since the last pass."""
+        start, seen.allocated_len = seen.allocated_len, req.allocated_len
+        if start == req.allocated_len:
+            return []
+        assert req.req_pool_idx is not None
+        return ev.to_runs(self._engine.cache.rows[req.req_pool_idx, start : req.allocated_len])
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -316,15 +339,21 @@ class Recorder:
         if known:
             self._event.resumed.append(self._see(req).index)
 
-    def _see(self, req: Req) -> _Seen:
+    def _see(self, req: Req) -> Seen:
         """What the trace knows about `req`. A request that it has not seen before has just arrived."""
         seen = self._seen.get(req)
         if seen is None:
-            seen = self._seen[req] = _Seen(len(self.trace.requests))
+            seen = self._seen[req] = Seen(len(self.trace.requests))
             self._event.arrived.append(seen.index)
             completion = self._engine.open_requests.groups[req.request_id].reqs.index(req)
             self.trace.add_request(req, completion, req.arrival_time - self.began)
         return seen
+
+    def _on_fetch(self, fetch: Call, req: Req) -> dict[str, tuple[int, int]]:
+        parts: dict[str, tuple[int, int]] = fetch(req)
+        if parts:
+            self._event.fetched.append(ev.Fetch(self._see(req).index, *parts["host"], parts["disk"][1]))
+        return parts
 
     def _note_admission(self, req: Req) -> None:
         seen = self._see(req)
@@ -337,24 +366,34 @@ class Recorder:
         seen.node = seen.tree_len = seen.allocated_len = 0
         self._event.retracted.append(seen.index)
 
-    def _note_path(self, req: Req, seen: _Seen) -> None:
-        node = self._tree.number(req.last_node)
-        if (node, req.tree_len) != (seen.node, seen.tree_len):
-            seen.node, seen.tree_len = node, req.tree_len
-            self._event.paths.append(ev.Path(seen.index, node, req.tree_len))
-
     def _note_end(self, req: Req, reason: str) -> None:
         self._event.ended.append(ev.Ended(self._seen.pop(req).index, reason))
+        self._decoding = Decoding([], [], ())  # it refers to requests
 
     # --- events --------------------------------------------------------------------------------------------------
 
-    def _new_event(self, mode: str) -> ev.TraceEvent:
-        return ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self.began)
+    def _open_event(self, mode: str) -> None:
+        """From now on, collect what happens in an event of this mode."""
+        step, time = self.trace.num_steps, self._clock() - self.began
+        event, self._blank = self._blank, None
+        if event is None:
+            event = ev.TraceEvent(step, mode, time)
+        event.step, event.mode, event.time, event.seconds = step, mode, time, 0.0
+        self._event = event
 
-    def _close_event(self) -> None:
-        """Add the event to the trace, unless nothing has happened in it."""
+    def _close_event(self, decoded: tuple[DecodePass, list[int]] | None = None) -> None:
+        """Add the event to the trace, unless nothing has happened in it. `decoded`: a DECODE pass, and its tokens."""
         event = self._event
-        event.tree, event.nodes = self._tree.take()
-        event.free = self._engine.cache.token_to_kv_pool.available_size()
-        if event.is_step or event.mode == ev.START or not event.empty:
+        if self._tree.has_news:
+            event.tree, event.nodes = self._tree.take()
+        is_blank = event.empty and not (event.admitted or event.paths or event.batch or event.error)
+        if is_blank:
+            self._blank = event  # it can collect what happens next, if it does not become a part of the trace
+        if decoded is not None:
+            event.free = self._engine.cache.token_to_kv_pool.available_size()
+            made, tokens = decoded
+            self.trace.add_event(made.packed(event, tokens, None if is_blank else event))
+        elif event.is_step or event.mode == ev.START or not event.empty:
+            event.free = self._engine.cache.token_to_kv_pool.available_size()
             self.trace.add_event(event)
+            self._blank = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nanoinfer.requests.outputs import tokens_by_tier
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest, from_runs
 
@@ -36,7 +37,7 @@ class RequestState:
 
     `status`: waiting, prefilling (a later pass continues its prompt), running, retracted (waiting again), paused or ended.
     `slots`: the slots that the request owns, from position `tree_len` on. Those before belong to the tree, on the path to
-    `node`.
+    `node`. `fetched`: which positions came from which storey, for the first admission, as in Req.
     """
 
     request: TraceRequest
@@ -48,6 +49,7 @@ class RequestState:
     kv_len: int = 0
     slots: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     admitted: bool = False
@@ -61,6 +63,11 @@ class RequestState:
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def cached_tokens_by_tier(self) -> dict[str, int]:
+        """Where the `cached_tokens` were, as in RequestOutput: in the pool's tree (`device`), or fetched from a storey."""
+        return tokens_by_tier(self.cached_tokens, self.fetched)
 
     @property
     def is_running(self) -> bool:
@@ -157,6 +164,7 @@ class TraceState:
             req = self.requests[index] = RequestState(request, tokens=request.prompt + request.outputs)
             req.cached_tokens, req.admitted = request.cached_tokens, request.admitted
             req.drafted_tokens, req.accepted_tokens = request.drafted_tokens, request.accepted_tokens
+            req.fetched = dict(request.fetched)
         for operation in event.tree:
             self._change_tree(*operation)
         for node, lock_ref, last_access_time, hit_count in event.nodes:
@@ -175,6 +183,9 @@ class TraceState:
             self._release(self.requests[index], PAUSED)
         for index in event.resumed:
             self.requests[index].status = RETRACTED if self.requests[index].retractions else WAITING
+        for fetch in event.fetched:
+            if not self.requests[fetch.request].admitted:
+                self.requests[fetch.request].fetched = fetch.parts
         for index, row_, number, prefix_len in event.admitted:
             req = self.requests[index]
             req.status, req.row, req.node = RUNNING, row_, number

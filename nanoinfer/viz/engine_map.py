@@ -40,9 +40,9 @@ PARTS: dict[str, Part] = {
     "input metadata": Part(3, TOP, "what, and where", (6, 18)),
     "model": Part(4, TOP, "a score for each token", (2, 12, 13, 14)),
     "sampler": Part(5, TOP, "picks the next token", (2, 15)),
-    "radix tree": Part(1, LOW, "shared beginnings", (8, 13, 17)),
+    "radix tree": Part(1, LOW, "shared beginnings", (8, 13, 17, 19)),
     "rows": Part(2, LOW, "position → slot", (5, 18)),
-    "slots": Part(3, LOW, "each token's K/V", (5, 18)),
+    "slots": Part(3, LOW, "each token's K/V", (5, 18, 19)),
     "attention": Part(4, LOW, "extend and decode", (3, 7)),
     OWNERS: Part(1, LOW, "what owns a slot, and what frees it", (9,)),
 }
@@ -53,7 +53,7 @@ ALIASES = {
     "kv cache": "slots",
     "cache manager": OWNERS,
 }
-NUMBERS = range(19)  # of the notebooks
+NUMBERS = range(20)  # of the notebooks
 
 
 def engine_map(
@@ -150,31 +150,32 @@ def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
             _nodes(sheet, part, y + 36)
         else:
             _cells(sheet, part, y + 36, name)
-        sheet.text(part.x + WIDTH - 8, y + 42, numbers, size=SMALL, ha="right", colour=MUTED)
+        size = SMALL if len(part.notebooks) < 3 else TINY  # beside a small picture
+        sheet.text(part.x + WIDTH - 4, y + 42, numbers, size=size, ha="right", colour=MUTED)
     else:
         sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
 
 
 def _cells(sheet: Sheet, part: Part, y: float, name: str) -> None:
     """A few cells, as the pictures of rows and slots have them."""
-    pattern = "tt0011." if name == "slots" else "tt000.."
+    pattern = "tt001." if name == "slots" else "tt000.."
     looks = {"t": ROLES["tree"], "0": REQUESTS[0], "1": REQUESTS[1], ".": ROLES["free"]}
     for i, sign in enumerate(pattern):
-        sheet.rect(part.x + 8 + 7.4 * i, y, 7.4, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
+        sheet.rect(part.x + 5 + 7.4 * i, y, 7.4, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
 
 
 def _nodes(sheet: Sheet, part: Part, y: float) -> None:
     """A node and its two children, in the colour of the tree."""
-    x = part.x + 6
+    x = part.x + 4
     for right, down, width, height in (
-        (14.0, 6.0, 3.0, 0.8),
-        (17.0, 1.5, 0.8, 11.0),
-        (17.0, 1.1, 3.0, 0.8),
-        (17.0, 12.1, 3.0, 0.8),
+        (11.0, 6.0, 3.0, 0.8),
+        (14.0, 1.5, 0.8, 11.0),
+        (14.0, 1.1, 3.0, 0.8),
+        (14.0, 12.1, 3.0, 0.8),
     ):
         sheet.rect(x + right, y + down, width, height, Style(INK), over=True)
-    for left, top in ((x, y + 2.5), (x + 20, y - 2), (x + 20, y + 9)):
-        sheet.rect(left, top, 14, 7, ROLES["tree"], edge="#8a8a8a", line=0.5, over=True)
+    for left, top in ((x, y + 2.5), (x + 17, y - 2), (x + 17, y + 9)):
+        sheet.rect(left, top, 11, 7, ROLES["tree"], edge="#8a8a8a", line=0.5, over=True)
 
 
 def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:

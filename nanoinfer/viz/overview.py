@@ -33,6 +33,11 @@ def engine(engine: Engine, *, title: str | None = None, caption: str | None = No
             req.req_pool_idx: min(req.tree_len, req.kv_len) for _, req in shown if req.req_pool_idx is not None
         },
         labels=[label for label, _ in shown],
+        fetched={
+            req.req_pool_idx: req.fetched
+            for _, req in shown
+            if req.req_pool_idx is not None and req.num_admissions == 1  # at another one, others are fetched
+        },
     )
     if len(reqs) > len(shown):
         sheet.caption(f"… and {count(len(reqs) - len(shown), 'more running request')}.")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from nanoinfer.viz.palette import PHASE_STYLES, REQUESTS, ROLES, Style
+from nanoinfer.viz.palette import FETCHED, PHASE_STYLES, REQUESTS, ROLES, Style
 
 # What a cell of a page may look like, by the name of its CSS class without the `o-`.
 OWNERS: dict[str, Style] = {
@@ -15,6 +15,8 @@ OWNERS: dict[str, Style] = {
     "locked": ROLES["tree_locked"],
     **{f"r{i}": style for i, style in enumerate(REQUESTS)},
 }
+
+WITH_STOREYS: dict[str, Style] = OWNERS | FETCHED  # of an engine with storeys below its pool
 
 
 def safe_json(value: object) -> str:

@@ -34,6 +34,11 @@ ROLES: dict[str, Style] = {
     "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),
 }
+# Slots of the tree, locked, whose K/V came back from a storey below the pool.
+FETCHED: dict[str, Style] = {
+    "host": ROLES["tree_locked"]._replace(hatch="..", mark="#c9eed9"),
+    "disk": ROLES["tree_locked"]._replace(hatch="\\\\", mark="#c9eed9"),
+}
 REQUESTS: tuple[Style, ...] = (
     Style("#6cbcee"),
     Style("#f2e35b", "#1a1a1a", "//", "#b5a000"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
-from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.palette import FETCHED, INK, MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Look, Sheet
 from nanoinfer.viz.words import (
@@ -24,6 +24,7 @@ from nanoinfer.viz.words import (
 MOST_CELLS = 30  # positions drawn one by one; longer rows are drawn as runs
 MOST_RUNS = 12
 EMPTY = ROLES["padding"]
+WHERE = {"host": "host memory", "disk": "files"}
 
 
 def request_rows(
@@ -32,6 +33,7 @@ def request_rows(
     *,
     prefix_lens: Mapping[int, int] | None = None,
     allocated_lens: Mapping[int, int] | None = None,
+    fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     labels: Mapping[int, str] | Sequence[str] | None = None,
     title: str | None = None,
     caption: str | None = None,
@@ -41,12 +43,13 @@ def request_rows(
     A slot that several rows name has the colours of all of them, in each of these rows. `prefix_lens` {row: length}: what
     belongs to the radix tree, locked by the request; such a slot has the tree's colour in every row. `allocated_lens`
     {row: length}: how far a row has slots, with the empty ones of its last page. Entries beyond are not in use and are
-    shown as a dash, whatever number they hold. `labels`: one text per row. Raises ValueError when a row or a length is
-    outside the pool.
+    shown as a dash, whatever number they hold. `fetched` {row: {storey: (first position, the one behind the last)}}: which
+    of the first `prefix_lens` positions came back from `host` memory or from files (`disk`), as in `Req.fetched`; they are
+    hatched. `labels`: one text per row. Raises ValueError when a row or a length is outside the pool.
     """
     sheet = Sheet(title, "ReqToTokenPool: position → slot", caption=caption)
     return sheet.picture(
-        draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens=allocated_lens)
+        draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens, fetched)
     )
 
 
@@ -57,6 +60,7 @@ def draw_request_rows(
     prefix_lens: Mapping[int, int] | None,
     labels: Mapping[int, str] | Sequence[str] | None,
     allocated_lens: Mapping[int, int] | None = None,
+    fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> str:
     """`request_rows` on a sheet; returns its alt text."""
     expect_type("req_to_token_pool", pool, ReqToTokenPool)
@@ -69,8 +73,8 @@ def draw_request_rows(
     for row, length in allocated.items():
         if length < lens.get(row, 0):
             raise ValueError(f"allocated_lens[{row}]={length}: must be at least seq_lens[{row}]={lens.get(row, 0)}")
-    names = _names(lens, labels)
-    rows = _Rows(pool.req_to_token.cpu().numpy(), lens, prefixes, allocated, names)
+    names, came = _names(lens, labels), _checked_fetches(fetched or {}, prefixes)
+    rows = _Rows(pool.req_to_token.cpu().numpy(), lens, prefixes, allocated, names, came)
     if not lens:
         sheet.caption("No row is in use.")
     elif max(lens.values()) <= MOST_CELLS:
@@ -84,6 +88,9 @@ def draw_request_rows(
     for row, length in lens.items():
         prefix = prefixes.get(row, 0)
         of_tree = f" ({prefix} of them the tree's)" if prefix else ""
+        for storey, where in WHERE.items():
+            if came_from := sum(each == storey for each in came.get(row, {}).values()):
+                of_tree += f" ({came_from} came back from {where})"
         alt += f"; {names[row]}: {count(length, 'token')}{of_tree} in slots {runs(rows.table[row, :length], 6)}"
         if allocated.get(row, length) > length:
             alt += f", {runs(rows.table[row, length : allocated[row]], 6)} empty"
@@ -102,8 +109,9 @@ class _Rows:
         prefixes: dict[int, int],
         allocated: dict[int, int],
         names: dict[int, str],
+        came: dict[int, dict[int, str]],
     ):
-        self.table, self.lens, self.prefixes, self.names = table, lens, prefixes, names
+        self.table, self.lens, self.prefixes, self.names, self.came = table, lens, prefixes, names, came
         self.ends = {row: max(length, allocated.get(row, 0)) for row, length in lens.items()}
         self.styles = {row: owner_style(name, i) for i, (row, name) in enumerate(names.items())}
         self.of_tree = {slot for row, n in prefixes.items() for slot in table[row, :n].tolist()}
@@ -118,12 +126,29 @@ class _Rows:
         slot = int(self.table[row, position])
         if position >= self.lens[row]:
             return EMPTY
+        if (storey := self.came.get(row, {}).get(position)) is not None:
+            return FETCHED[storey]
         if slot in self.of_tree:
             return ROLES["tree_locked"]
         return [self.styles[other] for other in self.sharers[slot]] if slot in self.sharers else self.styles[row]
 
     def styles_of_first_sharers(self) -> list[Style]:
         return [self.styles[row] for row in next(iter(self.sharers.values()))]
+
+
+def _checked_fetches(
+    fetched: Mapping[int, Mapping[str, tuple[int, int]]], prefixes: Mapping[int, int]
+) -> dict[int, dict[int, str]]:
+    """Row → position → the storey from which its K/V came. ValueError where that is no slot of the tree."""
+    came: dict[int, dict[int, str]] = {}
+    for row, parts in fetched.items():
+        for storey, (start, end) in parts.items():
+            if storey not in WHERE or not 0 <= start <= end <= prefixes.get(row, 0):
+                raise ValueError(
+                    f"fetched[{row}]={storey!r}: {start}..{end}: must be host or disk, in 0..{prefixes.get(row, 0)}"
+                )
+            came.setdefault(row, {}).update(dict.fromkeys(range(start, end), storey))
+    return came
 
 
 def _names(lens: Mapping[int, int], labels: Mapping[int, str] | Sequence[str] | None) -> dict[int, str]:
@@ -137,6 +162,9 @@ def _names(lens: Mapping[int, int], labels: Mapping[int, str] | Sequence[str] | 
 
 def _legend(sheet: Sheet, rows: _Rows) -> None:
     entries: list[tuple[Look, str]] = [(ROLES["tree_locked"], "slots of the tree, locked")] if rows.of_tree else []
+    for storey, where in WHERE.items():
+        if any(storey in positions.values() for positions in rows.came.values()):
+            entries.append((FETCHED[storey], f"of the tree, locked: came back from {where} for this request"))
     several = ", each row's in its colour" if len(rows.names) > 1 else ""
     style = next(iter(rows.styles.values()))
     entries.append((style, f"slots of {'the request' if rows.of_tree else 'its tokens'}{several}"))

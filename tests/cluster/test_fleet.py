@@ -13,6 +13,7 @@ from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest
 from nanoinfer.cluster.serve.autoscaling import QueuedTokens
 from nanoinfer.cluster.serve.fleet import Fleet
 from nanoinfer.cluster.serve.leases import Leases
+from nanoinfer.cluster.serve.messages import Addressed
 from nanoinfer.cluster.serve.policies import POLICIES, make_policy
 from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.errors import NoReplicaError
@@ -144,3 +145,7 @@ def test_a_replica_gets_a_processor_for_each_thread_of_its_ranks() -> None:
 def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
     with pytest.raises(ValueError, match="sleeps=True: needs costs"):
         ReplicaSettings(sleeps=True)
+
+
+def test_what_is_addressed_has_a_prompt_that_rays_router_can_divide_by() -> None:
+    assert len(Addressed("").prompt) > 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, block_hashes
+from nanoinfer.cache.block_events import GPU, AllBlocksCleared, BlockEvent, BlockRemoved, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cluster.block_index import BlockIndex
@@ -37,7 +37,8 @@ class BlockMirror:
     """Does what events say, and refuses what no honest tree says."""
 
     def __init__(self) -> None:
-        self.blocks: Blocks = {}
+        self.blocks: Blocks = {}  # of the tree
+        self.media: dict[str, Blocks] = {GPU: self.blocks}
         self.calls: list[list[BlockEvent]] = []
 
     def note(self, events: list[BlockEvent]) -> None:
@@ -54,15 +55,16 @@ class BlockMirror:
             elif isinstance(event, BlockRemoved):
                 assert event.block_hashes
                 for block in event.block_hashes:
-                    del self.blocks[block]
+                    del self.media[event.medium][block]
             else:
                 parent, size = event.parent_block_hash, event.block_size
                 assert event.block_hashes
                 assert len(event.token_ids) == len(event.block_hashes) * size
+                blocks = self.media.setdefault(event.medium, {})
                 for i, block in enumerate(event.block_hashes):
-                    assert block not in self.blocks
-                    assert parent is None or parent in self.blocks
-                    self.blocks[block] = (parent, tuple(event.token_ids[i * size : (i + 1) * size]), event.lora_name)
+                    assert block not in blocks
+                    assert parent is None or parent in blocks or event.medium != GPU
+                    blocks[block] = (parent, tuple(event.token_ids[i * size : (i + 1) * size]), event.lora_name)
                     parent = block
 
 
@@ -114,4 +116,7 @@ class FeedReader:
 
     def _compare(self) -> None:
         assert self.index.sets.masks.keys() == self.mirror.blocks.keys()
-        assert self.index.num_blocks("it") == len(self.mirror.blocks)
+        below = {block for name, blocks in self.mirror.media.items() if name != GPU for block in blocks}
+        assert self.index.below.masks.keys() == below
+        for name, blocks in self.mirror.media.items():
+            assert self.index.num_blocks("it", name) == len(blocks)

@@ -1,4 +1,4 @@
-"""Claims: what the notebooks say about the numbers that they have measured, and what is stored beside them."""
+"""Claims: what the notebooks say about the numbers that their cells have given, and what is stored beside them."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +13,18 @@ MEASURED = "nbval-ignore-output"  # the tag of cells whose output is another one
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of notebook `notebook` ("04") about numbers that one of its cells has measured.
+    """A sentence of notebook `notebook` ("04") about numbers that one of its cells has measured, or `computed`: those are
+    the same in each run, but a change of the package may make them others.
 
     `sentence`: words of the sentence, in a markdown cell or printed by a cell; line breaks count as spaces. `output`: a
-    pattern that is in the stored output of exactly one measuring cell; `holds` is given the numbers of its groups.
+    pattern that is in the stored output of exactly one such cell; `holds` is given the numbers of its groups.
     """
 
     notebook: str
     sentence: str
     output: str
     holds: Callable[..., bool] = lambda *numbers: True
+    computed: bool = False
 
 
 def texts(cell: Mapping[str, Any]) -> str:
@@ -50,6 +52,13 @@ def measuring(notebook: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             yield i, flat(texts(cell))
 
 
+def computing(notebook: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """The number and the stored output of each other cell with code."""
+    for i, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code" and MEASURED not in tags(cell):
+            yield i, flat(texts(cell))
+
+
 def numbers(match: re.Match[str]) -> list[float]:
     """What the groups of a pattern have matched, as numbers: "1,541" is 1541."""
     return [float(group.replace(",", "")) for group in match.groups()]
@@ -61,11 +70,10 @@ def problems(claim: Claim, notebook: Mapping[str, Any]) -> list[str]:
     where = f"notebook {claim.notebook}, {claim.sentence!r}"
     if flat(claim.sentence) not in said:
         return [f"{where}: is not there"]
-    matches = [match for _, text in measuring(notebook) if (match := re.search(claim.output, text))]
+    cells, kind = (computing, "computing") if claim.computed else (measuring, "measuring")
+    matches = [match for _, text in cells(notebook) if (match := re.search(claim.output, text))]
     if len(matches) != 1:
-        return [
-            f"{where}: {claim.output!r} is in the outputs of {len(matches)} measuring cells, must be in that of one"
-        ]
+        return [f"{where}: {claim.output!r} is in the outputs of {len(matches)} {kind} cells, must be in that of one"]
     if not claim.holds(*numbers(matches[0])):
         return [f"{where}: the stored numbers refute it: {matches[0].group()!r}"]
     return []

@@ -93,8 +93,11 @@ class World:
         self.readers: list[FeedReader] = []  # of the engine's feed, if anybody listens
 
     def listen(self, block_size: int) -> None:
-        """From now on, one reader follows what the tree holds, and another one who loses some of the batches."""
-        feed = self.engine.block_feed(block_size)
+        """From now on, one reader follows what the tree holds, and another one who loses some of the batches.
+
+        With storeys below the pool, in blocks of a page, which always fill a storey's blocks.
+        """
+        feed = self.engine.block_feed(block_size if self.engine.cache.storey is None else self.config.page_size)
         self.readers = [FeedReader(feed), FeedReader(feed)]
 
     # --- what can happen ---------------------------------------------------------------------------------------------

@@ -11,9 +11,12 @@ from nanoinfer import Engine
 from nanoinfer.cache.storeys.disk import DiskStorey
 from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import Fetch, FileStats
+from nanoinfer.cache.storeys.files.chain import block_keys
 from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
+from nanoinfer.scheduling.fetch_turns import FetchTurns
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, and all tokens up to the last one
 
@@ -119,6 +122,22 @@ class DictOfFiles:
         self.block_size, self.token_bytes = block_size, token_bytes
         self.kv: dict[tuple[bytes, tuple[int, ...]], np.ndarray] = {}
         self.new: list[tuple[bytes, tuple[int, ...]]] = []
+        self.listener: FileBlocks | None = None
+
+    def tell(self, listener: FileBlocks) -> None:
+        for key in self.kv:
+            self._found(listener, key)
+        self.listener = listener
+
+    def _found(self, listener: FileBlocks, key: tuple[bytes, tuple[int, ...]]) -> None:
+        tokens = np.array(key[1], dtype=np.int32)
+        listener.found(key[0], tokens, len(tokens) // self.block_size - 1, [repr(key).encode()])
+        listener.tell()
+
+    def lose(self, key: tuple[bytes, tuple[int, ...]]) -> None:
+        del self.kv[key]
+        if self.listener is not None:
+            self.listener.lost([repr(key).encode()])
 
     def offer(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> bool:
         assert (len(tokens) - start, self.token_bytes) == kv.shape
@@ -126,6 +145,8 @@ class DictOfFiles:
             key = (namespace, tuple(tokens[:end].tolist()))
             self.kv[key] = kv[end - self.block_size - start : end - start]
             self.new.append(key)
+            if self.listener is not None:
+                self._found(self.listener, key)
         return True
 
     def match(self, namespace: bytes, tokens: np.ndarray, start: int) -> int:
@@ -141,11 +162,24 @@ class DictOfFiles:
         found.set_result(np.concatenate([self.kv[namespace, tuple(tokens[:stop].tolist())] for stop in ends]))
         return Fetch(found)
 
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        known = {block_keys(name, np.array(tokens, np.int32), self.block_size)[-1] for name, tokens in self.kv}
+        return [key in known for key in keys]
+
     def flush(self, timeout: float | None = None) -> int:
         return 0
 
     def stats(self) -> FileStats:
-        return FileStats()
+        return FileStats(blocks=len(self.kv), bytes=sum(kv.nbytes for kv in self.kv.values()))
+
+
+def with_files(engine: Engine) -> DictOfFiles:
+    """Put a DictOfFiles below an engine's host memory, from which whatever is there is read at once."""
+    host = storey_of(engine)
+    store: Any = DictOfFiles(host.block_size, host.memory.token_bytes)
+    disk = DiskStorey(engine.cache, host, store, lambda key: repr(key).encode(), AlwaysPays())
+    engine.scheduler.adapter_turns = FetchTurns(engine.adapters.pool, disk)
+    return store
 
 
 class SlowStore:

@@ -4,6 +4,7 @@ from typing import Any
 
 from nanoinfer import Engine
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.requests.outputs import tokens_by_tier
 from nanoinfer.requests.req import Req
 from nanoinfer.trace import Trace, TraceState
 from nanoinfer.trace.state import NodeState
@@ -31,7 +32,7 @@ def of_engine(engine: Engine) -> dict[str, Any]:
         "slots": sorted(rows[r.req_pool_idx, r.tree_len : r.allocated_len].tolist() for r in scheduler.running),
         "tokens": {key(req): req.token_ids[: req.num_tokens].tolist() for req in unfinished},
         "kv_len": {key(req): req.kv_len for req in scheduler.running},
-        "cached": {key(req): req.cached_tokens for req in unfinished},
+        "cached": {key(req): tokens_by_tier(req.cached_tokens, req.fetched) for req in unfinished},
         "drafts": {key(req): (req.drafted_tokens, req.accepted_tokens) for req in unfinished},
         "waiting": sorted(map(key, scheduler.waiting)),
         "retracted": sorted(key(req) for req in scheduler.waiting if req.num_retractions),
@@ -53,7 +54,7 @@ def of_trace(state: TraceState) -> dict[str, Any]:
         "slots": sorted(state.owners().values()),
         "tokens": {names[id(req)]: req.tokens for req in live},
         "kv_len": {names[id(req)]: req.kv_len for req in state.running},
-        "cached": {names[id(req)]: req.cached_tokens for req in live},
+        "cached": {names[id(req)]: req.cached_tokens_by_tier for req in live},
         "drafts": {names[id(req)]: (req.drafted_tokens, req.accepted_tokens) for req in live},
         "waiting": sorted(names[id(req)] for req in state.waiting),
         "retracted": sorted(names[id(req)] for req in state.waiting if req.status == "retracted"),

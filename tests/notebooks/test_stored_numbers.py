@@ -8,10 +8,11 @@ import pytest
 
 from notebooks.tools.files import ROOT, read
 from tests.helpers.claims import Claim, measuring, problems
+from tests.helpers.claims_computed import COMPUTED
 from tests.helpers.claims_early import EARLY, NOTHING_SAID_EARLY
 from tests.helpers.claims_late import LATE, NOTHING_SAID_LATE
 
-CLAIMS = (*EARLY, *LATE)
+CLAIMS = (*EARLY, *LATE, *COMPUTED)
 NOTHING_SAID = {**NOTHING_SAID_EARLY, **NOTHING_SAID_LATE}  # (notebook, words of a measuring cell's code) → why not
 SERIES = {path.name[:2]: path for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
 

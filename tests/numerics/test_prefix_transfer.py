@@ -20,6 +20,7 @@ from tests.helpers.engines import finish, make_engine, step
 from tests.helpers.oracles import TINY_MODEL, VOCAB, make_model
 from tests.helpers.storeys import storey_of
 from tests.helpers.tiny_llm import tiny_llm
+from tests.helpers.trees import nested
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT: list[int] = np.random.default_rng(7).integers(0, VOCAB, size=45).tolist()
@@ -272,6 +273,10 @@ def test_what_cannot_move_is_named(model: LoadedModel) -> None:
         llm.export_prefix("text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"extra_key=1.5: must be None, text"):
         llm.export_prefix(PROMPT, extra_key=1.5)
+    with pytest.raises(ValueError, match="extra_key: has more than 32 tuples in one another"):
+        llm.import_prefix(b"", extra_key=nested(5000))
+    with pytest.raises(ValueError, match=r"extra_key=.*: must be at most 4096 bytes as JSON"):
+        llm.export_prefix(PROMPT, extra_key="x" * 5000)
     with pytest.raises(ValueError, match="export_prefix: needs disable_radix_cache=False"):
         small_llm(model, disable_radix_cache=True).export_prefix(PROMPT)
     with pytest.raises(ValueError, match="import_prefix: needs an engine that make_engine or an LLM has made"):

@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from nanoinfer.cache.block_events import (
+    CPU,
+    DISK,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -110,6 +112,22 @@ def test_a_router_outside_knows_what_the_server_holds(up: Running) -> None:
         outside.follow(events, lambda: not outside.blocks)
 
 
+def test_a_router_outside_knows_what_is_in_host_memory() -> None:
+    outside, first, second = Outside(), [*range(1, 42)], [*range(60, 101)]
+    with (
+        running(patient_app(make_engine(slots=64, host_cache_tokens=256), event_block_size=SIZE)) as up,
+        followed(up) as events,
+    ):
+        for prompt in (first, second):
+            complete(up, prompt)
+        below, wanted = outside.router.index.below, set(block_hashes(first, SIZE)[:8])
+        outside.follow(events, lambda: wanted <= below.masks.keys() and bool(outside.blocks))
+        assert not wanted & outside.blocks
+        assert outside.router.choose(RoutedRequest("0", first, 4)) == "it"
+        assert up.post("/flush_cache").status_code == 200
+        outside.follow(events, lambda: not below.masks and not outside.blocks)
+
+
 def test_it_goes_on_where_it_was(up: Running) -> None:
     outside = Outside()
     with followed(up) as events:
@@ -198,9 +216,9 @@ def test_it_needs_the_key_and_the_setting(up: Running) -> None:
 
 
 def test_what_is_written_can_be_read() -> None:
-    stored = BlockStored([2**64 - 1, 5], 7, [1, 2, 3, 4], 2, 1, "sea")
+    stored = BlockStored([2**64 - 1, 5], 7, [1, 2, 3, 4], 2, 1, "sea", DISK)
     for news in (
-        EventBatch(3, 1.5, [stored, BlockRemoved([5], "host"), AllBlocksCleared()], "a:b"),
+        EventBatch(3, 1.5, [stored, BlockRemoved([5], CPU), AllBlocksCleared()], "a:b"),
         Snapshot(4, [stored], "a:b"),
     ):
         for with_tokens in (True, False):

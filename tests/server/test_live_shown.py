@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import Engine, SamplingParams
+from nanoinfer.requests.outputs import tokens_by_tier
 from nanoinfer.server.live.patch import State, difference
 from nanoinfer.trace import TraceState, record
 from nanoinfer.trace.state import NodeState
@@ -111,6 +112,7 @@ def check(drawn: State, engine: Engine, state: TraceState) -> None:
         assert (
             tuple(fields[key] for key in ("status", "prompt", "tokens", "cached", "drafted", "accepted")) == numbers
         ), name
+        assert tokens_by_tier(fields["cached"], fields.get("fetched", {})) == req.cached_tokens_by_tier, name
         if req.is_running:
             assert (fields["row"], fields["tree"], fields["held"]) == (req.row, req.tree_len, len(req.slots))
             assert slots_of(fields["slots"]) == state.row_slots(req)
@@ -118,7 +120,7 @@ def check(drawn: State, engine: Engine, state: TraceState) -> None:
     owners |= {slot: 2 for _, node in state.walk() if node.lock_ref for slot in node.value}
     numbers = {fields["name"]: int(number) for number, fields in drawn["requests"].items()}
     owners |= {slot: 4 + numbers[name] for name, slots in state.owners().items() for slot in slots}
-    assert cells(drawn) == [owners.get(slot, 0) for slot in range(SLOTS)]
+    assert cells(drawn) == [owners.get(slot, 0) for slot in range(stats.total_slots)]
 
 
 def slots_of(runs: list[int]) -> list[int]:

@@ -1,6 +1,7 @@
 """The options of `bench cluster`."""
 
 import argparse
+import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +20,15 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="story", help="for the replicas that compute (default: story)")
     parser.add_argument("--setup", choices=SETUPS, action="append", help="only this one; may be given again")
     parser.add_argument("--policy", choices=POLICY_NAMES, action="append", help="only this one; may be given again")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each workload's arrivals (default: 8)")
-    parser.add_argument("--rounds", type=int, default=1, help="of all cells; the table has medians (default: 1)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each workload's arrivals (default: 12)")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of all cells; the table has medians and spreads (default: 1)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument(
         "--out", type=os.path.expanduser, default="bench-cluster", metavar="FOLDER", help="default: bench-cluster"
     )
+    parser.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="write all cells into this one, too")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -38,10 +42,11 @@ def run(args: argparse.Namespace) -> None:
     from nanoinfer.bench.cluster.session import run as run_session
     from nanoinfer.bench.cluster.session import table
     from nanoinfer.bench.cluster.setups import setups
-    from nanoinfer.bench.cluster.workloads import Size
 
-    known = setups(args.model)
+    known = setups(args.model, args.seconds)
     chosen = [known[name] for name in args.setup or SETUPS]
-    size = Size(seconds=args.seconds)
-    cells = run_session(chosen, args.policy or POLICY_NAMES, size, args.seed, args.rounds, Path(args.out))
+    cells = run_session(chosen, args.policy or POLICY_NAMES, args.seed, args.rounds, Path(args.out))
     print(table(cells))
+    if args.json is not None:
+        content = json.dumps([each.as_json() for each in cells], indent=1)
+        Path(args.json).write_text(content + "\n", encoding="utf-8")

@@ -12,7 +12,8 @@ from nanoinfer.bench.cluster.traffic import Exchange
 @dataclass(frozen=True)
 class Figures:
     """`hit_rate`: cached tokens of all prompt tokens; `ideal_hit_rate`: of one infinitely large cache. Times in seconds.
-    `wrong`: requests whose tokens are not those of one engine alone; `failed`: those without an answer."""
+    `wrong`: requests whose tokens are not those of one engine alone; `failed`: those without an answer.
+    `load`: of the machine, in processes, when the traffic began."""
 
     setup: str
     policy: str
@@ -26,6 +27,7 @@ class Figures:
     wrong: int
     failed: int
     first_error: str | None = None
+    load: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Everything, by name."""

@@ -22,18 +22,21 @@ Session = Sequence[Ask]
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens of each part, and how many of everything. `seconds`: until the last session begins."""
+    """Tokens of each part, and how many of everything. `seconds`: until the last conversation begins, and of all bursts.
+    `burst_s`: seconds in which the clients of a burst ask. It should be about the prefill of a prefix."""
 
-    seconds: float = 8.0
+    seconds: float = 12.0
     chats: int = 48
     systems: int = 8
     system: int = 256
     question: int = 24
     answer: int = 16
     turns: int = 3
-    bursts: int = 8
-    burst_clients: int = 6
-    burst_prefix: int = 512
+    bursts: int = 3
+    burst_prefixes: int = 4
+    burst_clients: int = 60
+    burst_prefix: int = 1024
+    burst_s: float = 0.5
 
 
 def chat(size: Size, seed: int) -> list[Session]:
@@ -51,15 +54,18 @@ def chat(size: Size, seed: int) -> list[Session]:
 
 
 def burst(size: Size, seed: int) -> list[Session]:
-    """Again and again, several clients ask at the same moment with one new prefix. Nobody has it cached, and a router that
-    waits for reports sends each of them elsewhere."""
+    """Again and again, many clients ask within about one prefill, with a few new prefixes, some far more often than others.
+    Nobody has them cached: a router that waits for reports sends each client elsewhere, and one that looks at nothing but
+    prefixes lets the clients of the first one wait for each other, beside replicas that have nothing to do."""
     rng = Random(f"burst {seed}")
+    weights = [1 / rank for rank in range(1, size.burst_prefixes + 1)]
     sessions: list[Session] = []
     for number in range(size.bursts):
-        at, prefix = size.seconds * number / size.bursts, _tokens(rng, size.burst_prefix)
-        for client in range(size.burst_clients):
-            ask = Ask(at + 0.005 * client, [*prefix, *_tokens(rng, size.question)], size.answer)
-            sessions.append([ask])
+        start = size.seconds * number / size.bursts
+        prefixes = [_tokens(rng, size.burst_prefix) for _ in weights]
+        for at in sorted(rng.uniform(0, size.burst_s) for _ in range(size.burst_clients)):
+            (prefix,) = rng.choices(prefixes, weights)
+            sessions.append([Ask(start + at, [*prefix, *_tokens(rng, size.question)], size.answer)])
     return sessions
 
 

@@ -47,13 +47,16 @@ class BlockIndex:
         if size < 1 or size % block_size:
             raise ValueError(f"size={size}: must be a positive multiple of block_size={block_size}")
         self.size, self.block_size, self._leaving = size, block_size, leaving
+        self._held: OrderedDict[Block, None] = OrderedDict()  # those with slots, the least recently used first
         self.clear()
 
     def clear(self) -> None:
         """Forget all blocks."""
+        for block in self._held:  # others may still know them
+            block.start, block.saved = None, False
         self._slots = SlotAllocator(self.size, self.block_size, "host slot")
         self._roots: dict[Hashable, Block] = {}
-        self._held: OrderedDict[Block, None] = OrderedDict()  # those with slots, the least recently used first
+        self._held.clear()
 
     def __len__(self) -> int:
         """How many tokens are held."""
@@ -62,6 +65,10 @@ class BlockIndex:
     def __iter__(self) -> Iterator[Block]:
         """The blocks that are held, the least recently used first."""
         return iter(list(self._held))
+
+    def root(self, extra_key: Hashable) -> Block | None:
+        """What the blocks of an `extra_key` hang from; None if there are none."""
+        return self._roots.get(extra_key)
 
     def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
         """Up to which position whole blocks hold `tokens` (int64 `[k]`) from position `start` on, which may be inside of a

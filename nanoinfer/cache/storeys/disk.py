@@ -6,20 +6,24 @@ Nothing here waits for a disk, except whoever has nothing else to do, and then f
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from nanoinfer.cache.block_events import DISK
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.block_index import Block
 from nanoinfer.cache.storeys.fetch_costs import FetchCosts
-from nanoinfer.cache.storeys.files import Fetch, FileStats, FileStore
+from nanoinfer.cache.storeys.files import Fetch, FileStats, FileStore, plain_namespace
+from nanoinfer.cache.storeys.files.chain import first_key
 from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import path_to
+from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.req import Req
 
 RUN_BYTES = 8 << 20  # of K/V that is offered at once: about a file
@@ -59,6 +63,9 @@ class DiskStorey:
         self.fetched_tokens, self.least_patience_s = 0, LEAST_PATIENCE_S
         self._coming: dict[Req, Coming] = {}
         self._failed_bytes = 0  # that the disk had not taken when `save` looked last
+        self.landed: WeakKeyDictionary[Req, int] = (
+            WeakKeyDictionary()
+        )  # from which position on it has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
         self._put_off: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # likewise: too much was on its way for others
         host.below = self
@@ -72,10 +79,24 @@ class DiskStorey:
         """What the files hold, and what has been read and written."""
         return self._store.stats()
 
+    def first_key(self, extra_key: Hashable) -> bytes | None:
+        """The key before that of a sequence's first block (see files/chain.py); None if its K/V may not go into files."""
+        namespace = self._namespace_of(extra_key)
+        return None if namespace is None else first_key(namespace)
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks with these keys are in files."""
+        return self._store.has(keys)
+
     def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
         """Up to which position files hold `tokens` from position `start` on, which is a multiple of the block size."""
         namespace = self._namespace_of(extra_key)
         return start if namespace is None else self._store.match(namespace, tokens, start)
+
+    def tokens_coming(self, req: Req) -> int:
+        """How many tokens' K/V is on its way for `req`, which waits for it; 0 if none is."""
+        coming = self._coming.get(req)
+        return 0 if coming is None else coming.start + coming.tokens - coming.above
 
     # --- down --------------------------------------------------------------------------------------------------------
 
@@ -118,7 +139,7 @@ class DiskStorey:
 
     def land(self) -> None:
         """Put what has come into host memory. What comes later than this does so at the next call."""
-        self._give_up()
+        self._give_up_late()
         for req in [req for req, coming in self._coming.items() if coming.fetch.is_done]:
             coming = self._coming.pop(req)
             if (kv := coming.fetch.result(0)) is None:
@@ -128,8 +149,7 @@ class DiskStorey:
             if end > coming.above:
                 self._host.put(req.token_ids[:end], req.extra_key, coming.start, kv)
                 self.fetched_tokens += end - coming.above
-                if not req.num_admissions:
-                    req.fetched = {self.tier: (coming.above, end)}
+                self.landed[req] = coming.above
 
     def is_ready(self, req: Req) -> bool:
         """False while K/V for `req` is on its way from files; it is, if there is some and reading it pays. False, too,
@@ -153,7 +173,7 @@ class DiskStorey:
 
     def wait(self) -> bool:
         """Wait a moment for what is on its way. True if something has come, or is not waited for any more."""
-        self._give_up()
+        self._give_up_late()
         for coming in list(self._coming.values())[:1]:
             with suppress(TimeoutError):
                 coming.fetch.result(MOMENT_S)
@@ -161,11 +181,24 @@ class DiskStorey:
         self.land()  # or else it would come again and again when nobody is considered
         return len(self._coming) < before
 
-    def close(self, timeout: float | None = 10.0) -> None:
-        """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""
+    def tell(self, event_block_size: int, changed: Callable[[], object]) -> FileBlocks:
+        """Who tells, from now on, which blocks are in files. What is there already is read first, in the reader's thread.
+
+        Files with K/V of adapters are not told of: they name an adapter by its content, and routers by its name.
+        """
+        told = FileBlocks(DISK, self._host.block_size, event_block_size, changed, _extra_keys)
+        self._store.tell(told)
+        return told
+
+    def give_up(self) -> None:
+        """Use nothing of what is on its way. The requests that wait for it compute it again."""
         for coming in self._coming.values():
             coming.fetch.give_up()
         self._coming.clear()
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""
+        self.give_up()
         self._store.close(timeout)
 
     # --- how it works ------------------------------------------------------------------------------------------------
@@ -195,7 +228,7 @@ class DiskStorey:
         fetch = self._store.fetch(namespace, req.reusable_tokens, start, end)
         self._coming[req] = Coming(fetch, start, above, end - start, self._clock())
 
-    def _give_up(self) -> None:
+    def _give_up_late(self) -> None:
         """Nobody waits for what takes too long, or is for a request that has ended. What has come all the same is used."""
         for req, coming in list(self._coming.items()):
             is_late = self._clock() - coming.began >= self._patience(req)
@@ -256,3 +289,11 @@ class DiskStorey:
         leaves = [node for _, node in self._cache.radix_cache.nodes() if not node.children]
         for leaf in sorted(leaves, key=lambda node: node.last_access_time):
             yield lambda leaf=leaf: make(leaf)  # type: ignore[misc]
+
+
+def _extra_keys(namespace: bytes) -> list[Hashable]:
+    """The `extra_key` of the base model's requests in a namespace; none if it is an adapter's."""
+    found = plain_namespace(namespace)
+    if not isinstance(found, tuple) or len(found) != 2 or found[0] is not None or problem_of(found[1]) is not None:
+        return []
+    return [found[1]]

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoinfer.cache.block_events import CPU
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.block_index import Block, BlockIndex
+from nanoinfer.cache.storeys.block_index import Block
 from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.host_memory import HostMemory
+from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks
+from nanoinfer.cache.storeys.telling_index import TellingIndex
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.requests.req import Req
@@ -48,7 +51,7 @@ class HostStorey(TreeObserver):
         self.block_size = block_size(cache.page_size)
         if size < self.block_size:
             raise ValueError(f"host_cache_tokens={size}: must be at least {self.block_size}, one block of whole pages")
-        self.index = BlockIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
+        self.index = TellingIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
         self.memory = HostMemory(buffers, self.index.size)
         self.costs, self._clock = costs, clock
         self.stored_tokens = self.fetched_tokens = 0
@@ -71,15 +74,20 @@ class HostStorey(TreeObserver):
             raise
         self.stored_tokens += len(positions)
 
-    def fetch(self, req: Req) -> None:
+    def fetch(self, req: Req) -> dict[str, tuple[int, int]]:
         """Continue the locked prefix of `req` with K/V that is here, as far as there is some and fetching it pays: the tree
         gets new slots with it. There must be room in the pool for all tokens of `req`. If it raises, nothing has changed,
         except that room was made.
+
+        Returns which positions came from which storey, from the first up to the one behind the last: those that were read
+        for `req` came from files. Nothing if nothing came. At its first admission, `req.fetched` is that, too.
         """
         cache, tokens, start = self._cache, req.reusable_tokens, req.prefix_len
         end = self.index.reach(tokens, req.extra_key, start)
+        landed = {} if self.below is None else self.below.landed
         if end == start or not self.costs.pays():
-            return
+            landed.pop(req, None)  # should it be fetched later, it comes from host memory
+            return {}
         slots = cache.alloc_slots(end - start)  # this may make blocks leave
         try:
             end = start + self._load(tokens, req.extra_key, start, slots)
@@ -92,9 +100,11 @@ class HostStorey(TreeObserver):
         cache.token_to_kv_pool.free(slots[end - start :])
         cache.unlock_prefix(req)
         cache.lock_prefix(req)
+        middle = min(max(landed.pop(req, end), start), end)
+        parts = {self.tier: (start, middle), "disk": (middle, end)}
         if not req.num_admissions:
-            middle = min(max(req.fetched.get("disk", (end, end))[0], start), end)
-            req.fetched = {self.tier: (start, middle), "disk": (middle, end)}
+            req.fetched = parts
+        return parts
 
     def put(self, tokens: np.ndarray, extra_key: Hashable, start: int, kv: np.ndarray) -> None:
         """Hold K/V of `tokens` from position `start` on, as far as it is not held: uint8 `[k, token_bytes]`, whole blocks,
@@ -113,13 +123,22 @@ class HostStorey(TreeObserver):
 
     @contextmanager
     def emptied(self) -> Iterator[None]:
-        """Forget everything, and keep nothing of what is evicted in this block."""
+        """Forget everything, and keep nothing of what is evicted in this block, nor of what is on its way from below."""
         self.index.clear()
+        if self.below is not None:
+            self.below.give_up()
         self._keeps = False
         try:
             yield
         finally:
             self._keeps = True
+
+    def tell(self, event_block_size: int, changed: Callable[[], object]) -> list[StoreyBlocks]:
+        """Who tells, from now on, which blocks are here, and who does so for the files below: see `BlockFeed.below`.
+        ValueError unless each block has whole blocks of `event_block_size` tokens."""
+        here = StoreyBlocks(CPU, self.block_size, event_block_size, changed)
+        self.index.tell(here)
+        return [here] if self.below is None else [here, self.below.tell(event_block_size, changed)]
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot has exactly one owner and the tree still tells of evictions. Visits all blocks."""

@@ -41,17 +41,31 @@ class HostMemory:
         self._scatter(self.data, slots, pool_slots)
 
     def _scatter(self, rows: np.ndarray, where: np.ndarray | slice, pool_slots: np.ndarray) -> None:
+        where, of_pool = _as_slice(where), _as_slice(pool_slots)
         for buffer, columns in zip(self._buffers, self._columns, strict=True):
             if buffer.device.type == "cpu":
-                buffer.numpy()[pool_slots] = rows[where, columns]
+                buffer.numpy()[of_pool] = rows[where, columns]
             else:
                 index = torch.from_numpy(pool_slots).long().to(buffer.device)
                 buffer.index_copy_(0, index, torch.from_numpy(np.array(rows[where, columns])).to(buffer.device))
 
     def _gather(self, pool_slots: np.ndarray, rows: np.ndarray, where: np.ndarray | slice) -> None:
+        where, of_pool = _as_slice(where), _as_slice(pool_slots)
         for buffer, columns in zip(self._buffers, self._columns, strict=True):
             if buffer.device.type == "cpu":
-                rows[where, columns] = buffer.numpy()[pool_slots]
+                rows[where, columns] = buffer.numpy()[of_pool]
             else:
                 index = torch.from_numpy(pool_slots).long().to(buffer.device)
                 rows[where, columns] = buffer.index_select(0, index).cpu().numpy()
+
+
+def _as_slice(slots: np.ndarray | slice) -> np.ndarray | slice:
+    """Neighbours in order as a slice, which numpy copies twice as fast; others as they are."""
+    if (
+        isinstance(slots, slice)
+        or not len(slots)
+        or slots[-1] - slots[0] != len(slots) - 1
+        or (np.diff(slots) != 1).any()
+    ):
+        return slots
+    return slice(int(slots[0]), int(slots[0]) + len(slots))

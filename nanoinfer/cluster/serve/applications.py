@@ -16,6 +16,7 @@ from nanoinfer.cluster.serve.messages import Addressed, Description
 from nanoinfer.cluster.serve.remote_engine import ServedByReplicas
 from nanoinfer.cluster.serve.replica import Replica
 from nanoinfer.cluster.serve.settings import RAYS_ROUTERS, ClusterSettings
+from nanoinfer.config import EngineConfig
 from nanoinfer.server.settings import ServerSettings
 
 ON_HEAD = "node:__internal_head__"  # Ray's resource of the head node
@@ -93,7 +94,7 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
         from nanoinfer.cluster.serve.fleets import fleet_named
         from nanoinfer.server.app import make_app
 
-        arguments = fleet_arguments(settings)
+        arguments = fleet_arguments(settings, description.config)
         fleet = fleet_named(**arguments, costs=description.costs) if settings.is_ours else None
         replicas = ServeReplicas(settings.replicas_name, fleet)
         logging.getLogger("nanoinfer.access").setLevel(logging.INFO)
@@ -112,9 +113,13 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
     return deployment.bind()
 
 
-def fleet_arguments(settings: ClusterSettings) -> dict[str, Any]:
-    """What FleetRouter gets from the deployment."""
+def fleet_arguments(settings: ClusterSettings, config: EngineConfig | None = None) -> dict[str, Any]:
+    """What FleetRouter gets from the deployment; with the replicas' `config`, what the door's fleet is made with, before
+    there is a router in its process."""
     options = dict(settings.policy_options)
     if settings.policy == "prefix":
         options.setdefault("block_size", settings.replica.event_block_size)
+        if config is not None:  # beyond these, requests wait for each other
+            options.setdefault("max_running_requests", config.max_running_requests)
+            options.setdefault("chunk_tokens", config.chunked_prefill_size or config.max_context_len)
     return {"name": settings.replicas_name, "policy": settings.policy, "options": options}

@@ -29,12 +29,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Addressed:
-    """Something for one replica, of whatever kind its method takes. `prompt`: as in Call."""
+    """Something for one replica, of whatever kind its method takes; "" is any replica. `prompt`: as in Call; Ray's router
+    divides by its length."""
 
     replica: str
     door: str = ""
     content: Any = None
-    prompt: str = ""
+    prompt: str = " "
 
 
 @dataclass(frozen=True)

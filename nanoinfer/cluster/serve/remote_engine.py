@@ -44,11 +44,11 @@ class RemoteModel:
         return request
 
     def shown(self, request: Request) -> str:
-        """Its prompt as text, for routers that want one."""
+        """Its prompt as text that is not empty, for routers that want one."""
         prompt = request.prompt
         if isinstance(prompt, str) or self.builder.tokenizer is None:
             return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-        return self.builder.tokenizer.decode(prompt, skip_special_tokens=False)
+        return self.builder.tokenizer.decode(prompt, skip_special_tokens=False) or " "
 
 
 class RemoteEngine:

@@ -52,7 +52,8 @@ class EventStream:
             while True:
                 frame = await watcher.next(SILENCE_SECONDS)
                 message = {"type": "http.response.body", "body": frame or b": nothing new\n\n", "more_body": True}
-                await asyncio.wait_for(send(message), self._limits.send_seconds)
+                async with asyncio.timeout(self._limits.send_seconds):  # in this task: `wait_for` makes one per frame
+                    await send(message)
         except TimeoutError:
             self._feed.drop(watcher)
         except FeedEndedError:

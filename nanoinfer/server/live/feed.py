@@ -113,7 +113,8 @@ class Feed:
     async def wait(self, timeout_s: float) -> None:
         """Until the next frame or the end, at most so long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
 
     def keyframe(self) -> bytes:
         """The whole state of the newest frame."""
@@ -150,7 +151,7 @@ class Feed:
                 look.state["speed"] = self._speed(look.state["counts"]["output_tokens"])
                 self._publish(look.state)
                 seconds = look.seconds + time.thread_time() - began
-                await self.pause(max(1 / self._limits.frames_per_second, seconds / self._limits.share_of_time))
+                await self.pause(max(self._shortest_pause(), seconds / self._limits.share_of_time))
         finally:
             self._state, self._keyframe, self._tokens = {}, None, deque()
         if self._is_ending():
@@ -164,6 +165,10 @@ class Feed:
     def _clear(self, engine: Engine) -> None:
         self._tape.stop()
         self._view.clear(engine)
+
+    def _shortest_pause(self) -> float:
+        """Seconds between two frames: the more browsers get each of them, the longer."""
+        return max(1 / self._limits.frames_per_second, len(self._watchers) / self._limits.sends_per_second)
 
     async def pause(self, seconds: float) -> None:
         """Wait before the next look."""

@@ -20,6 +20,7 @@ HEADERS = {
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PALETTE = "palette.css"
 SHARED = ("drawings.css", "draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")  # with the player
+STOREYS = ("storeys.css", "draw_storeys.js")  # likewise
 OWN = (
     *("page.html", "live.css", "chat.css", "icon.svg"),
     *(
@@ -36,7 +37,7 @@ OWN = (
 
 def page_file(name: str, framed_by: Sequence[str] = ()) -> Response | None:
     """The file of this name as a response; None if the page has none. `framed_by`: origins that may show it in a frame."""
-    if name not in (PALETTE, *SHARED, *OWN):
+    if name not in (PALETTE, *SHARED, *STOREYS, *OWN):
         return None
     suffix = name[name.rindex(".") :]
     policy = f"{POLICY}; frame-ancestors {' '.join(framed_by) or NOBODY}"
@@ -46,9 +47,9 @@ def page_file(name: str, framed_by: Sequence[str] = ()) -> Response | None:
 @cache
 def _content(name: str) -> str:
     if name == PALETTE:
-        from nanoinfer.viz.page import OWNERS, palette_css
+        from nanoinfer.viz.page import WITH_STOREYS, palette_css
         from nanoinfer.viz.palette import ROLES
 
-        return palette_css({**OWNERS, "other": ROLES["in_use"]})
-    folder = files("nanoinfer.trace") if name in SHARED else files("nanoinfer.server.live").joinpath("static")
+        return palette_css({**WITH_STOREYS, "other": ROLES["in_use"]})
+    folder = files("nanoinfer.trace") if name in SHARED + STOREYS else files("nanoinfer.server.live").joinpath("static")
     return folder.joinpath(name).read_text(encoding="utf-8")

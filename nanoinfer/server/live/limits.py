@@ -8,6 +8,8 @@ class Limits:
     """What is beyond a limit is left out of the frame, and the frame says how much that is.
 
     - `frames_per_second`: at most so many frames; and making them takes at most `share_of_time` of a core.
+      `sends_per_second`: at most so many frames for all browsers together. A frame is made once for all of them, but sent
+      to each, which takes 50 microseconds of a core: with 10 browsers there are 10 frames per second, with 30 there are 3.
     - `watchers`: so many browsers at the same time. `send_seconds`: one that does not take a frame for so long is dropped.
     - `running`, `waiting`, `paused`, `ended`: requests in a frame. `rows`: those of which the slots are given.
     - `tape_steps`, `tape_seconds`: what a piece of the tape holds at most; two are kept.
@@ -18,6 +20,7 @@ class Limits:
 
     frames_per_second: float = 10.0
     share_of_time: float = 0.01
+    sends_per_second: float = 100.0
     watchers: int = 64
     send_seconds: float = 30.0
     tape_steps: int = 5000

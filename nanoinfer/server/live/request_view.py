@@ -13,6 +13,7 @@ from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.req import Req
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.slot_view import runs_of
+from nanoinfer.server.live.storey_view import waiting_for
 from nanoinfer.viz.palette import COMPLETION, REQUESTS
 
 Fields = dict[str, Any]
@@ -77,6 +78,11 @@ class RequestView:
             fields["adapter"] = req.adapter.name
         if req.finish_reason is not None:
             fields["reason"] = "error" if req.error is not None else req.finish_reason.value
+        if came := {storey: [*part] for storey, part in req.fetched.items() if part[0] < part[1]}:
+            fields["fetched"] = came
+            fields["again"] = req.num_admissions > 1  # then what its row has may have come from elsewhere
+        if coming := waiting_for(self._engine.cache.storey, req):
+            fields["fetching"] = coming
         if req.req_pool_idx is not None:
             held = req.allocated_len - req.tree_len
             fields |= {"row": req.req_pool_idx, "tree": req.tree_len, "kv": req.kv_len, "held": held}

@@ -17,7 +17,7 @@ from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.node_text import node_text
 from nanoinfer.server.live.tape import Tape, document
 from nanoinfer.server.live.view import View
-from nanoinfer.trace.data import ENGINE_FIELDS
+from nanoinfer.trace.data import engine_fields
 
 
 def routes(service: Any, limits: Limits | None = None) -> list[BaseRoute]:
@@ -83,8 +83,7 @@ def _about(service: Any) -> dict[str, Any]:
     core = service.core
     tokenizer = core.builder.tokenizer
     return {
-        "engine": {name: getattr(core.config, name) for name in ENGINE_FIELDS}
-        | {"drafter": list(core.config.drafters)},
+        "engine": engine_fields(core),
         "show_prompts": service.settings.show_prompts,
         "has_tokenizer": tokenizer is not None,
         "has_chat_template": bool(getattr(getattr(tokenizer, "hf_tokenizer", None), "chat_template", None)),

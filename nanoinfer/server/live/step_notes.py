@@ -1,6 +1,7 @@
 """StepNotes: what the engine's thread notes after every pass, for the frame that follows."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
@@ -19,6 +20,7 @@ class StepNotes:
     def __init__(self) -> None:
         self._passes: Counter[str] = Counter()
         self._kinds: dict[Req, str] = {}
+        self._last: tuple[str, Sequence[Req]] = ("", [])  # the pass that was noted last: most passes are like it
 
     def after_pass(self, engine: Engine) -> None:
         """Note the pass that has just been made; the tape's recorder calls this."""
@@ -27,6 +29,9 @@ class StepNotes:
             return
         mode = batch.forward_mode.name
         self._passes[mode] += 1
+        if (mode, batch.reqs) == self._last:
+            return
+        self._last = mode, batch.reqs
         for req in batch.reqs:
             before = self._kinds.get(req)
             if before is None:
@@ -39,5 +44,5 @@ class StepNotes:
         """Passes by kind, and each request's strongest kind; then forget both."""
         passes, kinds = dict(self._passes), self._kinds
         self._passes.clear()
-        self._kinds = {}
+        self._kinds, self._last = {}, ("", [])
         return passes, kinds

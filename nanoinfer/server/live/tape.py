@@ -38,7 +38,7 @@ class Tape:
         elif there is own and self._is_full(own):
             own.stop()
             following = Recorder(self._engine, gives_way=True)
-            self._before, self._recorder = (_copy(own.trace), following.began - own.began), following
+            self._before, self._recorder = (copied(own.trace), following.began - own.began), following
         self._listen_to(recorder_of(self._engine))
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Tape:
         if there is None:
             return None
         before, later_s = self._before if there is self._recorder and self._before else (None, 0.0)
-        return _copy(there.trace), before, later_s
+        return copied(there.trace), before, later_s
 
     def _listen_to(self, source: Recorder | None) -> None:
         if source is self._source:
@@ -79,7 +79,3 @@ def document(pieces: tuple[TraceData, TraceData | None, float], show_prompts: bo
         trace = without_texts(trace)
     both: dict[str, Any] = {"traceEvents": perfetto.trace_events(trace), "displayTimeUnit": "ms", **to_document(trace)}
     return json.dumps(both, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _copy(trace: TraceData) -> TraceData:
-    return copied(trace, trace.requests, trace.events)

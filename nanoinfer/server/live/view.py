@@ -13,6 +13,7 @@ from nanoinfer.server.live.patch import State
 from nanoinfer.server.live.request_view import RequestView, name_of_key
 from nanoinfer.server.live.slot_view import SlotView, runs_of
 from nanoinfer.server.live.step_notes import StepNotes
+from nanoinfer.server.live.storey_view import StoreyView
 from nanoinfer.server.live.tree_view import TreeView, locked_nodes
 
 COUNTS = (
@@ -40,6 +41,7 @@ class View:
         self.notes = StepNotes()
         self.requests = RequestView(engine, limits)
         self.tree = TreeView(engine.radix_cache, limits.nodes, limits.runs)
+        self._storeys = None if engine.cache.storey is None else StoreyView(engine.cache.storey)
         self._slots = SlotView(engine.cache.token_to_kv_pool, limits.cells)
 
     def look(self, engine: Engine) -> Look:
@@ -62,6 +64,10 @@ class View:
                 "map": self._map(),
                 "written": self._written(bool(passes)),
             }
+            if self._storeys is not None:
+                state["storeys"] = self._storeys.state(stats)
+                for node, kept in self._storeys.kept(self.tree.shown).items():
+                    nodes[str(self.tree.shown[node])] |= kept
             numbers = {req: seen.number for req, seen in self.requests.seen.items()}
             excerpts = Excerpts.of(self.tree.shown, numbers, self._limits) if self._show_prompts else None
             return Look(state, excerpts, time.thread_time() - began)
@@ -71,6 +77,8 @@ class View:
         self.notes.take()
         self.requests.clear()
         self.tree.clear()
+        if self._storeys is not None:
+            self._storeys.clear()
 
     def _map(self) -> dict[str, Any]:
         owned: dict[int, np.ndarray] = {}

@@ -11,12 +11,13 @@ from urllib.request import urlopen
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.bench.serve.process import free_port
 from tests.helpers.cluster_clients import bodies, expected, stream, whole
 from tests.helpers.waiting import HANG_S, until
 
 pytestmark = pytest.mark.soak
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
-PORT = 8917
+PORT = free_port()
 URL = f"http://127.0.0.1:{PORT}"
 MAX_TOKENS = 150
 

@@ -1,7 +1,9 @@
-"""What Serve does with replicas by what they report: more of them, another one; and replicas of several processes."""
+"""What Serve does with replicas by what they report: more of them, another one; replicas of several processes; and Ray's
+own routers before them."""
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.helpers.waiting import HANG_S, until
 pytestmark = pytest.mark.soak
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 SLOW = PassCosts(1e-3, 0.05, 1e-3, 0.0)  # 20 prompt tokens per second
+NUMBERS = count()  # a name is used once: Ray's router remembers the replicas of the last cluster of a name
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,8 @@ def nodes(port: int) -> Iterator[Any]:
 
 @pytest.fixture
 def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
-    """`deployed(ReplicaSettings(...), ...)` deploys such a cluster: a Watcher, and where it listens."""
+    """`deployed(ReplicaSettings(...), ...)` deploys such a cluster: a Watcher (None with a router of Ray's), and where it
+    listens."""
     from nanoinfer.cluster.serve.applications import deploy, remove
     from nanoinfer.cluster.serve.settings import ClusterSettings
     from nanoinfer.server.settings import ServerSettings
@@ -43,11 +47,11 @@ def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
 
     def make(*args: Any, **fields: Any) -> tuple[Any, str]:
         settings = ClusterSettings(
-            *args, name=f"upkeep-{len(made)}", drain_timeout_s=1.0, health_check_period_s=1.0, **fields
+            *args, name=f"upkeep-{next(NUMBERS)}", drain_timeout_s=1.0, health_check_period_s=1.0, **fields
         )
         made.append(settings)
         deploy(settings, ServerSettings(served_model_name="story"))
-        return Watcher(settings), f"http://127.0.0.1:{port}"
+        return Watcher(settings) if settings.is_ours else None, f"http://127.0.0.1:{port}"
 
     yield make
     for settings in made:
@@ -58,7 +62,8 @@ def test_there_are_more_replicas_while_prompt_tokens_wait(deployed: Any) -> None
     """Serve decides after half a minute of it."""
     from nanoinfer.cluster.serve.settings import ReplicaSettings
 
-    slow = ReplicaSettings("sleeping", {**OPTIONS, "max_prefill_tokens": 64}, threads=1, costs=SLOW, sleeps=True)
+    options = {**OPTIONS, "max_context_len": 1024, "chunked_prefill_size": 64}  # 3 seconds per pass
+    slow = ReplicaSettings("sleeping", options, threads=1, costs=SLOW, sleeps=True)
     watcher, url = deployed(slow, 1, 2, queued_tokens_per_replica=100.0)
     assert len(watcher.names()) == 1
 
@@ -100,6 +105,20 @@ def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
     watcher, url = deployed(split, 2, cpus_per_replica=2.0, patience_s=HANG_S)
     until(lambda: len(watcher.names()) == 2, "both replicas")
     asked = bodies(6, 24)
+
+    async def ask() -> list[Any]:
+        return [answer.in_full for answer in await asyncio.gather(*(stream(url, body) for body in asked))]
+
+    assert asyncio.run(ask()) == expected(LLM("story", **OPTIONS), asked)
+
+
+@pytest.mark.parametrize("policy", ["ray-prefix", "ray-power-of-two"])
+def test_rays_own_routers_serve_too(deployed: Any, policy: str) -> None:
+    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.serve.settings import ReplicaSettings
+
+    _, url = deployed(ReplicaSettings(options=OPTIONS, threads=1, costs=ROUGH_COSTS), 2, policy=policy)
+    asked = bodies(6, 12)
 
     async def ask() -> list[Any]:
         return [answer.in_full for answer in await asyncio.gather(*(stream(url, body) for body in asked))]

@@ -1,6 +1,7 @@
 """`bench cluster`: what it sends, what it counts, and that kept cells are not measured again. Traffic itself needs Ray."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +9,7 @@ from random import Random
 
 import pytest
 
+from nanoinfer.bench.cluster import command
 from nanoinfer.bench.cluster.figures import Figures, figures_of
 from nanoinfer.bench.cluster.infinite_cache import InfiniteCache
 from nanoinfer.bench.cluster.session import run, table
@@ -35,16 +37,20 @@ def test_an_infinite_cache_has_the_longest_beginning_that_it_was_given() -> None
 
 
 def test_conversations_go_on_and_bursts_are_new_to_everybody() -> None:
-    size = Size(seconds=2, chats=20, systems=3, turns=4, bursts=5, burst_clients=3)
+    size = Size(seconds=2, chats=20, systems=3, turns=4, bursts=5, burst_prefixes=3, burst_clients=40)
     sessions = chat(size, seed=1)
     assert sessions == chat(size, seed=1) != chat(size, seed=2)
     assert len(sessions) == 20
     assert len({tuple(first.token_ids[: size.system]) for first, *_ in sessions}) <= 3
     assert all([len(ask.token_ids) for ask in session] == [280, 24, 24, 24] for session in sessions)
-    groups = [session[0] for session in burst(size, seed=1)]
-    prefixes = [tuple(ask.token_ids[: size.burst_prefix]) for ask in groups]
-    assert [prefixes.count(each) for each in prefixes] == [3] * 15
-    assert max(ask.at for ask in groups) < size.seconds
+    asks = [session[0] for session in burst(size, seed=1)]
+    for number, start in enumerate((0.0, 0.4, 0.8, 1.2, 1.6)):
+        together = asks[40 * number : 40 * (number + 1)]
+        assert all(start <= ask.at <= start + size.burst_s for ask in together)
+        assert len({tuple(ask.token_ids[: size.burst_prefix]) for ask in together}) == 3
+    prefixes = Counter(tuple(ask.token_ids[: size.burst_prefix]) for ask in asks)
+    assert len(prefixes) == 5 * 3, "each burst has new ones"
+    assert max(prefixes.values()) > 2 * min(prefixes.values()), "some are asked far more often"
 
 
 def test_figures_count_hits_waits_and_what_is_wrong() -> None:
@@ -60,11 +66,12 @@ def test_figures_count_hits_waits_and_what_is_wrong() -> None:
     assert Figures(**found.as_json()) == found
 
 
-def test_the_table_has_medians_of_rounds_and_everything_that_failed() -> None:
+def test_the_table_has_medians_and_spreads_of_rounds_and_everything_that_failed() -> None:
     rounds = [ONE, replace(ONE, ttft_p50=0.2, failed=1), replace(ONE, ttft_p50=0.9, hit_rate=0.9, failed=2)]
     *_, row = table([*rounds, replace(ONE, setup="sleep")]).splitlines()
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        *("threads", "chat", "prefix", "50.0%", "0.62", "200 ms", "300 ms", "200", "0", "3"),
+        *("threads", "chat", "prefix", "50.0%", "0.62"),
+        *("200 (100–900)", "300 (300–300)", "200 (200–200)", "3", "0", "3"),
     ]
 
 
@@ -74,8 +81,18 @@ def test_cells_that_are_kept_are_not_measured_again(tmp_path: Path) -> None:
         for workload in WORKLOADS:
             cell = replace(ONE, workload=workload, requests=number)
             (tmp_path / f"threads-{workload}-prefix-{number}.json").write_text(json.dumps(cell.as_json()))
-    found = run([setup], ["prefix"], Size(), 0, 2, tmp_path)
+    found = run([setup], ["prefix"], 0, 2, tmp_path)
     assert [(each.requests, each.workload) for each in found] == [(0, "chat"), (0, "burst"), (1, "chat"), (1, "burst")]
+
+
+def test_all_cells_can_be_written_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: True)  # kept cells need no Ray
+    cells = [replace(ONE, workload=workload).as_json() for workload in WORKLOADS]
+    for cell in cells:
+        (tmp_path / f"threads-{cell['workload']}-prefix-0.json").write_text(json.dumps(cell))
+    chosen = ["--setup", "threads", "--policy", "prefix", "--out", str(tmp_path), "--json", str(tmp_path / "all")]
+    assert main(["bench", "cluster", *chosen]) == 0
+    assert json.loads((tmp_path / "all").read_text()) == cells
 
 
 def test_what_one_engine_answers_is_what_cells_are_compared_with() -> None:

@@ -60,7 +60,13 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ("spoil", "message"),
     [
         (change("format", "profile"), '"format": "nanoinfer trace"'),
-        (change("version", 3), r"version=3: must be 1 or 2"),
+        (change("version", 4), r"version=4: must be one of 1, 2 and 3"),
+        (change("version", 3), "engine: storeys missing"),
+        (
+            change("events.2.fetched", [[0, 0, 1, 1]]),
+            r"events\[2\]: ValueError: fetched \[0, 0, 1, 1\]: must be positions",
+        ),
+        (change("events.2.fetched", [[0, 0, 1]]), r"events\[2\]: TypeError"),
         (change("version", 1), r"events\[2\]: TypeError: \[70\]: must be int"),
         (change("engine.drafter", None), "engine: drafter missing"),
         (change("events", None), "events: must be present and be a JSON array"),

@@ -27,7 +27,7 @@ def here(picture: viz.Picture) -> set[str]:
     return {patch.get_gid().removeprefix("here ") for patch in named(picture, "here ")}
 
 
-@pytest.mark.parametrize("notebook", range(2, 19))
+@pytest.mark.parametrize("notebook", range(2, 20))
 def test_every_notebook_has_a_place_on_the_map(notebook: int) -> None:
     picture = viz.engine_map(notebook)
     assert f"{notebook:02}" in picture.alt
@@ -54,6 +54,7 @@ def test_the_first_notebook_is_about_the_whole_engine() -> None:
         ("Input_Metadata", {"input metadata"}),
         ("tree", {"radix tree"}),
         (5, {"rows", "slots"}),
+        (19, {"radix tree", "slots"}),
         ("07", {"attention"}),
     ],
 )
@@ -73,7 +74,7 @@ def test_who_owns_a_slot_is_a_frame_around_tree_rows_and_slots() -> None:
         assert part.get_x() + part.get_width() < frame.get_x() + frame.get_width()
 
 
-@pytest.mark.parametrize("where", ["kernel", 19, -1, True, ["rows", "heads"]])
+@pytest.mark.parametrize("where", ["kernel", 20, -1, True, ["rows", "heads"]])
 def test_places_that_are_not_on_the_map_are_refused(where: Any) -> None:
     with pytest.raises(ValueError, match="here="):
         viz.engine_map(where)

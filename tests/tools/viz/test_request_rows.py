@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 
 from nanoinfer import viz
 from nanoinfer.viz.palette import REQUESTS, ROLES
+from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import (
     assert_readable,
     faces,
@@ -19,6 +20,7 @@ from tests.helpers.pictures import (
     take,
     texts,
 )
+from tests.helpers.storeys import storey_of
 
 
 def test_rows_show_the_slots_of_the_tree_those_of_the_request_and_what_is_left_over() -> None:
@@ -133,3 +135,30 @@ def test_rows_out_of_range_are_refused(arguments: tuple[Any], message: str) -> N
 def test_a_prefix_longer_than_its_row_is_refused() -> None:
     with pytest.raises(ValueError, match=r"prefix_lens\[0\]=10: must be at most seq_lens\[0\]=9"):
         viz.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10})
+
+
+def test_slots_whose_k_v_came_back_from_a_storey_are_hatched() -> None:
+    came = {1: {"host": (1, 3), "disk": (3, 4)}}
+    picture = viz.request_rows(make_rows(), {0: 9, 1: 14}, prefix_lens={1: 4}, fetched=came)
+    assert "14 tokens (4 of them the tree's) (2 came back from host memory) (1 came back from files)" in picture.alt
+    assert faces(picture, "row 1 2") == faces(picture, "row 1 0") == [ROLES["tree_locked"].face]
+    assert {
+        f"of the tree, locked: came back from {where} for this request" for where in ("host memory", "files")
+    } <= set(texts(picture))
+    assert_readable(picture)
+    assert not any("came back" in text for text in texts(viz.request_rows(make_rows(), {1: 14}, prefix_lens={1: 4})))
+
+
+@pytest.mark.parametrize("parts", [{"host": (0, 5)}, {"host": (3, 2)}, {"disk": (-1, 2)}, {"tape": (0, 1)}])
+def test_what_was_fetched_must_be_slots_of_the_tree(parts: dict[str, tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"fetched\[1\]=.* must be host or disk, in 0\.\.4"):
+        viz.request_rows(make_rows(), {1: 14}, prefix_lens={1: 4}, fetched={1: parts})
+
+
+def test_the_picture_of_an_engine_hatches_what_its_requests_fetched() -> None:
+    engine = make_engine(slots=56, host_cache_tokens=64)
+    storey_of(engine)
+    serve(engine, [*range(40)], [*range(60, 100)], max_new_tokens=1)
+    engine.add_request([*range(40), 3], greedy(5))
+    engine.step()
+    assert "(32 came back from host memory)" in viz.engine(engine).alt

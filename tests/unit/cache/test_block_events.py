@@ -17,7 +17,7 @@ from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.adapter_key import AdapterKey
 from tests.helpers.block_mirror import BlockMirror, FeedReader, blocks_of_tree
-from tests.helpers.trees import make_cache, put
+from tests.helpers.trees import make_cache, nested, put
 
 
 def reporting(size: int = 256, page_size: int = 1, block_size: int = 4) -> tuple[RadixCache, BlockMirror]:
@@ -80,7 +80,9 @@ def test_namespaces_have_hashes_of_their_own() -> None:
         (([1], 0), "block_size=0: must be an integer of at least 1"),
         (([1], True), "block_size=True"),
         (([1], 4, 1.5), "extra_key=1.5: must be None, text, bytes, an integer or a tuple of these"),
-        (([1], 4, ("a", frozenset())), r"extra_key=frozenset\(\)"),
+        (([1], 4, ("a", frozenset())), r"extra_key=\('a', frozenset\(\)\): must be None, text"),
+        (([1], 4, nested(33)), "extra_key: has more than 32 tuples in one another, must have at most 32"),
+        (([1], 4, nested(100_000)), "extra_key: has more than 32 tuples in one another"),
         (([1], 4, None, 7), "adapter=7: must be None or an adapter's name"),
     ],
 )

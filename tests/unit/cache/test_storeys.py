@@ -136,6 +136,25 @@ def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch:
     assert_all_free(engine)
 
 
+def test_when_k_v_from_below_cannot_be_copied_nothing_is_held() -> None:
+    storey = storey_of(engine_with())
+    with pytest.raises((IndexError, ValueError)):
+        storey.put(np.arange(32), None, 0, np.zeros((5, storey.memory.token_bytes), np.uint8))
+    assert len(storey.index) == 0, "or else blocks would have slots without their K/V"
+    storey.index.check_integrity()
+
+
+def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
+    """The second sequence takes the first one's place in host memory just when the first one is wanted."""
+    engine = engine_with(host_cache_tokens=32)
+    storey_of(engine)
+    for prompt in (FIRST, SECOND, FIRST):
+        (output,) = serve(engine, prompt)
+        assert output.cached_tokens == 0
+        engine.check_integrity()
+    assert_all_free(engine)
+
+
 def test_a_check_finds_what_is_wrong_with_an_index() -> None:
     index, tokens = BlockIndex(64, 16), np.arange(48)
     index.add(tokens, None, 0)
@@ -174,6 +193,14 @@ def test_a_block_may_take_the_room_of_the_only_one_behind_it() -> None:
     index.add(tokens[:16], None, 0)
     index.check_integrity()
     assert (index.reach(tokens, None, 16), index.reach(tokens, None, 0)) == (16, 16)
+
+
+def test_a_block_gets_no_room_from_those_before_it() -> None:
+    index, tokens = BlockIndex(16, 16), np.arange(32)
+    index.add(tokens[:16], None, 0)
+    positions, slots = index.add(tokens, None, 16)
+    assert (positions.size, slots.size, index.reach(tokens, None, 0)) == (0, 0, 16)
+    index.check_integrity()
 
 
 def test_a_block_leaves_before_those_before_it_have_slots_without_k_v() -> None:
@@ -235,3 +262,34 @@ def test_an_engine_computes_again_where_that_is_faster() -> None:
     storey.costs.note(1, 2.0)
     (output,) = serve(engine, FIRST)
     assert (output.cached_tokens, storey.fetched_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pool_slots", "slots"),
+    [
+        ([], []),
+        ([7], [2]),
+        ([4, 5, 6], [0, 1, 2]),
+        ([4, 6, 5], [8, 9, 10]),
+        ([3, 2, 1], [5, 4, 3]),
+        ([2, 9, 4], [1, 7, 3]),
+    ],
+)
+def test_neighbours_and_others_are_copied_to_their_places(pool_slots: list[int], slots: list[int]) -> None:
+    buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half()]
+    wanted = [buffer.clone() for buffer in buffers]
+    memory = HostMemory(buffers, 12)
+    memory.store(np.array(pool_slots, dtype=int), np.array(slots, dtype=int))
+    assert not memory.data[np.setdiff1d(np.arange(12), slots)].any()
+    rows = memory.read_pool(np.array(pool_slots, dtype=int))
+    for buffer in buffers:
+        buffer.zero_()
+    memory.load(np.array(slots, dtype=int), np.array(pool_slots, dtype=int))
+    for buffer, before in zip(buffers, wanted, strict=True):
+        assert torch.equal(buffer[pool_slots], before[pool_slots])
+        assert buffer.count_nonzero() == before[pool_slots].count_nonzero()
+        buffer.zero_()
+    memory.write_pool(rows, np.array(pool_slots, dtype=int))
+    assert all(
+        torch.equal(buffer[pool_slots], before[pool_slots]) for buffer, before in zip(buffers, wanted, strict=True)
+    )

@@ -10,6 +10,7 @@ import torch
 from nanoinfer import InvalidRequestError, SamplingParams
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import CONTEXT, V, assert_all_free, finish, greedy, make_engine, serve
+from tests.helpers.trees import nested
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,25 @@ def test_an_extra_key_that_may_not_always_compare_alike_is_refused(key: Any) -> 
     ):
         engine.add_request([7], greedy(), extra_key=key)
     assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("options", [{}, {"host_cache_tokens": 128}], ids=["pool", "host"])
+def test_an_extra_key_of_many_tuples_in_one_another_is_refused_before_anything_happens(options: dict[str, Any]) -> None:
+    """Comparing two of them, or taking their hash, would raise in the middle of a pass, or end the process."""
+    engine = make_engine(slots=48, **options)
+    feed = engine.block_feed(4)
+    for count in (33, 1000, 100_000):
+        with pytest.raises(
+            InvalidRequestError, match="prompt: extra_key: has more than 32 tuples in one another, must"
+        ):
+            engine.add_request([7], greedy(), extra_key=("a", nested(count)))
+    assert (engine.has_unfinished(), feed.since(0)) == (False, [])
+    prompt = [*range(40)]
+    for _ in range(2):
+        engine.add_request(prompt, greedy(1), extra_key=nested(32))
+        finish(engine)
+    assert engine.radix_cache.peek_prefix(np.array(prompt), nested(32))[0] == 40
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize("key", [None, "lora", b"lora", 7, (), ("lora", 7, (None, b"x"))])

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,17 +13,19 @@ from nanoinfer.cache.storeys.files.chain import block_keys
 from nanoinfer.cache.storeys.files.file_format import Part
 from nanoinfer.cache.storeys.files.folder import Folder, Identity, Refused
 from nanoinfer.cache.storeys.files.index import FileIndex, StoredFile
+from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 
 logger = logging.getLogger("nanoinfer.cache")
 
 
 @dataclass(frozen=True)
 class FileStats:
-    """What a store has and has done. `misses`: files that could not be used; `lost`: runs that were not written.
-    `failed_bytes`: of K/V that the writer had, and that the disk did not take."""
+    """What a store has (`bytes`: of its files) and has done. `misses`: files that could not be used; `lost`: runs that were
+    not written. `failed_bytes`: of K/V that the writer had, and that the disk did not take."""
 
     files: int = 0
     blocks: int = 0
+    bytes: int = 0
     queued_bytes: int = 0
     read_files: int = 0
     read_bytes: int = 0
@@ -50,11 +52,19 @@ class BlockFiles:
         self._lock = threading.Lock()  # of what follows; never held while a file is worked on
         self._index, self._refused = FileIndex(), dict[str, Identity | None]()
         self._stats, self._complained = FileStats(), set[str]()
+        self._listener: FileBlocks | None = None
 
     def stats(self) -> FileStats:
         """What there is, and what has been done."""
         with self._lock:
-            return replace(self._stats, files=len(self._index), blocks=self._index.num_blocks)
+            return replace(
+                self._stats, files=len(self._index), blocks=self._index.num_blocks, bytes=self._index.num_bytes
+            )
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks with these keys (see chain.py) are in files."""
+        with self._lock:
+            return [self._index.has(key) for key in keys]
 
     def reach(self, namespace: bytes, tokens: np.ndarray, start: int) -> int:
         """Up to which token there are files, without a gap, from `start` on. It looks into memory only."""
@@ -114,10 +124,9 @@ class BlockFiles:
                 self._count(lost=1, failed_bytes=kv[part.start - start : end * size - start].nbytes)
                 self._complain(f"a file is not written: {_words(error)}")
                 return None
+            self._forget(gone)
+            self._add(StoredFile(name, num_bytes, identity, begin, keys[begin:until]), namespace, tokens[: part.end])
             with self._lock:
-                for each in gone:
-                    self._index.remove(each)
-                self._index.add(StoredFile(name, num_bytes, identity, begin, keys[begin:until]))
                 self._refused.pop(name, None)
                 self._complained.clear()
             self._count(written_files=1, written_bytes=num_bytes)
@@ -125,6 +134,31 @@ class BlockFiles:
         self._touch(keys, first)  # or what this continues would go first, and this would be of no use
         self._count(write_seconds=self._clock() - began)
         return written
+
+    def first_look(self) -> None:
+        """`look`, and remove what is beyond the folder's bound: it may have been higher when the files were written."""
+        self.look()
+        try:
+            gone = self._folder.keep_bound()
+        except OSError as error:
+            self._complain(f"the folder is not kept within its bound: {_words(error)}")
+            return
+        self._forget(gone)
+
+    def tell(self, listener: FileBlocks) -> None:
+        """Tell `listener` of all blocks, and from now on which come and go. The beginning of every file is read."""
+        with self._lock:
+            self._listener, files = listener, self._index.files
+        for file in files:
+            try:
+                part, tokens, _, _ = self._folder.describe(file.name)
+            except (Refused, OSError) as error:
+                self._miss(file.name, file.identity, error)
+                continue
+            with self._lock:
+                if self._index.has_file(file):
+                    listener.found(part.namespace, tokens, file.first, file.keys)
+        listener.tell()
 
     def look(self) -> None:
         """Look into the folder for files that other processes have written or removed."""
@@ -137,9 +171,8 @@ class BlockFiles:
             return
         self._folder.remove_unfinished(names)
         mine = set(self._folder.mine(names))
+        self._forget(before - mine)
         with self._lock:
-            for name in before - mine:
-                self._index.remove(name)
             for name in refused.keys() - mine:
                 self._refused.pop(name, None)
         for name in sorted(mine - before):
@@ -162,8 +195,23 @@ class BlockFiles:
         if name != self._folder.name(keys[-1], part.start):
             raise Refused("has other tokens than its name says", damaged=True)
         first = part.start // self._size
+        self._add(StoredFile(name, num_bytes, identity, first, keys[first:]), part.namespace, tokens)
+
+    def _add(self, file: StoredFile, namespace: bytes, tokens: np.ndarray) -> None:
         with self._lock:
-            self._index.add(StoredFile(name, num_bytes, identity, first, keys[first:]))
+            self._index.add(file)
+            if (listener := self._listener) is not None:
+                listener.found(namespace, tokens, file.first, file.keys)
+        if listener is not None:
+            listener.tell()  # without the lock, because a step may begin
+
+    def _forget(self, names: Iterable[str]) -> None:
+        with self._lock:
+            gone = [key for name in names for key in self._index.remove(name)]
+            if (listener := self._listener) is not None and gone:
+                listener.lost(gone)
+        if listener is not None and gone:
+            listener.tell()
 
     def _touch(self, keys: Sequence[bytes], end: int) -> None:
         """Note that the files with the blocks before `end` are used now: the first block last, so that it goes last."""
@@ -172,8 +220,8 @@ class BlockFiles:
         self._folder.last_use.now(names)
 
     def _miss(self, name: str, identity: Identity | None, error: Refused | OSError) -> None:
+        self._forget([name])
         with self._lock:
-            self._index.remove(name)
             self._refused[name] = identity
         self._count(misses=1)
         removed = isinstance(error, Refused) and error.damaged and self._folder.remove(name)

@@ -12,8 +12,17 @@ def block_keys(namespace: bytes, tokens: np.ndarray, block_size: int) -> list[by
 
     It only finds a file. The tokens in the file decide whether it is the right one.
     """
-    key, data, step = blake2b(namespace, digest_size=KEY_BYTES).digest(), tokens.tobytes(), 4 * block_size
-    keys = []
+    return next_keys(first_key(namespace), tokens, block_size)
+
+
+def first_key(namespace: bytes) -> bytes:
+    """The key before that of a sequence's first block."""
+    return blake2b(namespace, digest_size=KEY_BYTES).digest()
+
+
+def next_keys(key: bytes, tokens: np.ndarray, block_size: int) -> list[bytes]:
+    """As `block_keys`, for `tokens` behind the block with this `key`."""
+    data, step, keys = tokens.tobytes(), 4 * block_size, list[bytes]()
     for start in range(0, len(data) - len(data) % step, step):
         key = blake2b(key + data[start : start + step], digest_size=KEY_BYTES).digest()
         keys.append(key)

@@ -165,6 +165,11 @@ class Folder:
                 count -= len(buffers.pop(0))
             buffers[:1] = [buffer[count:] for buffer in buffers[:1]]
 
+    def keep_bound(self) -> list[str]:
+        """Remove files until the folder is within its bound, as far as that is possible; the names of those that are gone.
+        Raises OSError."""
+        return [] if self._bound is None else self._bound.make_room()[0]
+
     def remove_unfinished(self, names: Iterable[str]) -> list[str]:
         """Remove what processes left that were killed while they wrote; the names of what was removed."""
         removed = []

@@ -29,6 +29,7 @@ class FileIndex:
     def __init__(self) -> None:
         self._files: dict[str, StoredFile] = {}
         self._by_key: dict[bytes, list[StoredFile]] = {}
+        self.num_bytes = 0  # of all files
 
     def __len__(self) -> int:
         return len(self._files)
@@ -50,17 +51,31 @@ class FileIndex:
         """Note a file; another one of its name is forgotten."""
         self.remove(file.name)
         self._files[file.name] = file
+        self.num_bytes += file.size
         for key in file.keys:
             self._by_key.setdefault(key, []).append(file)
 
-    def remove(self, name: str) -> None:
-        """Forget a file, if it is known."""
+    @property
+    def files(self) -> list[StoredFile]:
+        """All files."""
+        return list(self._files.values())
+
+    def remove(self, name: str) -> list[bytes]:
+        """Forget a file, if it is known. Returns the keys of blocks that no file has any more."""
         if (file := self._files.pop(name, None)) is None:
-            return
+            return []
+        self.num_bytes -= file.size
+        gone = []
         for key in file.keys:
             self._by_key[key].remove(file)
             if not self._by_key[key]:
                 del self._by_key[key]
+                gone.append(key)
+        return gone
+
+    def has_file(self, file: StoredFile) -> bool:
+        """Whether just this file is known."""
+        return self._files.get(file.name) is file
 
     def has(self, key: bytes) -> bool:
         """Whether a file has this block."""

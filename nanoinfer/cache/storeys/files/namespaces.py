@@ -21,6 +21,20 @@ def namespace_bytes(namespace: object) -> bytes | None:
     return text if len(text) <= MOST_BYTES else None
 
 
+def plain_namespace(data: bytes) -> object:
+    """The value of which `namespace_bytes` made these bytes; None, too, for other bytes."""
+    try:
+        return _value(json.loads(data.decode(errors="surrogatepass")))
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _value(plain: Any) -> object:
+    if isinstance(plain, dict):
+        return bytes.fromhex(plain["bytes"])
+    return tuple(map(_value, plain)) if isinstance(plain, list) else plain
+
+
 def _plain(value: object) -> Any:
     kind = type(value)  # not isinstance: a subclass may compare in another way
     if value is None or kind in (bool, int, str):

@@ -30,6 +30,7 @@ from nanoinfer.cache.storeys.files.folder import Folder
 from nanoinfer.cache.storeys.files.namespaces import MOST_BYTES
 from nanoinfer.cache.storeys.files.permissions import open_folder
 from nanoinfer.cache.storeys.files.worker import Pace, Worker
+from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.version import __version__
 
 logger = logging.getLogger("nanoinfer.cache")
@@ -122,7 +123,7 @@ class FileStore:
         # Without it, threads and the open folder would be there for ever.
         self._end_later = weakref.finalize(self, _end, self._reader, self._writer, self._operations)
         self._end_later.atexit = False
-        self._reader.put(_job(self._blocks.look, self._looking), 0, self._looking.cancel)
+        self._reader.put(_job(self._blocks.first_look, self._looking), 0, self._looking.cancel)
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
@@ -140,6 +141,10 @@ class FileStore:
             self.refresh()
         return self._blocks.reach(namespace, as_tokens(tokens), start)
 
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which of the blocks with these keys (see chain.py) are in files. It looks into memory only."""
+        return self._blocks.has(keys) if self._works() else [False] * len(keys)
+
     def refresh(self) -> "Future[None]":
         """Look, in the reader's thread, for files that other processes have written or removed. Cancelled by `close`."""
         looking = Future[None]()
@@ -148,6 +153,13 @@ class FileStore:
         else:
             looking.set_result(None)
         return looking
+
+    def tell(self, listener: FileBlocks) -> "Future[None]":
+        """Have the reader's thread tell `listener` of all blocks, and both threads which come and go from then on."""
+        told = Future[None]()
+        if not self._works() or not self._reader.put(_job(self._blocks.tell, told, listener), 0, told.cancel):
+            told.set_result(None)
+        return told
 
     def stats(self) -> FileStats:
         """What there is, and what has been done."""

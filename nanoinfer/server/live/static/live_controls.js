@@ -205,6 +205,8 @@ async function openNode(number) {
   const node = Live.drawings.state.nodes.get(number);
   if (node === undefined) return;
   const facts = [plural(node.length, "token"), `slots ${runsText(node.value, 3)}`, `lock_ref ${node.lock}`, plural(node.hits, "hit"), ...(node.label ? [node.label] : [])];
+  const kept = storeyWords(node.kept, "in");
+  if (kept) facts.push(`also kept: ${kept}`);
   $("#node-facts").textContent = facts.join(" · ");
   $("#node-words").replaceChildren();
   $("#node").showModal();

@@ -3,6 +3,8 @@
 
 const PHASES = { idle: "not in this pass" };
 
+const bytesText = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 })} MB`);
+
 class LiveDrawings extends Drawings {
   constructor(about, history) {
     super(about.engine);
@@ -17,6 +19,7 @@ class LiveDrawings extends Drawings {
     this.drawNumbers(fields);
     this.layOutSlots();
     this.drawSlots(this.state);
+    this.drawStoreys(fields.storeys);
     this.drawTree(this.state);
     this.drawRows(this.state);
     this.drawBatch(this.state);
@@ -46,6 +49,21 @@ class LiveDrawings extends Drawings {
     if (counts.paused) values.paused = [counts.paused, ""];
     if (counts.drafted_tokens) values["drafts accepted"] = [`${counts.accepted_tokens} of ${counts.drafted_tokens}`, ""];
     this.fillCounters(values);
+  }
+
+  /** How full the storeys below the pool are; nothing without any. */
+  drawStoreys(storeys) {
+    const line = $("#storeys");
+    line.hidden = storeys === undefined;
+    if (storeys === undefined) return;
+    const number = (name) => storeys[name].toLocaleString("en");
+    const host = `host memory: ${number("host_held_tokens")} of ${plural(storeys.host_slots, "token")} (so far ${number("host_stored_tokens")} stored, ${number("host_fetched_tokens")} fetched)`;
+    const entry = (look, text) => el("span", { class: "entry" }, el("i", { class: `swatch ${look}` }), text);
+    const entries = ["Below the pool:", entry("o-host", host)];
+    if (storeys.disk_bytes !== undefined) {
+      entries.push(entry("o-disk", `files: ${plural(storeys.disk_held_tokens, "token")} in ${bytesText(storeys.disk_bytes)} (so far ${number("disk_fetched_tokens")} read)`));
+    }
+    fill(line, ...entries);
   }
 
   // --- what the drawings of slots and tree ask for ---
@@ -147,8 +165,11 @@ class LiveDrawings extends Drawings {
   /** In place of a text: how much of the prompt was found, how much is computed, and how much has been written. */
   progress(req) {
     const done = req.status === "ended" ? req.numTokens : Math.max(req.kvLen, req.cached);
+    const { device, host, disk } = origins({ ...req, found: Math.min(req.cached, req.promptLen) });
     const parts = [
-      ["o-locked", Math.min(req.cached, req.promptLen)],
+      ["o-locked", device],
+      ["o-host", host],
+      ["o-disk", disk],
       ["p-decode", Math.max(Math.min(done, req.promptLen) - req.cached, 0)],
       ["o-free", Math.max(req.promptLen - Math.max(done, req.cached), 0)],
       [req.look, req.numTokens - req.promptLen],

@@ -86,7 +86,8 @@ class LiveState {
 function liveRequest(index, req) {
   return {
     index, ...marked(req), isMine: Mine.has(req.id), status: req.status, phase: req.phase, reason: req.reason ?? null, adapter: req.adapter ?? null,
-    promptLen: req.prompt, numTokens: req.tokens, limit: req.limit, cached: req.cached, drafted: req.drafted, accepted: req.accepted,
+    promptLen: req.prompt, numTokens: req.tokens, limit: req.limit, cached: req.cached, found: req.cached,
+    fetched: req.fetched ?? {}, fetching: req.fetching ?? 0, again: req.again ?? false, drafted: req.drafted, accepted: req.accepted,
     row: req.row ?? null, node: req.node ?? 0, treeLen: req.tree ?? 0, kvLen: req.kv ?? 0, held: req.held ?? 0, runs: req.slots ?? [],
     promptText: req.prompt_text ?? null, outputText: req.output_text ?? null,
   };
@@ -98,6 +99,7 @@ function liveNodes(fields) {
     nodes.set(Number(number), {
       number: Number(number), parent: node.parent ?? null, length: node.tokens ?? 0, value: fromRuns(node.slots ?? []), children: [],
       lock: node.lock ?? 0, hits: node.hits ?? 0, used: node.used ?? 0, made: node.made ?? 0, hidden: node.hidden, label: node.key ?? null, text: node.text ?? null,
+      kept: { host: node.host ?? 0, disk: node.disk ?? 0 },
     });
   }
   for (const node of nodes.values()) nodes.get(node.parent)?.children.push(node);

@@ -1,5 +1,8 @@
 """The bound of a folder: what was used longest ago goes first, whatever clocks say."""
 
+import errno
+import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,19 @@ import pytest
 
 from nanoinfer.cache.storeys.files import FileStore
 from nanoinfer.cache.storeys.files.last_use import LastUse
-from tests.helpers.kv_files import faulty, hit, kv_files, look, open_store, put, unfinished_files
+from tests.helpers.kv_files import (
+    BLOCK,
+    TOKEN_BYTES,
+    fails,
+    faulty,
+    hit,
+    kv_files,
+    look,
+    open_store,
+    put,
+    unfinished_files,
+)
+from tests.helpers.waiting import HANG_S
 
 
 def fresh(i: int) -> list[int]:
@@ -47,6 +62,58 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path, one: int) -> None:
     put(store, fresh(4))
     assert there(store, 5) == [2, 3, 4]
     assert there(open_store(tmp_path / "cache"), 5) == [2, 3, 4]
+
+
+def test_a_bound_that_is_lower_than_before_holds_before_anything_is_written(tmp_path: Path, one: int) -> None:
+    """In the reader's thread: whoever opens the folder does not wait for it."""
+    folder, threads = tmp_path / "cache", set[str]()
+    before = open_store(folder)
+    for i in range(5):
+        put(before, fresh(i))
+    hit(before, fresh(0))
+    operations = faulty({"remove": lambda name: threads.add(threading.current_thread().name)})
+    store = open_store(folder, max_bytes=2 * one + 1, operations=operations)
+    assert (len(kv_files(folder)), there(store, 5)) == (2, [0, 4])
+    assert (store.stats().files, store.stats().written_files, threads) == (2, 0, {"nanoinfer reads K/V"})
+    assert there(open_store(folder, max_bytes=2 * one), 5) == [0, 4], "nothing more has to go"
+    assert there(open_store(folder), 5) == [0, 4]
+
+
+def test_what_the_first_look_has_removed_is_not_found(tmp_path: Path, one: int) -> None:
+    folder = tmp_path / "cache"
+    before = open_store(folder)
+    for i in range(3):
+        put(before, fresh(i))
+    options: dict[str, Any] = {"fingerprint_fields": {"weights": "a"}, "token_bytes": TOKEN_BYTES, "block_size": BLOCK}
+    store = FileStore(folder, one, **options, clock=lambda: 0.0)  # so it does not look again
+    assert store._reader.wait(HANG_S)
+    assert (there(store, 3), store.stats().files) == ([2], 1)
+
+
+def test_what_processes_left_unfinished_goes_before_finished_files(tmp_path: Path, one: int) -> None:
+    folder = tmp_path / "cache"
+    put(open_store(folder), fresh(0))
+    (folder / ("unfinished-" + 32 * "0")).write_bytes(bytes(one))
+    assert there(open_store(folder, max_bytes=one), 1) == [0]
+    assert not unfinished_files(folder)
+
+
+def test_a_folder_in_which_nothing_can_be_removed_is_used_as_it_is(
+    tmp_path: Path, one: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, looks = tmp_path / "cache", list[None]()
+    put(open_store(folder), fresh(0))
+    put(open_store(folder), fresh(1))
+    assert there(open_store(folder, max_bytes=one, operations=faulty({"remove": fails(errno.EACCES)})), 2) == [0, 1]
+
+    def names() -> None:
+        looks.append(None)
+        if len(looks) == 2:  # the first one is `look`
+            raise OSError(errno.EIO, "Input/output error")
+
+    with caplog.at_level(logging.WARNING):
+        assert there(open_store(folder, max_bytes=one, operations=faulty({"names": names})), 2) == [0, 1]
+    assert "the folder is not kept within its bound: Input/output error" in caplog.text
 
 
 def test_the_bound_is_of_all_stores_together(tmp_path: Path, one: int) -> None:

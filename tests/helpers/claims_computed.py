@@ -1,0 +1,66 @@
+"""Claims of 17: what is said of its routers is true of the runs that are stored. A change of a router, or of how a new
+prefix finds its replica, changes all of these numbers: then the sentences must change, too."""
+
+from functools import partial
+
+from tests.helpers.claims import Claim
+
+# One line of compare_runs: its hits in %, what it computed, and the mean time to the first token.
+LINE = r" +\d+ +\d+ +\d+ +(\d+)% +(\d+) +([\d.]+) s +[\d.]+ s"
+ALL_RULES = (
+    rf"round robin{LINE}.*?hash of 32{LINE}.*?hash, other names{LINE}.*?longest match{LINE}.*?prefix router{LINE}"
+)
+NAMES = "".join(
+    rf".*?{names}: hash of 32{LINE}.*?{names}: prefix router{LINE}" for names in ("123", "DEF", "PQR", "UVW")
+)
+
+Line = tuple[float, float, float]
+
+
+def lines(*numbers: float) -> list[Line]:
+    """(hits, computed, seconds) of each rule, in the order of the table."""
+    return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]  # type: ignore[misc]
+
+
+def lucky_or_not(*numbers: float) -> bool:
+    even, lucky, unlucky, _, _ = lines(*numbers)
+    return lucky[2] < 0.35 * even[2] and unlucky[2] > 1.9 * even[2] and min(lucky[0], unlucky[0]) > even[0]
+
+
+def nearly_all_is_found(*numbers: float) -> bool:
+    even, *others, router = lines(*numbers)
+    return router[0] == 90 and router[2] < even[2] / 6.5 and router[1] <= min(rule[1] for rule in others)
+
+
+def is_quicker(*numbers: float) -> bool:
+    runs = lines(*numbers)
+    return all(router[2] < hashed[2] for hashed, router in zip(runs[::2], runs[1::2], strict=True))
+
+
+claim = partial(Claim, "17", computed=True)
+COMPUTED = (
+    claim("*twice as slow* as round robin", ALL_RULES, lucky_or_not),
+    claim("in a seventh of the time that round robin takes", ALL_RULES, nearly_all_is_found),
+    claim(
+        "1,979 instead of 10,656 prompt tokens",
+        ALL_RULES,
+        lambda *numbers: (numbers[1], numbers[-2]) == (10_656, 1_979),
+    ),
+    claim("With each of them, the router is quicker", NAMES, is_quicker),
+    claim(
+        "Better than both",
+        rf"least loaded{LINE} hash of 32{LINE} longest match{LINE}",
+        lambda *numbers: all(other[0] < numbers[6] and other[2] > numbers[8] for other in lines(*numbers)[:2]),
+    ),
+    claim(
+        "each story has one place",
+        r"prefix router, A: largest at (?!fox)\w+, (1\.00); prefix router, B: largest at (?!fox)\w+, (1\.00); "
+        r"prefix router, C: largest at fox, (1\.00)",
+        lambda *shares: set(shares) == {1},
+    ),
+    claim(
+        "That takes half of the time, and four tenths of the work",
+        rf"longest match{LINE} prefix router{LINE} The first request of a story",
+        lambda _, most, slow, __, least, quick: least < 0.45 * most and quick < 0.55 * slow,
+    ),
+)

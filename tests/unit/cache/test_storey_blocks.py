@@ -1,0 +1,254 @@
+"""Events of the storeys below a pool: each block with its medium, when it comes and when it goes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockRemoved, BlockStored, block_hashes
+from nanoinfer.cache.storeys.files import FileStore, namespace_bytes, plain_namespace
+from nanoinfer.cache.storeys.storey_blocks import FileBlocks, StoreyBlocks
+from tests.helpers.block_mirror import FeedReader, blocks_of_tree
+from tests.helpers.engines import make_engine, serve
+from tests.helpers.kv_files import BLOCK, fails, faulty, kv_files, look, open_store, put
+from tests.helpers.storeys import storey_of
+from tests.helpers.waiting import HANG_S
+
+FIRST, SECOND = [*range(40)], [*range(60, 100)]
+
+
+def nothing() -> None:
+    pass
+
+
+# --- one storey -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [3, 32, 17])
+def test_blocks_of_events_must_fill_those_of_the_storeys(size: int) -> None:
+    engine = make_engine(slots=48, host_cache_tokens=64)
+    with pytest.raises(ValueError, match=f"event_block_size={size}: must divide 16, the size of blocks in host memory"):
+        engine.block_feed(size)
+    assert storey_of(engine).index.listener is None
+    assert [*engine.radix_cache.observers] == [storey_of(engine)], "nothing has begun"
+    with pytest.raises(ValueError, match="event_block_size=0: must be an integer of at least 1"):
+        engine.block_feed(0)
+    assert engine.block_feed(8).since(0) == []
+
+
+def test_a_block_is_told_with_its_tokens_and_what_comes_before_it() -> None:
+    calls: list[None] = []
+    blocks, tokens, hashes = (
+        StoreyBlocks(CPU, 4, 2, lambda: calls.append(None)),
+        np.arange(12),
+        block_hashes(range(12), 2),
+    )
+    blocks.store(tokens, None, [("b", 1)])
+    event = BlockStored(hashes[2:4], hashes[1], [4, 5, 6, 7], 2, None, None, CPU)
+    assert (blocks.take(), blocks.take(), len(calls)) == ([event], [], 1)
+    blocks.store(tokens, None, [("a", 0), ("b", 1)])
+    assert blocks.take() == [BlockStored(hashes[:2], None, [0, 1, 2, 3], 2, None, None, CPU)]
+    blocks.remove(["b", "unknown"])
+    assert blocks.take() == [BlockRemoved(hashes[2:4], CPU)]
+    assert [each.block_hashes for each in blocks.stored()] == [hashes[:2]]
+    blocks.remove(["b"])
+    assert blocks.take() == []
+    assert len(calls) == 4
+
+
+def test_a_block_that_has_two_names_is_removed_with_the_last_one() -> None:
+    """Files of the keys 1 and True are apart, and to the tree they are one."""
+    blocks, tokens, hashes = StoreyBlocks(DISK, 4, 4, nothing), np.arange(4), block_hashes(range(4), 4, 1)
+    for name, key in (("a", 1), ("b", True)):
+        blocks.store(tokens, key, [(name, 0)])
+    assert len(blocks.take()) == len([*blocks.stored()]) == 1
+    blocks.remove(["a"])
+    assert (blocks.take(), len([*blocks.stored()])) == ([], 1)
+    blocks.remove(["b"])
+    assert (blocks.take(), [*blocks.stored()]) == ([BlockRemoved(hashes, DISK)], [])
+
+
+def test_blocks_that_begin_alike_share_what_is_told() -> None:
+    blocks, one, two = StoreyBlocks(CPU, 8, 2, nothing), [*range(8)], [0, 1, 2, 3, 9, 9, 9, 9]
+    hashes = [block_hashes(tokens, 2) for tokens in (one, two)]
+    for name, tokens in (("one", one), ("two", two)):
+        blocks.store(np.array(tokens), None, [(name, 0)])
+    first, second = blocks.take()
+    assert first == BlockStored(hashes[0], None, one, 2, None, None, CPU)
+    assert second == BlockStored(hashes[1][2:], hashes[0][1], [9] * 4, 2, None, None, CPU)
+    assert [*blocks.stored()] == [first, second]
+    blocks.remove(["one"])
+    assert blocks.take() == [BlockRemoved(hashes[0][2:], CPU)]
+    assert [*blocks.stored()] == [BlockStored(hashes[1], None, two, 2, None, None, CPU)]
+    blocks.remove(["two"])
+    assert blocks.take() == [BlockRemoved(hashes[1], CPU)]
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_may_be_on_the_device_and_in_host_memory() -> None:
+    engine = make_engine(slots=48, host_cache_tokens=64)
+    storey_of(engine)
+    serve(engine, FIRST)
+    serve(engine, SECOND)  # now the first one is in host memory only
+    reader = FeedReader(engine.block_feed())
+    first, second = (set(block_hashes(prompt, 16)) for prompt in (FIRST, SECOND))
+    reader.follow()
+    assert (reader.mirror.media[GPU].keys(), reader.mirror.media[CPU].keys()) == (second, first)
+    serve(engine, FIRST)
+    reader.follow()
+    assert reader.mirror.media[GPU].keys() == first
+    assert reader.mirror.media[CPU].keys() == first | second, "a copy stays where it was fetched from"
+    assert reader.mirror.blocks == blocks_of_tree(engine.radix_cache, 16)
+    engine.flush_cache()
+    reader.follow()
+    assert reader.mirror.media == {GPU: {}, CPU: {}}
+    snapshot = engine.block_feed().snapshot()
+    assert snapshot.blocks == []
+
+
+def test_what_a_snapshot_says_is_what_batches_have_said() -> None:
+    engine = make_engine(slots=48, host_cache_tokens=64)
+    storey_of(engine)
+    reader = FeedReader(engine.block_feed(8))
+    for prompt in (FIRST, SECOND, FIRST, [7] * 40):
+        serve(engine, prompt)
+        reader.follow()
+        fresh = FeedReader(engine.block_feed(8))
+        fresh.take_snapshot()
+        assert fresh.mirror.media == reader.mirror.media
+        assert {medium for medium, blocks in reader.mirror.media.items() if blocks} <= {GPU, CPU}
+
+
+def test_without_storeys_all_is_on_the_device() -> None:
+    engine = make_engine(slots=48)
+    feed = engine.block_feed()
+    for prompt in (FIRST, SECOND):
+        serve(engine, prompt)
+    batches = feed.since(0) or []
+    events = [event for batch in batches for event in batch.events]
+    assert {getattr(event, "medium", None) for event in events} == {GPU}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Has a store tell what it has, and keeps what that says: hash → tokens."""
+
+    def __init__(self, store: FileStore, extra_keys: Callable[[bytes], Any] = lambda namespace: [namespace]):
+        self.calls = 0
+        self.told = FileBlocks(DISK, BLOCK, BLOCK, self.changed, extra_keys)
+        store.tell(self.told).result(HANG_S)
+        self.blocks: dict[int, tuple[int, ...]] = {}
+
+    def changed(self) -> None:
+        self.calls += 1
+
+    def follow(self) -> set[int]:
+        for event in self.told.take():
+            assert isinstance(event, BlockStored | BlockRemoved)
+            assert event.medium == DISK
+            for block in event.block_hashes:
+                if isinstance(event, BlockStored):
+                    assert block not in self.blocks
+                    self.blocks[block] = tuple(event.token_ids)
+                else:
+                    del self.blocks[block]
+        assert self.blocks.keys() == {block for event in self.told.stored() for block in event.block_hashes}
+        return set(self.blocks)
+
+
+def hashes_of(*sequences: list[int], namespace: bytes = b"") -> set[int]:
+    return {block for tokens in sequences for block in block_hashes(tokens, BLOCK, namespace)}
+
+
+def test_files_are_told_of_when_they_are_found_written_and_removed(tmp_path: Path) -> None:
+    old, new = [*range(12)], [*range(50, 58)]
+    before = open_store(tmp_path)
+    assert put(before, old)
+    store = open_store(tmp_path)
+    follower = Follower(store)
+    assert follower.follow() == hashes_of(old), "what was there already"
+    calls = follower.calls
+    assert put(store, new)
+    assert follower.calls > calls
+    assert follower.follow() == hashes_of(old, new)
+    assert put(before, [*old, 1, 2, 3, 4], start=12)
+    assert follower.follow() == hashes_of(old, new)
+    look(store)
+    assert follower.follow() == hashes_of([*old, 1, 2, 3, 4], new), "what another process has written"
+    kv_files(tmp_path)[0].unlink()
+    look(store)
+    assert follower.follow() == hashes_of([*old, 1, 2, 3, 4]), "the new one was used longest ago"
+
+
+def test_a_block_in_two_files_is_there_until_both_are_gone(tmp_path: Path) -> None:
+    one, two = open_store(tmp_path), open_store(tmp_path)
+    put(one, [*range(8)])
+    put(two, [*range(12)], start=4)  # it has not looked
+    look(one)
+    follower = Follower(one)
+    assert follower.follow() == hashes_of([*range(12)])
+    first, second = kv_files(tmp_path)
+    first.unlink()
+    look(one)
+    assert follower.follow() == hashes_of([*range(12)]) - hashes_of([*range(4)])
+    second.unlink()
+    look(one)
+    assert follower.follow() == set()
+
+
+def test_files_that_go_because_of_the_bound_or_are_damaged_are_told_of(tmp_path: Path) -> None:
+    one = open_store(tmp_path / "measure")
+    put(one, [0, 1, 1, 1])
+    size = kv_files(tmp_path / "measure")[0].stat().st_size
+    store = open_store(tmp_path / "kv", max_bytes=2 * size)
+    follower, sequences = Follower(store), [[i, 1, 1, 1] for i in range(3)]
+    for tokens in sequences:
+        put(store, tokens)
+    assert follower.follow() == hashes_of(*sequences[1:])
+    file = kv_files(tmp_path / "kv")[0]
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert store.read(b"", sequences[1], 0, BLOCK) is None
+    assert follower.follow() == hashes_of(sequences[2])
+
+
+def test_a_file_that_cannot_be_read_when_telling_begins_is_a_miss(tmp_path: Path) -> None:
+    before: dict[str, Any] = {}
+    put(open_store(tmp_path), [*range(8)])
+    store = open_store(tmp_path, operations=faulty(before))
+    before["open"] = fails()
+    follower = Follower(store)
+    assert (follower.follow(), store.match(b"", [*range(8)]), store.stats().misses) == (set(), 0, 1)
+
+
+def test_a_store_that_is_closed_tells_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, [*range(8)])
+    store.close()
+    follower = Follower(store)
+    assert (follower.follow(), follower.calls) == (set(), 0)
+
+
+def test_namespaces_that_are_none_of_the_base_models_are_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    follower = Follower(store, lambda namespace: [namespace] if namespace == b"a" else [])
+    for namespace in (b"a", b"b"):
+        put(store, [*range(8)], namespace=namespace)
+    assert follower.follow() == hashes_of([*range(8)], namespace=b"a")
+
+
+def test_namespaces_can_be_read_back() -> None:
+    for value in (None, (None, None), (None, ("a", b"\x00\xff", -3, True, ())), ("digest", "\ud800")):
+        data = namespace_bytes(value)
+        assert data is not None
+        assert plain_namespace(data) == value
+        assert type(plain_namespace(data)) is type(value)
+    for data in (b"{", b"\xff", b'{"a":1}', b'{"bytes":1}', b'{"bytes":"x"}', b"[" * 100_000):
+        assert plain_namespace(data) is None
