@@ -228,9 +228,8 @@ class Recorder:
         for req, num_tokens, entry, allocated, drafts in members:
             sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
             self._event.batch.append(ev.BatchEntry(*entry, sampled, allocated, drafts))
-            if (
-                seen := self._seen.get(req)
-            ) is not None:  # else the step has failed, and its end is already in the event
+            seen = self._seen.get(req)
+            if seen is not None:  # else the step has failed, and its end is already in the event
                 self._note_outcome(req, seen)
 
     def _note_outcomes(self, decoding: Decoding) -> None:

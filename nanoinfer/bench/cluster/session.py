@@ -81,19 +81,8 @@ def table(cells: Sequence[Figures]) -> str:
     rounds: dict[tuple[str, str, str], list[Figures]] = {}
     for each in cells:
         rounds.setdefault((each.setup, each.workload, each.policy), []).append(each)
-    head = [
-        "setup",
-        "workload",
-        "policy",
-        "hits",
-        "of ideal",
-        "TTFT p50",
-        "p99",
-        "tokens/s",
-        "rounds",
-        "wrong",
-        "failed",
-    ]
+    head = ["setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong"]
+    head.append("failed")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, group in sorted(rounds.items(), key=lambda item: item[0][:2]):
         share = median(each.hit_rate / each.ideal_hit_rate if each.ideal_hit_rate else 1.0 for each in group)

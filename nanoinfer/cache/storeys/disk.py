@@ -63,9 +63,7 @@ class DiskStorey:
         self.fetched_tokens, self.least_patience_s = 0, LEAST_PATIENCE_S
         self._coming: dict[Req, Coming] = {}
         self._failed_bytes = 0  # that the disk had not taken when `save` looked last
-        self.landed: WeakKeyDictionary[Req, int] = (
-            WeakKeyDictionary()
-        )  # from which position on it has come for a request
+        self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
         self._put_off: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # likewise: too much was on its way for others
         host.below = self

@@ -20,8 +20,8 @@ COUNTS = (
 class Blocks(NamedTuple):
     """The whole blocks of a sequence that end in one node of the tree, which has `length` tokens from position `start` on.
 
-    `keys`, `file_keys`: of each block, in host memory and in files. `rest`: the tokens
-    behind the last whole block, which may have begun above. `last_key`: of that block, in files; None without files.
+    `keys`, `file_keys`: of each block, in host memory and in files. `rest`: the tokens behind the last whole block, which
+    may have begun above. `last_key`: of that block, in files; None without files.
     """
 
     start: int

@@ -39,6 +39,18 @@ def serve(server: Letters, *prompts: str) -> None:
         server.answered()
 
 
+def fetch_from_files(server: Letters, page: webdriver.Chrome) -> None:
+    """Serve four prompts, step by step, and begin with a fifth one, whose beginning comes from files."""
+    for done, prompt in enumerate((FIRST, SECOND, THIRD, FOURTH), start=1):
+        server.send(prompt, 1)
+        server.arrived(1)
+        server.step()
+        shows(page, f"live.Live.fields.counts.finished === {done}")
+    server.send(FIRST + "zz", 5)
+    server.arrived(1)
+    server.step()
+
+
 def test_a_prefix_leaves_comes_back_and_the_page_says_from_where(browser: webdriver.Chrome) -> None:
     with with_storeys(files=False) as server:
         page = opened(browser, server.up.url)
@@ -64,14 +76,7 @@ def test_a_prefix_leaves_comes_back_and_the_page_says_from_where(browser: webdri
 def test_rows_and_cards_tell_fetched_tokens_from_found_and_computed_ones(browser: webdriver.Chrome) -> None:
     with with_storeys(free=False) as server:
         page = opened(browser, server.up.url)
-        for done, prompt in enumerate((FIRST, SECOND, THIRD, FOURTH), start=1):
-            server.send(prompt, 1)
-            server.arrived(1)
-            server.step()
-            shows(page, f"live.Live.fields.counts.finished === {done}")
-        server.send(FIRST + "zz", 5)
-        server.arrived(1)
-        server.step()
+        fetch_from_files(server, page)
         shows(page, "document.querySelectorAll('#rows .row').length === 1")
         assert texts(page, "#rows .origins .entry") == ["from files 32", "computed 10"]
         widths: dict[str, Any] = page.execute_script(
@@ -95,14 +100,7 @@ def test_rows_and_cards_tell_fetched_tokens_from_found_and_computed_ones(browser
 def test_it_fits_on_a_phone_and_axe_finds_nothing(browser: webdriver.Chrome, dark: bool) -> None:
     with with_storeys(free=False) as server:
         page = opened(browser, server.up.url)
-        for done, prompt in enumerate((FIRST, SECOND, THIRD, FOURTH), start=1):
-            server.send(prompt, 1)
-            server.arrived(1)
-            server.step()
-            shows(page, f"live.Live.fields.counts.finished === {done}")
-        server.send(FIRST + "zz", 5)
-        server.arrived(1)
-        server.step()
+        fetch_from_files(server, page)
         shows(page, "document.querySelectorAll('#rows .origins').length === 1")
         for screen in (LAPTOP, PHONE):
             with device(page, *screen, dark=dark, touch=screen == PHONE):
