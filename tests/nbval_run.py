@@ -1,9 +1,7 @@
-"""Run a notebook by nbval, as a command: in a fresh kernel, its text outputs compared with those in the file."""
+"""Run a notebook by nbval, as a command: in a kernel of its own, its text outputs compared with those in the file."""
 
 import copy
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,22 @@ from typing import Any
 from notebooks.build import kernel_environment
 from notebooks.tools.files import ROOT, read, write
 from notebooks.tools.student import exercise_ids
+from tests.helpers import forked_nbval
 from tests.helpers.waiting import HANG_S
 
 # Pictures are not compared, those inside the HTML of a folded answer included; what is said about them is.
 SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
 # No other plugins: some take seconds to load.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "helpers" / "without_slow_imports"
 CELL_SECONDS, NOTEBOOK_SECONDS = 2 * HANG_S, 15 * HANG_S  # they only end what hangs
 
 
 def nbval(path: Path) -> subprocess.CompletedProcess[str]:
-    """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are."""
+    """Exit status 0 when every cell runs and says what it said. Pictures are not compared, texts are.
+
+    nbval and the kernel begin where torch and what else takes seconds is imported already, and without anything of another
+    notebook's.
+    """
     plugins = ["-p", "no:nbval", "-p", "nbval.plugin"]  # once, whether or not pyproject.toml applies to `path`
     plugins += ["-p", "tests.helpers.patient_nbval", "-p", "no:cacheprovider"]
     options = ["--nbval", "--nbval-current-env", "--color=no", "--tb=short"]
@@ -31,17 +33,8 @@ def nbval(path: Path) -> subprocess.CompletedProcess[str]:
         patterns = Path(folder) / "sanitize.cfg"
         patterns.write_text(SANITIZE, encoding="utf-8")
         options.append(f"--nbval-sanitize-with={patterns}")
-        environment = kernel_environment(ROOT, folder)
-        environment["PYTHONPATH"] += f"{os.pathsep}{WITHOUT_SLOW_IMPORTS}"
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *plugins, *options, str(path)],
-            cwd=ROOT,
-            env={**environment, **ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=NOTEBOOK_SECONDS,
-            check=False,
-        )
+        environment = {**kernel_environment(ROOT, folder), **ENVIRONMENT}
+        return forked_nbval.run([*plugins, *options, str(path)], environment, NOTEBOOK_SECONDS)
 
 
 def then_solved(notebook: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:

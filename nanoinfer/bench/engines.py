@@ -37,7 +37,7 @@ class EngineSpec:
     @property
     def converts(self) -> bool:
         """Whether it reads a file that was converted from the checkpoint."""
-        return self.file.stem in ("llamacpp", "llamacpp_lookup", "openvino")
+        return self.file.stem in ("llamacpp", "llamacpp_lookup", "llamacpp_slots", "openvino")
 
     @property
     def weights(self) -> str | None:

@@ -110,6 +110,11 @@ class Profiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self.engine.turns.visit():  # callers have their outputs before the step that made them ends
+            self._finish()
+
+    def _finish(self) -> None:
+        """Put the originals back, and share out the time of captured passes."""
         for owner, name, original in reversed(self._undo):
             if original is None:
                 delattr(owner, name)  # the original is inherited

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
+from nanoinfer.bench.engines import PEERS, EngineFailure, EngineSpec, Worker, parse_engine
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.metrics import same_requests
 from nanoinfer.bench.session import reported
@@ -24,12 +24,18 @@ from nanoinfer.bench.workloads import Job, Request, warm_up
 
 NO_TIERS = {
     "nanoinfer": "is always measured",
-    "llamacpp": "its loop here forgets its slots between two jobs",
     **dict.fromkeys(("transformers", "peft", "openvino"), "has nothing below its cache"),
 }
 WITHOUT, HOST, DISK = "without", "host memory", "files"
 WAYS = (WITHOUT, HOST, DISK)
 TOGETHER = 4  # chats that take a turn together, and for which the pool has room
+VLLM_BLOCK = 32  # tokens: the smallest of its CPU build
+BELOW = {  # what is below the pool, by way or by the file of a peer
+    WITHOUT: "nothing",
+    HOST: "host memory",
+    DISK: "host memory, files",
+    "llamacpp_slots": "saved slots: memory, then files",
+}
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,13 @@ def tier_peers(compare: Sequence[str]) -> list[EngineSpec]:
     for text in compare:
         spec = parse_engine(text)
         if spec.file.stem in NO_TIERS:
-            raise ValueError(f"--compare {spec.name}: {NO_TIERS[spec.file.stem]}; must be vllm, or a file PEER.py")
+            raise ValueError(
+                f"--compare {spec.name}: {NO_TIERS[spec.file.stem]}; must be vllm, llamacpp or a file PEER.py"
+            )
         if spec.name in [other.name for other in engines]:
             raise ValueError(f"--compare {spec.name}: given twice")
+        if spec.file.stem == "llamacpp":
+            spec = replace(spec, file=PEERS / "llamacpp_slots.py")
         engines.append(spec)
     return engines
 
@@ -98,6 +108,25 @@ def our_way(way: str, settings: TierSettings, conversations: int, folder: Path) 
     if way == DISK:
         options["cache_dir"] = str(folder)
     return replace(parse_engine("nanoinfer"), name=way, options=options)
+
+
+def their_way(spec: EngineSpec, settings: TierSettings, folder: Path) -> EngineSpec:
+    """A peer with room for as many tokens, or chats, as our pool has, and its folder for files. Its own options prevail."""
+    options: dict[str, Any] = {}
+    if spec.file.stem == "vllm":  # it keeps one block for itself
+        blocks = settings.pool // int(spec.options.get("block_size", VLLM_BLOCK)) + 1
+        options = {"block_size": VLLM_BLOCK, "num_gpu_blocks_override": blocks, "max_num_seqs": TOGETHER}
+    if spec.file.stem == "llamacpp_slots":
+        options = {"slots": TOGETHER, "folder": str(folder)}
+    return replace(spec, options={**options, **spec.options})
+
+
+def below(spec: EngineSpec) -> str:
+    """What an engine has below its pool, in words; empty if it is not known."""
+    if spec.file.stem == "vllm":
+        offloads = {"kv_offloading_size", "kv_transfer_config"} & spec.options.keys()
+        return "as its options say" if offloads else "nothing"
+    return BELOW.get(spec.file.stem, "")
 
 
 def chats(settings: TierSettings, conversations: int, vocab_size: int, number: int) -> list[list[Request]]:
@@ -120,7 +149,8 @@ def measure_tiers(
 ) -> dict[str, Any]:
     """Measure all ways and engines in every round, in shuffled order. `keep` is called with the results after each run.
 
-    ValueError if a chat does not fit into the model's context. An engine that fails has runs with an `error`.
+    ValueError if a chat does not fit into the model's context, or if a peer's file has another dtype. An engine that fails
+    has runs with an `error`.
     """
     checkpoint = Checkpoint.read(path)
     if settings.longest > checkpoint.context_len:
@@ -129,6 +159,12 @@ def measure_tiers(
             f"context of {checkpoint.name} has {checkpoint.context_len}"
         )
     dtype = settings.dtype or checkpoint.dtype
+    for spec in settings.peers:
+        if spec.converts and dtype != checkpoint.dtype:
+            raise ValueError(
+                f"--dtype {dtype}: {spec.name} reads a converted file, whose dtype is {checkpoint.dtype}; must be that, "
+                f"or without {spec.name}"
+            )
     results: dict[str, Any] = {
         "format": "tiers",
         "model": {**checkpoint.as_dict(), "dtype": dtype},
@@ -136,10 +172,12 @@ def measure_tiers(
             name: getattr(settings, name)
             for name in ("turns", "first_tokens", "question_tokens", "new_tokens", "rounds", "threads", "seed", "pool")
         },
+        "below": {**{way: BELOW[way] for way in WAYS}, **{spec.name: below(spec) for spec in settings.peers}},
         "versions": {},
         "runs": [],
     }
     names = [*WAYS, *(spec.name for spec in settings.peers)]
+    others = {spec.name: spec for spec in settings.peers}
     blocks = [(number, count) for number in range(settings.rounds) for count in settings.conversations]
     with tqdm(total=len(blocks) * len(names), desc=f"bench tiers {checkpoint.name}", unit="run") as bar:
         for number, count in blocks:
@@ -148,8 +186,9 @@ def measure_tiers(
             for name in random.Random(f"{number}/{count}").sample(names, len(names)):
                 bar.set_postfix_str(f"{count} chats, {name}")
                 with tempfile.TemporaryDirectory() as folder:
-                    others = {spec.name: spec for spec in settings.peers}
-                    spec = others.get(name) or our_way(name, settings, count, Path(folder, "kv"))
+                    kv = Path(folder, "kv")
+                    ours = name not in others
+                    spec = our_way(name, settings, count, kv) if ours else their_way(others[name], settings, kv)
                     run = {"round": number, "conversations": count, "way": name}
                     runs.append({**run, **_one_run(spec, checkpoint, dtype, settings, turns, results["versions"])})
                 bar.update(1)

@@ -36,7 +36,7 @@ def add_tiers(tiers: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME[:option=value,...][=PYTHON]",
-        help="another engine: vllm with its own options, or a file PEER.py",
+        help="another engine: vllm (with its own options), llamacpp, which saves its slots, or a file PEER.py",
     )
     tiers.add_argument(
         "--timeout", type=float, default=600, help="seconds until an engine counts as failed (default: 600)"

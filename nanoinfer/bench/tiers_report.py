@@ -7,12 +7,24 @@ from typing import Any
 from nanoinfer.bench.markdown import table
 from nanoinfer.bench.tiers import TOGETHER, WITHOUT
 
-HEAD = ("", "first token", "tok/s", "cached", "first token", "ratio", "tok/s", "cached", "same answers")
+HEAD = (
+    "",
+    "below the pool",
+    "first token",
+    "tok/s",
+    "cached",
+    "first token",
+    "ratio",
+    "tok/s",
+    "cached",
+    "same answers",
+)
 LEGEND = """\
-The first three figures are those of later turns in the same process, the others those of the last turn, in a new process.
-first token: median seconds from a turn's question to the first token of its answer. ratio: of these, to nanoinfer's without
-storeys, in the same round. tok/s: output tokens per second of all chats. cached: the share of the prompts' tokens that were
-not computed. same answers: how many have the tokens of nanoinfer without storeys. Figures are medians over rounds."""
+below the pool: where K/V goes that has no room in it. The next three figures are those of later turns in the same process,
+the others those of the last turn, in a new process. first token: median seconds from a turn's question to the first token
+of its answer. ratio: of these, to nanoinfer's without storeys, in the same round. tok/s: output tokens per second of all
+chats. cached: the share of the prompts' tokens that were not computed. same answers: how many have the tokens of nanoinfer
+without storeys. Figures are medians over rounds."""
 
 
 def format_tiers(results: Mapping[str, Any]) -> str:
@@ -27,7 +39,7 @@ def format_tiers(results: Mapping[str, Any]) -> str:
     for count in dict.fromkeys(run["conversations"] for run in runs):
         some = [run for run in runs if run["conversations"] == count]
         ways = sorted({run["way"] for run in some}, key=lambda way: _place(some, way))
-        parts += ["", f"{count} chats", "", table(HEAD, [_row(some, way) for way in ways])]
+        parts += ["", f"{count} chats", "", table(HEAD, [_row(some, way, results["below"][way]) for way in ways])]
     parts += ["", LEGEND]
     failures = dict.fromkeys((run["way"], run["error"]) for run in runs if "error" in run)
     parts += [f"- FAILED: {way}: {' | '.join(error.splitlines())}" for way, error in failures]
@@ -51,10 +63,10 @@ def _place(runs: Sequence[Mapping[str, Any]], way: str) -> tuple[int, str]:
     return (order.index(way) if way in order else len(order), way)
 
 
-def _row(runs: Sequence[Mapping[str, Any]], way: str) -> list[str]:
+def _row(runs: Sequence[Mapping[str, Any]], way: str, below: str) -> list[str]:
     mine = [run for run in runs if run["way"] == way and "error" not in run]
     if not mine:
-        return [way, "failed", *[""] * (len(HEAD) - 2)]
+        return [way, below, "failed", *[""] * (len(HEAD) - 3)]
     base = {run["round"]: run["after"]["ttft_s"] for run in runs if run["way"] == WITHOUT and "error" not in run}
     ratios = [run["after"]["ttft_s"] / base[run["round"]] for run in mine if run["round"] in base]
     same = [run["same_answers"] for run in mine if "same_answers" in run]
@@ -62,7 +74,7 @@ def _row(runs: Sequence[Mapping[str, Any]], way: str) -> list[str]:
     ttft_after, speed_after, cached_after = _three([run["after"] for run in mine])
     equal = f"{sum(each[0] for each in same)} of {sum(each[1] for each in same)}" if same else ""
     ratio = f"{median(ratios):.2f}" if ratios else ""
-    return [way, ttft, speed, cached, ttft_after, ratio, speed_after, cached_after, equal]
+    return [way, below, ttft, speed, cached, ttft_after, ratio, speed_after, cached_after, equal]
 
 
 def _three(parts: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:

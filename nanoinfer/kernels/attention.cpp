@@ -4,27 +4,34 @@
 // depend on how many tokens are computed together, nor on where their K/V came from.
 #include "query_rows.h"
 #include "team.h"
-#include <numeric>
 
 // Some new tokens of a request, and the key heads whose rows are computed together.
 struct AttentionTask { int request, token, tokens, head, heads; };
 
 // Divides a pass into tasks. As many rows as possible share the work of packing a block, as long as all threads have some.
 // Where each request has few rows, all its heads go together, too, because their keys are neighbours in memory; but not those
-// of a request with so many keys that a thread could end up with nothing else.
-static void divide(const int32_t* seq_lens, const int32_t* qo_indptr, long batch, long heads, long kv_heads,
-                   std::vector<AttentionTask>& tasks) {
+// of a request with so many keys that a thread could end up with nothing else. A VERIFY gives a request several times, once
+// for each of its tokens: these rows share keys, too, and all their heads can be computed in the place of one token's.
+static void divide(const int32_t* kv_start, const int32_t* seq_lens, const int32_t* qo_indptr, long batch, long heads,
+                   long kv_heads, std::vector<AttentionTask>& tasks) {
     constexpr long LEAST_ROWS = 64, MOST_ROWS = 512;
     long threads = omp_get_max_threads ? omp_get_max_threads() : 1, share = heads / kv_heads, total = qo_indptr[batch];
     long tokens = std::max(1L, std::clamp(total * heads / threads, LEAST_ROWS, MOST_ROWS) / share);
     bool few = total <= batch && share <= LANES;
-    long keys = std::accumulate(seq_lens, seq_lens + batch, 0L);
+    auto goes_on = [&](int b) {  // whether the next request is the same one with its next tokens
+        return b + 1 < batch && seq_lens[b] && kv_start[b + 1] == kv_start[b] &&
+               seq_lens[b + 1] == seq_lens[b] + qo_indptr[b + 2] - qo_indptr[b + 1];
+    };
+    long keys = 0;
+    for (int b = 0; b < batch; b++) keys += goes_on(b) ? 0 : seq_lens[b];
     tasks.clear();
-    for (int b = 0; b < batch; b++) {
-        int together = few && (threads == 1 || seq_lens[b] * 2 * threads <= keys) ? kv_heads : 1;
-        for (int token = qo_indptr[b]; seq_lens[b] && token < qo_indptr[b + 1]; token += tokens)
+    for (int b = 0, token = 0; b < batch; b++) {
+        if (goes_on(b)) continue;
+        int together = few && (threads == 1 || seq_lens[b] * 2 * threads <= keys) ? kv_heads : 1, end = qo_indptr[b + 1];
+        for (; seq_lens[b] && token < end; token += tokens)
             for (int head = 0; head < kv_heads; head += together)
-                tasks.push_back({b, token, (int)std::min<long>(tokens, qo_indptr[b + 1] - token), head, together});
+                tasks.push_back({b, token, (int)std::min<long>(tokens, end - token), head, together});
+        token = end;
     }
 }
 
@@ -42,10 +49,9 @@ static void attention(const typename E::T* q, const void* keys, const void* valu
     static thread_local std::vector<AttentionTask> tasks;
     const Stored<E> k{keys, key_scales, kv_heads, dim}, v{values, value_scales, kv_heads, dim};
     long share = heads / kv_heads;
-    divide(seq_lens, qo_indptr, batch, heads, kv_heads, tasks);
+    divide(kv_start, seq_lens, qo_indptr, batch, heads, kv_heads, tasks);
     const AttentionTask* last = tasks.data() + tasks.size() - 1;
-    for_each(tasks.size(), [=](long i) {  // a prompt's last tokens see most: longest first
-        const AttentionTask task = *(last - i);
+    auto compute = [=](const AttentionTask& task) {  // whether all results are finite
         const int32_t* slots = kv_indices + kv_start[task.request];
         long position = seq_lens[task.request] - (qo_indptr[task.request + 1] - task.token);
         long end = position + task.tokens, rows = task.tokens * share;
@@ -77,7 +83,16 @@ static void attention(const typename E::T* q, const void* keys, const void* valu
                     work.attend(h, group, kv, scale, cap, whole ? nullptr : seen, block == first_block_of(first));
                 }
             }
+        bool finite = true;
         for (long h = 0; h < task.heads; h++)
-            work.write(h, [&](long row) { return out + ((task.token + row / share) * heads + head_of(h, row)) * dim; });
+            finite &= work.write(h, [&](long row) { return out + ((task.token + row / share) * heads + head_of(h, row)) * dim; });
+        return finite;
+    };
+    for_each(tasks.size(), [=](long i) {  // a prompt's last tokens see most: longest first
+        const AttentionTask task = *(last - i);
+        if (compute(task) || task.token >= qo_indptr[task.request]) return;
+        // NaN or infinity in a draft's value, times a probability of 0, is NaN: the tokens before it must not get it.
+        for (int token = task.token; token < task.token + task.tokens; token++)
+            compute({task.request, token, 1, task.head, task.heads});
     });
 }

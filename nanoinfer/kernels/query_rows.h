@@ -69,9 +69,10 @@ class QueryRows {
         multiply<E>({turned, WORDS, 1}, block.values, {sum, padded}, present, WORDS, padded, fresh);
     }
 
-    // The results of one key head's rows, to their addresses.
+    // The results of one key head's rows, to their addresses. Returns whether they are finite.
     template <class Address>
-    void write(long head, const Address& address_of) {
+    bool write(long head, const Address& address_of) {
+        Floats zero = {};
         for (long row = 0; row < rows; row += LANES) {
             long at = (head * groups + row / GROUP) * GROUP;
             for (long d = 0; d < dim; d += LANES) {
@@ -81,11 +82,14 @@ class QueryRows {
                 if (!few) transpose(square);
                 for (int i = 0; i < LANES && row + i < rows; i++) {
                     T part[LANES];
-                    E::put(part, square[i] / total[at + row % GROUP + i]);
+                    Floats result = square[i] / total[at + row % GROUP + i];
+                    zero += result - result;
+                    E::put(part, result);
                     memcpy(address_of(row + i) + d, part, std::min<long>(LANES, dim - d) * sizeof(T));
                 }
             }
         }
+        return !differ(zero, Floats{});
     }
 
   private:

@@ -126,6 +126,60 @@ def test_rows_of_padding_cost_nothing_and_are_left_alone(dtype: torch.dtype):
     assert torch.equal(backend.forward_decode(q, layer, metadata)[1:2], alone)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tokens_of_one_request_that_share_its_row_have_the_bits_of_each_alone(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+):
+    """A captured VERIFY gives a request once per token. Rows that follow each other are computed together; a jump, a step
+    back, the same length again, padding and another request's row end that."""
+    backend, (sequence, other) = cpp_attention(dtype), (Sequence(dtype, heads, kv_heads, dim) for _ in range(2))
+    other.slots = other.slots.flip(0)
+    table = torch.stack([torch.full_like(sequence.slots, 2**30), sequence.slots, other.slots])
+    places = [*((1, end) for end in (*range(60, 69), 120, 121, 120, 120)), (0, 0), (1, 1), (1, 2), (0, 0)]
+    places += [(1, 198), (2, 199), (2, 200), (1, 199), (1, 200), (0, 0), (0, 0)]
+    q = torch.stack([sequence.q[end - 1] for _, end in places])
+    metadata = SimpleNamespace(
+        token_to_kv_pool=sequence.pool,
+        kv_indices=table,
+        kv_indptr=int32(*(row * LENGTH for row, _ in places)),
+        qo_indptr=torch.arange(len(places) + 1, dtype=torch.int32),
+        seq_lens=int32(*(end for _, end in places)),
+        batch_size=len(places),
+    )
+    before = torch.get_num_threads()
+    for window in (None, 50):
+        layer = AttentionLayer(0, heads, kv_heads, dim, window)
+        whole = [each.attend(backend, layer, [(0, LENGTH)]) for each in (sequence, sequence, other)]
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                got = backend.forward_decode(q, layer, metadata)
+                for (row, end), result in zip(places, got, strict=True):
+                    assert not end or torch.equal(result, whole[row][end - 1])
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_draft_whose_value_is_no_number_changes_no_token_before_it(dtype: torch.dtype):
+    backend, sequence, layer = cpp_attention(dtype), Sequence(dtype, 6, 2, 64), AttentionLayer(0, 6, 2, 64)
+    ends = range(LENGTH - 4, LENGTH + 1)
+    alone = [sequence.attend(backend, layer, [(end - 1, end)])[0] for end in ends]
+    sequence.pool.get_value_buffer(0)[int(sequence.slots[-2])] = torch.nan
+    metadata = SimpleNamespace(
+        token_to_kv_pool=sequence.pool,
+        kv_indices=sequence.slots,
+        kv_indptr=int32(*[0] * len(ends)),
+        qo_indptr=torch.arange(len(ends) + 1, dtype=torch.int32),
+        seq_lens=int32(*ends),
+        batch_size=len(ends),
+    )
+    got = backend.forward_decode(sequence.q[-len(ends) :], layer, metadata)
+    assert all(map(torch.equal, got[:3], alone[:3]))
+    assert got[3:].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_softcap_is_torchs(dtype: torch.dtype):
     backend, sequence = cpp_attention(dtype), Sequence(dtype, 6, 2, 64)

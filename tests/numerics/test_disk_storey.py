@@ -235,16 +235,6 @@ def test_a_damaged_file_is_a_miss(tmp_path: Path, model: LoadedModel, wanted: To
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
-    """An engine with two rows and K/V of the first prompt in files that are slow."""
-    first = llm_in(tmp_path, model)
-    served(first, PROMPTS[:1])
-    first.shutdown()
-    llm = llm_in(tmp_path, model, max_running_requests=2, max_total_tokens=160)
-    return llm, SlowStore(llm.engine)
-
-
 def test_a_request_waits_for_its_k_v_and_others_go_on(slow: tuple[LLM, SlowStore], wanted: Tokens) -> None:
     llm, store = slow
     engine = llm.engine

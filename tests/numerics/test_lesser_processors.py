@@ -53,9 +53,8 @@ def instructions(flags: str) -> frozenset[str]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """For programs on a processor that lacks this; each library is compiled once."""
-    folder = tmp_path_factory.mktemp("kernels")
+def environment() -> Callable[[str], dict[str, str]]:
+    """For programs on a processor that lacks this. Each library is compiled once, and kept where this processor's is."""
 
     def make(lacks: str) -> dict[str, str]:
         flags = LESSER[lacks][0]
@@ -64,7 +63,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
                 pytest.skip(f"needs a processor that has {lacks.replace(' and ', ' or ')}; without it, nothing differs")
         except KernelsUnavailableError as error:
             pytest.skip(str(error))
-        return {**os.environ, "NANOINFER_CXXFLAGS": flags, "NANOINFER_CACHE": str(folder)}
+        return {**os.environ, "NANOINFER_CXXFLAGS": flags}
 
     return make
 

@@ -44,6 +44,7 @@ def test_a_new_process_tells_of_the_files_that_it_finds_and_a_router_uses_it(
     first = llm_in(tmp_path, model)
     served(first)
     reader = FeedReader(first.engine.block_feed())
+    assert store_of(first)._reader.wait(HANG_S), "until it has begun to tell"
     reader.follow()
     assert reader.mirror.media.get(DISK, {}) == {}
     assert first.save_cache() == 0
@@ -95,6 +96,7 @@ def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, 
     reader = FeedReader(llm.engine.block_feed())
     served(llm, PROMPTS[:1], adapter="a")
     served(llm, PROMPTS[1:2], extra_key=("secret", b"1"))
+    assert store_of(llm)._reader.wait(HANG_S), "until it has begun to tell"
     assert llm.save_cache() == 0
     reader.follow()
     assert store_of(llm).stats().blocks == 6
@@ -148,16 +150,6 @@ def test_an_engine_keeps_a_bound_that_is_lower_than_before_as_soon_as_it_starts(
 
 
 # --- flushing ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
-    """An engine with K/V of the first prompt in files that are slow."""
-    first = llm_in(tmp_path, model)
-    served(first, PROMPTS[:1])
-    first.shutdown()
-    llm = llm_in(tmp_path, model, max_running_requests=2, max_total_tokens=160)
-    return llm, SlowStore(llm.engine)
 
 
 def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, SlowStore]) -> None:

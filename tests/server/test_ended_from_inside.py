@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from nanoinfer.server.buckets import Buckets
+from nanoinfer.server.drain import Drain
+from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import BODY, gated_server, let_in, patient_app
@@ -31,6 +33,28 @@ def test_a_request_that_is_aborted_from_inside_is_told_why(ends: bool, status: i
         gate.open()
         aborts.result()
         assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_only_what_the_drain_has_ended_is_told_of_the_end(ends: bool) -> None:
+    """Whoever else cancels a task means it: a cancelled task that goes on would hang whoever waits for its end."""
+
+    async def cancelled() -> tuple[BaseException | None, int]:
+        drain = Drain()
+
+        async def serve() -> None:
+            with drain.inside(lambda: False):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(serve())
+        await asyncio.sleep(0)
+        drain.end() if ends else task.cancel()
+        (raised,) = await asyncio.gather(task, return_exceptions=True)
+        return raised, drain.serving
+
+    raised, serving = run(cancelled)
+    assert type(raised) is (ApiError if ends else asyncio.CancelledError)
+    assert serving == 0
 
 
 def test_nothing_waits_for_a_client_that_has_its_answer() -> None:

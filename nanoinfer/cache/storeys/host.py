@@ -111,7 +111,7 @@ class HostStorey(TreeObserver):
         that the storey below has, too."""
         try:
             positions, slots = self.index.add(tokens, extra_key, start)
-            self.memory.data[slots] = kv[positions - start]
+            self.memory.put(kv[positions - start], slots)
             self.index.mark_saved(tokens, extra_key, start)
         except BaseException:
             self.index.clear()

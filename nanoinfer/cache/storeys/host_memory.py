@@ -5,13 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nanoinfer.cache.storeys.memory_ahead import MemoryAhead
+
 
 class HostMemory:
     """`data`: uint8 `[size, token_bytes]`; a row is what `buffers` hold for one slot, side by side, in this order, which
     `layout` says in words.
 
     `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. Copies are
-    exact. The operating system provides memory only when it is first written.
+    exact. Slots are best used from the lowest on: the operating system provides memory for those up to the highest that has
+    been used, and a little more (see MemoryAhead).
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor], size: int):
@@ -21,6 +24,7 @@ class HostMemory:
         self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
         self.token_bytes: int = ends[-1]
         self.data = np.zeros((size, self.token_bytes), np.uint8)
+        self._ahead = MemoryAhead(self.data)
 
     def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
         """What the pool holds in `pool_slots`, integers `[k]`: uint8 `[k, token_bytes]`."""
@@ -31,6 +35,12 @@ class HostMemory:
     def store(self, pool_slots: np.ndarray, slots: np.ndarray) -> None:
         """Copy what the pool holds in `pool_slots` to `slots`, integers `[k]` each."""
         self._gather(pool_slots, self.data, slots)
+        self._note(slots)
+
+    def put(self, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Copy what `read_pool` returned to `slots`, integers `[k]`."""
+        self.data[slots] = rows
+        self._note(slots)
 
     def write_pool(self, rows: np.ndarray, pool_slots: np.ndarray) -> None:
         """Copy what `read_pool` returned to `pool_slots` of a pool of the same layout, integers `[k]`."""
@@ -39,6 +49,10 @@ class HostMemory:
     def load(self, slots: np.ndarray, pool_slots: np.ndarray) -> None:
         """Copy what is in `slots` to `pool_slots` of the pool, integers `[k]` each."""
         self._scatter(self.data, slots, pool_slots)
+
+    def _note(self, slots: np.ndarray) -> None:
+        if len(slots):
+            self._ahead.used((int(slots.max()) + 1) * self.token_bytes)
 
     def _scatter(self, rows: np.ndarray, where: np.ndarray | slice, pool_slots: np.ndarray) -> None:
         where, of_pool = _as_slice(where), _as_slice(pool_slots)

@@ -1,5 +1,6 @@
 """The profiler: parts add up, nothing is left behind, and steps of both kinds are distinguished."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.profile_report import format_profile
 from nanoinfer.bench.profiler import Profiler, as_json, profile_model
 from nanoinfer.bench.workloads import WORKLOADS, make_job, warm_up
+from nanoinfer.engine.engine import Engine
 from nanoinfer.model.captured_passes import CapturedPass
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.requests.outputs import RequestOutput
+from tests.helpers.waiting import until
 
 PARAMS = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5, 6, 7], [8, 9]]
@@ -64,6 +68,23 @@ def test_passes_that_check_drafts_are_a_kind_of_their_own(checkpoint: Callable[.
             assert sum(kind["parts"].values()) == pytest.approx(kind["seconds"], rel=1e-6)
             assert min(kind["parts"].values()) >= -1e-9
         assert {"schedule", "forward: mlp", "process"} <= profile["verify"]["parts"].keys()
+
+
+def test_the_step_that_gave_the_last_output_counts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers have their outputs before that step ends: here it ends only when the profile has, or waits for it."""
+    engine, step, ended = llm.engine, type(llm.engine).step, threading.Event()
+
+    def slow_at_the_end(called: Engine) -> list[RequestOutput]:
+        outputs = step(called)
+        if not called.has_unfinished():
+            until(lambda: ended.is_set() or engine.turns.waiting)
+        return outputs
+
+    monkeypatch.setattr(type(engine), "step", slow_at_the_end)
+    with Profiler(engine) as profiler:
+        llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    ended.set()
+    assert {kind: steps.steps for kind, steps in profiler.kinds.items()} == {"extend": 1, "decode": 3}
 
 
 def test_what_was_wrapped_is_as_before_and_results_are_the_same(llm: LLM) -> None:

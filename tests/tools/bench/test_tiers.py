@@ -9,7 +9,17 @@ import pytest
 
 from nanoinfer.bench import tiers
 from nanoinfer.bench.engines import EngineSpec, parse_engine
-from nanoinfer.bench.tiers import WAYS, TierSettings, chats, figures, measure_tiers, our_way, tier_peers
+from nanoinfer.bench.tiers import (
+    WAYS,
+    TierSettings,
+    below,
+    chats,
+    figures,
+    measure_tiers,
+    our_way,
+    their_way,
+    tier_peers,
+)
 from nanoinfer.bench.tiers_report import differences, format_tiers
 from nanoinfer.bench.workloads import Request
 from nanoinfer.cli.main import main
@@ -99,8 +109,9 @@ def test_a_process_serves_all_turns_but_the_last_and_a_new_one_that(monkeypatch:
     rows = cells_of(text, "6 chats")
     assert [*rows] == [*WAYS, "broken", "wrong"]
     assert rows["files"][-1] == "18 of 18"
-    assert rows["without"][4] == "1.00"
-    assert rows["broken"][0] == "failed"
+    assert rows["without"][5] == "1.00"
+    assert [rows[way][0] for way in (*WAYS, "wrong")] == ["nothing", "host memory", "host memory, files", ""]
+    assert rows["broken"][:2] == ["", "failed"]
     assert "- FAILED: broken: FileNotFoundError: " in text
     assert differences(results, WAYS) == []
     assert differences(results, ["wrong"])[0] == "wrong, 2 chats, round 0: 6 of 6 answers"
@@ -125,10 +136,11 @@ def test_the_table_has_medians_over_rounds() -> None:
         "threads": 1,
         "rounds": 3,
     }
-    text = format_tiers({"model": {"name": "m", "dtype": "float32"}, "settings": settings, "runs": runs})
+    model, below = {"name": "m", "dtype": "float32"}, {"without": "nothing", "files": "a folder"}
+    text = format_tiers({"model": model, "settings": settings, "below": below, "runs": runs})
     rows = cells_of(text, "4 chats")
-    assert rows["files"] == ["2.500 s", "10", "50%", "2.000 s", "0.25", "10", "50%", "24 of 24"]
-    assert rows["without"][3:5] == ["8.000 s", "1.00"]
+    assert rows["files"] == ["a folder", "2.500 s", "10", "50%", "2.000 s", "0.25", "10", "50%", "24 of 24"]
+    assert rows["without"][4:6] == ["8.000 s", "1.00"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -158,10 +170,30 @@ def test_bad_options_are_named_before_anything_is_loaded(capsys: pytest.CaptureF
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--first-tokens", "1000"], "a chat would have 1144 tokens at its end, but the context of story has 1024"),
         (["--compare", "nanoinfer"], "--compare nanoinfer: is always measured"),
-        (["--compare", "llamacpp"], "--compare llamacpp: its loop here forgets its slots"),
+        (["--compare", "llamacpp", "--dtype", "bfloat16"], "--dtype bfloat16: llamacpp reads a converted file"),
+        (
+            ["--compare", "openvino"],
+            "--compare openvino: has nothing below its cache; must be vllm, llamacpp or a file",
+        ),
         (["--compare", "transformers"], "--compare transformers: has nothing below its cache"),
         (["--compare", str(FAKE), str(FAKE)], "--compare fake_peer: given twice"),
     ):
         assert main(["bench", "tiers", *argv]) == 2
         assert message in capsys.readouterr().err
-    assert tier_peers(["vllm:kv_offloading_size=1"])[0].options == parse_engine("vllm:kv_offloading_size=1").options
+
+
+def test_peers_have_room_for_as_much_as_we_have(tmp_path: Path) -> None:
+    settings, name = TierSettings(**SMALL), "vllm:num_gpu_blocks_override=3,kv_offloading_size=1"
+    vllm, own, llamacpp, other = tier_peers(["vllm", name, "llamacpp", str(FAKE)])
+    wanted = {"block_size": 32, "num_gpu_blocks_override": 7, "max_num_seqs": 4}
+    assert their_way(vllm, settings, tmp_path).options == wanted
+    assert their_way(own, settings, tmp_path).options == {
+        **wanted,
+        "num_gpu_blocks_override": 3,
+        "kv_offloading_size": 1,
+    }
+    assert their_way(llamacpp, settings, tmp_path).options == {"slots": 4, "folder": str(tmp_path)}
+    assert their_way(other, settings, tmp_path) == other
+    assert [below(each) for each in (vllm, own, other)] == ["nothing", "as its options say", ""]
+    assert below(llamacpp) == "saved slots: memory, then files"
+    assert own.options == parse_engine(name).options

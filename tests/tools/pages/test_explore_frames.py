@@ -11,7 +11,7 @@ from notebooks.tools.files import ROOT, read
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.by import By
 
-from tests.helpers.chromium import device
+from tests.helpers.chromium import device, drawn
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -54,6 +54,7 @@ def test_nothing_has_to_be_scrolled_in_a_notebooks_frame(notebook: str, browser:
             with device(browser, width, 2000):  # no bar of the notebook's own beside it
                 browser.get(page.as_uri())
                 browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
+                drawn(browser)
                 tall = browser.execute_script(TALLEST)
                 seen = browser.execute_script("return innerHeight")
                 wide, room = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")

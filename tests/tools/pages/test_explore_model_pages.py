@@ -15,7 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device
+from tests.helpers.chromium import LAPTOP, PHONE, device, drawn
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -109,6 +109,7 @@ def test_the_keyboard_chooses_and_the_page_shows_what_was_recorded(
 def test_the_pages_fit_a_narrow_screen(browser: "Chrome", pages: dict[str, str], name: str) -> None:
     with device(browser, 320, 700, touch=True):
         browser.get(pages[name])
+        drawn(browser)
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert browser.execute_script(overflow) <= 0
 
@@ -142,6 +143,7 @@ def test_the_frame_of_the_focus_crosses_no_number_beneath_its_slider(
 ) -> None:
     with device(browser, *PHONE):
         browser.get(pages[name])
+        drawn(browser)
         press(browser, Keys.TAB, Keys.TAB)
         framed = browser.execute_script("""
             const slider = document.activeElement, ticks = slider.parentElement.querySelector(".ticks");
@@ -157,6 +159,7 @@ def test_no_label_of_a_roof_is_crossed_by_another_roof(browser: "Chrome", pages:
     for width in (PHONE[0], 640, 900):
         with device(browser, width, 1000):
             browser.get(pages["roofline"])
+            drawn(browser)
             crossed = browser.execute_script("""
                 const ends = [...document.querySelectorAll(".curve")]
                   .map((curve) => curve.getPointAtLength(curve.getTotalLength()).y);
@@ -170,6 +173,7 @@ def test_no_label_of_a_roof_is_crossed_by_another_roof(browser: "Chrome", pages:
 def test_no_name_of_a_mark_is_over_the_numbers_of_the_axis(browser: "Chrome", pages: dict[str, str]) -> None:
     with device(browser, *PHONE):
         browser.get(pages["roofline"])
+        drawn(browser)
         lefts = browser.execute_script("""
             explorable.show([0, 0]);
             const left = document.querySelector(".chart .frame").getBBox().x;

@@ -198,7 +198,11 @@ def test_a_block_in_two_files_is_there_until_both_are_gone(tmp_path: Path) -> No
     look(one)
     assert follower.follow() == hashes_of([*range(12)]) - hashes_of([*range(4)])
     second.unlink()
+    calls = follower.calls
     look(one)
+    assert follower.calls == calls + 1, "it is to be taken, though nothing was found"
+    look(one)
+    assert follower.calls == calls + 1
     assert follower.follow() == set()
 
 
