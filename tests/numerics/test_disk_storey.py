@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanoinfer import LLM, SamplingParams
+from nanoinfer import LLM, Engine, SamplingParams
 from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
@@ -51,6 +51,15 @@ def served(
     outputs = [llm.generate(prompt, PARAMS, use_tqdm=False, **options)[0] for prompt in prompts]
     llm.engine.check_integrity()
     return [output.token_ids for output in outputs], [output.cached_tokens_by_tier for output in outputs]
+
+
+def one_waits(engine: Engine) -> tuple[int, int]:
+    """A request that is being computed, and one that waits for its prefix in files."""
+    other = engine.add_request(PROMPTS[1], PARAMS)
+    step(engine)
+    waits = engine.add_request(PROMPTS[0], PARAMS)
+    step(engine)
+    return other, waits
 
 
 def of_disk(tokens: int) -> dict[str, int]:
@@ -279,10 +288,7 @@ def test_a_request_that_is_aborted_while_it_waits_leaves_nothing_behind(
 ) -> None:
     llm, store = slow
     engine = llm.engine
-    other = engine.add_request(PROMPTS[1], PARAMS)
-    step(engine)
-    waits = engine.add_request(PROMPTS[0], PARAMS)
-    step(engine)
+    other, waits = one_waits(engine)
     engine.abort(waits)
     store.read_all()
     assert finish(engine)[other].token_ids == wanted[1]

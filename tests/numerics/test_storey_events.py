@@ -18,7 +18,7 @@ from tests.helpers.kv_files import look
 from tests.helpers.oracles import make_model
 from tests.helpers.storeys import SlowStore, disk_of, storey_of
 from tests.helpers.waiting import HANG_S, until
-from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, served
+from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, one_waits, served
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +178,7 @@ def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, SlowStor
 def test_what_has_come_but_not_landed_at_a_flush_is_not_used_either(slow: tuple[LLM, SlowStore]) -> None:
     llm, store = slow
     engine = llm.engine
-    other = engine.add_request(PROMPTS[1], PARAMS)
-    step(engine)
-    waits = engine.add_request(PROMPTS[0], PARAMS)
-    step(engine)
+    other, waits = one_waits(engine)
     store.read_all()
     engine.flush_cache()
     assert len(storey_of(engine).index) == 0

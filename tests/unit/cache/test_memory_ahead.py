@@ -14,10 +14,10 @@ import torch
 from nanoinfer.cache.storeys import memory_ahead
 from nanoinfer.cache.storeys.host_memory import HostMemory
 from nanoinfer.cache.storeys.memory_ahead import PIECE, MemoryAhead
+from tests.helpers.waiting import HANG_S
 
 MB = 2**20
 HUGE = 2 * MB  # the system may provide so many bytes for one
-DEADLINE = 120.0
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is provided")
 
@@ -46,7 +46,7 @@ def provide_with(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Provide
 
 def finish(ahead: Any) -> None:
     if ahead._thread is not None:
-        ahead._thread.join(DEADLINE)
+        ahead._thread.join(HANG_S)
         assert not ahead._thread.is_alive()
 
 
@@ -87,7 +87,7 @@ def test_what_is_in_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     written, provide = threading.Event(), memory_ahead._provide
 
     def wait(address: int, num_bytes: int) -> bool:
-        assert not num_bytes or written.wait(DEADLINE)
+        assert not num_bytes or written.wait(HANG_S)
         return provide(address, num_bytes)
 
     monkeypatch.setattr(memory_ahead, "_provide", wait)
@@ -134,7 +134,7 @@ def test_more_is_asked_for_when_half_of_it_is_used(monkeypatch: pytest.MonkeyPat
 
 def test_one_thread_asks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    provider = provide_with(monkeypatch, Provider(lambda: go.wait(DEADLINE)))
+    provider = provide_with(monkeypatch, Provider(lambda: go.wait(HANG_S)))
     data = np.zeros((20, MB), np.uint8)
     ahead: Any = MemoryAhead(data, 8 * MB)
     first = ahead._thread
@@ -167,15 +167,15 @@ def test_it_ends_when_the_memory_is_gone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def wait() -> None:
         asked.set()
-        assert dropped.wait(DEADLINE)
+        assert dropped.wait(HANG_S)
 
     provider = provide_with(monkeypatch, Provider(wait))
     memory: Any = HostMemory([torch.zeros(1, MB)], 8)
     thread = memory._ahead._thread
-    assert asked.wait(DEADLINE)
+    assert asked.wait(HANG_S)
     del memory
     dropped.set()
-    thread.join(DEADLINE)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert len(provider.asked) == 1
 
