@@ -33,9 +33,9 @@ def padded_size(num_requests: int) -> int:
 
 def coarse_size(num_tokens: int) -> int:
     """The size of the pass that serves so many tokens where their number keeps changing, as it does with drafts: a power
-    of two, or one and a half. Recording a pass takes as long as ten passes."""
-    size = 1 << (num_tokens - 1).bit_length()
-    return 3 * size // 4 if num_tokens <= 3 * size // 4 else size
+    of two, or one and a quarter, a half or three quarters of it. Recording a pass takes as long as ten passes."""
+    step = max((1 << (num_tokens - 1).bit_length()) // 8, 1)
+    return -(-num_tokens // step) * step
 
 
 class _NotRecorded:

@@ -150,8 +150,9 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
 
 def test_passes_of_drafts_have_few_sizes() -> None:
     sizes = [coarse_size(n) for n in range(1, 257)]
-    assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-    assert all(n <= size <= 1.5 * n for n, size in enumerate(sizes, start=1))
+    small = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
+    assert sorted(set(sizes)) == [*small, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
+    assert all(n <= size <= 1.25 * n for n, size in enumerate(sizes, start=1))
 
 
 def test_sizes_are_exact_for_small_batches_and_rounded_for_large_ones():

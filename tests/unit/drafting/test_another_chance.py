@@ -65,12 +65,12 @@ def test_a_request_that_began_badly_soon_gets_another_chance_if_others_do_well()
 
 
 def test_another_requests_chance_is_its_own() -> None:
-    lengths, wrong, right = make_lengths(lambda rows: 1 + 0.05 * rows), make_req(), make_req()
+    lengths, wrong, right = make_lengths(lambda rows: 1 + 0.05 * rows, most=6), make_req(), make_req()
     accept(lengths, wrong, 0.0)
     accept(lengths, right, 1.0)
     for _ in range(FIRST_DOUBT):
         first, second = plan_of(lengths, wrong, right)
-        assert (first, second) == (0, 6), "the sizes of passes are coarse: 8 rows, and then 12"
+        assert (first, second) == (0, 6), "sizes of passes are coarse: 8 rows, and then 10"
     first, second = plan_of(lengths, wrong, right)
     assert first > 0
     assert second >= 6

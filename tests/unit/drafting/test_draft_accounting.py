@@ -48,7 +48,7 @@ def test_adaptive_drafting_stops_where_drafts_are_always_wrong(drafter: Foreseei
 
 def test_passes_and_drafters_are_timed_apart(drafter: Foreseeing) -> None:
     clock = Clock()
-    engine = engine_of(clock=clock, num_draft_tokens=4, slots=512)
+    engine = engine_of(clock=clock, num_draft_tokens=8, slots=512)
     run, propose = engine.model_runner.run, drafter.propose
 
     def slow_run(*args: Any) -> Any:
@@ -61,12 +61,12 @@ def test_passes_and_drafters_are_timed_apart(drafter: Foreseeing) -> None:
 
     engine.model_runner.run = slow_run  # type: ignore[method-assign]
     drafter.propose = slow_propose  # type: ignore[method-assign]
-    serve(engine, [1], [40], max_new_tokens=31)  # six passes of 2 * 5 rows
+    serve(engine, [1], [40], max_new_tokens=55)  # six passes of 2 * 9 rows
     lengths = engine.scheduler.lengths  # type: ignore[attr-defined]
-    assert lengths._costs[True].has(12), "10 rows are padded to 12"
-    assert lengths._costs[True].seconds(12) == 1.0
+    assert lengths._costs[True].has(20), "18 rows are padded to 20"
+    assert lengths._costs[True].seconds(20) == 1.0
     assert lengths._costs[False].largest == 0
-    assert lengths._proposal_seconds(0, 2, 4) == pytest.approx(8.0, rel=0.01)
+    assert lengths._proposal_seconds(0, 2, 8) == pytest.approx(8.0, rel=0.01)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.04, 5.0])
