@@ -27,6 +27,8 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
 
+SLOW_MARK = "mark.slow"
+
 # In the quick and the slow ring examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
 hypothesis.settings.register_profile(
     "rings", derandomize=True, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
@@ -76,6 +78,19 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setitem(init.__kwdefaults__, "device", device)
             patch.setattr(load_model, "__defaults__", tuple({**defaults, "device": device}.values()))
         yield
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m slow` does not even import the files in which no test is marked so: that would take as long as ten slow tests."""
+    if config.option.markexpr == "slow" and collection_path.name.startswith("test_"):
+        return None if SLOW_MARK in collection_path.read_text() else True
+    return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A file is only seen to have slow tests if it says so itself."""
+    if item.get_closest_marker("slow") is not None:
+        assert SLOW_MARK in item.path.read_text(), f"{item.nodeid}: is slow, but nothing in its file is marked {SLOW_MARK}"
 
 
 @pytest.hookimpl(optionalhook=True)

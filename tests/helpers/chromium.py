@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers.waiting import HANG_S
+from tests.helpers.waiting import HANG_S, until
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -31,12 +31,21 @@ def chromium(profile: Path) -> Iterator["Chrome"]:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
+    class Patient(webdriver.Chrome):
+        """On a busy machine the driver sometimes says that a page is there before its scripts have run."""
+
+        def get(self, url: str) -> None:
+            super().get(url)
+            is_empty = url == "about:blank"
+            script = "return document.readyState === 'complete' && (location.href === 'about:blank') === arguments[0]"
+            until(lambda: self.execute_script(script, is_empty), f"{url} in the browser")
+
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for option in (*OPTIONS.split(), f"--user-data-dir={profile}"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(service=Service(DRIVER), options=options)
+    driver = Patient(service=Service(DRIVER), options=options)
     try:
         driver.set_script_timeout(HANG_S)
         driver.set_page_load_timeout(HANG_S)

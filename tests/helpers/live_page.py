@@ -80,9 +80,10 @@ def opened(browser: webdriver.Chrome, url: str) -> webdriver.Chrome:
 
 
 def shows(page: webdriver.Chrome, condition: str) -> None:
-    """Wait until a condition in JavaScript is true and the page has drawn all that it knows: it takes a frame at once, and
-    draws it with the next picture of the screen."""
-    until(lambda: page.execute_script(f"return !window.live?.Live.scheduled && ({condition})"))
+    """Wait until the page's scripts have run, a condition in JavaScript is true, and the page has drawn all that it knows:
+    it takes a frame at once, and draws it with the next picture of the screen. Before its scripts have run, `live` is the
+    button with that id."""
+    until(lambda: page.execute_script(f"return window.live?.Live?.scheduled === false && ({condition})"))
 
 
 def find(page: webdriver.Chrome, selector: str) -> Any:

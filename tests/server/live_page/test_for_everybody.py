@@ -44,7 +44,7 @@ def test_the_key_is_asked_for_and_goes_in_a_header(browser: webdriver.Chrome) ->
         }
         assert paths == {"/live/events", "/v1/models", "/v1/completions"}
         browser.refresh()
-        shows(browser, "window.live && live.history.frames.length > 0")
+        shows(browser, "live.history.frames.length > 0")
         assert browser.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
 
 
