@@ -90,7 +90,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A file is only seen to have slow tests if it says so itself."""
     if item.get_closest_marker("slow") is not None:
-        assert SLOW_MARK in item.path.read_text(), f"{item.nodeid}: is slow, but nothing in its file is marked {SLOW_MARK}"
+        assert SLOW_MARK in item.path.read_text(), (
+            f"{item.nodeid}: is slow, but nothing in its file is marked {SLOW_MARK}"
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

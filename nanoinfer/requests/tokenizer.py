@@ -63,9 +63,8 @@ class Tokenizer:
         Optimisation: a tokenizer in Rust is asked directly if transformers would add nothing to its answer, because what
         transformers does before it asks takes longer than the answer.
         """
-        if self._decodes_itself:
-            ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
-            return self.hf_tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        if self._decodes_itself and isinstance(token_ids, list) and all(type(token) is int for token in token_ids):
+            return self.hf_tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return self.hf_tokenizer.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -87,8 +86,9 @@ def _has_plain_decode(hf_tokenizer: Any) -> bool:
     """Whether a tokenizer decodes as all do that have nothing but a tokenizer.json: as its `backend_tokenizer` does."""
     from transformers import PreTrainedTokenizerFast  # loaded already, by what has made the tokenizer
 
-    plain = all(getattr(type(hf_tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode"))
-    return plain and not {"decode", "_decode"} & vars(hf_tokenizer).keys()
+    names, made = ("decode", "_decode"), type(hf_tokenizer)
+    is_plain = all(getattr(made, name) is getattr(PreTrainedTokenizerFast, name) for name in names)
+    return is_plain and not vars(hf_tokenizer).keys() & names
 
 
 class IncrementalDetokenizer:

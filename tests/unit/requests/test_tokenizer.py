@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
@@ -14,6 +15,29 @@ from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
 from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode, feed
 
 PATH = resolve_model_path("story")
+
+
+# --- all at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [list, tuple, np.array, lambda ids: [np.int64(token) for token in ids]])
+@pytest.mark.parametrize("skips", [True, False])
+def test_decode_gives_what_transformers_does_whatever_the_ids_come_in(given: Any, skips: bool) -> None:
+    ids = encode("a 😀 . , é</s>b n't")
+    expected = TOKENIZER.hf_tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False)
+    assert TOKENIZER.decode(given(ids), skip_special_tokens=skips) == expected
+    assert TOKENIZER.decode([]) == ""
+
+
+def test_what_a_tokenizer_makes_of_its_text_itself_is_not_passed_over() -> None:
+    class Loud(PreTrainedTokenizerFast):
+        def _decode(self, *args: Any, **more: Any) -> str:
+            return super()._decode(*args, **more).upper()
+
+    assert Tokenizer(Loud.from_pretrained(PATH)).decode(encode("ab")) == "AB"
+    changed = PreTrainedTokenizerFast.from_pretrained(PATH)
+    changed.decode = lambda ids, **_: f"{len(ids)} tokens"
+    assert Tokenizer(changed).decode(encode("ab")) == f"{len(encode('ab'))} tokens"
 
 
 # --- characters ------------------------------------------------------------------------------------------------------
