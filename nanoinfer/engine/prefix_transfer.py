@@ -78,7 +78,7 @@ class PrefixTransfer:
         kv = self._rows.read_pool(slots)
         if cache.storey is None:
             return kv
-        return np.concatenate((kv, cache.storey.memory.data[cache.storey.index.use(tokens, key, len(slots))]))
+        return np.concatenate((kv, cache.storey.memory.read(cache.storey.index.use(tokens, key, len(slots)))))
 
     def _add(self, tokens: np.ndarray, kv: np.ndarray, key: Hashable) -> int:
         cache, tree = self._cache, self._cache.radix_cache

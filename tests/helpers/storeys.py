@@ -211,6 +211,6 @@ def all_held(storey: HostStorey) -> list[tuple[Prefix, Any]]:
     for block in storey.index._held:
         tokens, key = storey.index.tokens_of(block)
         assert block.start is not None
-        data = storey.memory.data[block.start : block.start + storey.block_size]
+        data = storey.memory.read(np.arange(block.start, block.start + storey.block_size))
         found.append(((key, tuple(tokens.tolist())), data))
     return found

@@ -11,10 +11,9 @@ Blocks are found by their tokens, never by a hash of them.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
-
-from nanoinfer.cache.slot_allocator import SlotAllocator
 
 TOKEN_BYTES = 8  # token ids are int64
 
@@ -54,7 +53,7 @@ class BlockIndex:
         """Forget all blocks."""
         for block in self._held:  # others may still know them
             block.start, block.saved = None, False
-        self._slots = SlotAllocator(self.size, self.block_size, "host slot")
+        self._free = list(range(0, self.size, self.block_size))  # where blocks may begin: a heap, the lowest first
         self._roots: dict[Hashable, Block] = {}
         self._held.clear()
 
@@ -94,18 +93,16 @@ class BlockIndex:
         size, path = self.block_size, self._path(tokens, extra_key, create=True)
         self._touch(path)
         needed, left = [i for i in range(start // size, len(path)) if path[i].start is None], list[Block]()
-        while self._held and self._slots.available_size() < len(needed) * size:
+        while self._held and len(self._free) < len(needed):
             oldest = next(iter(self._held))
             if oldest in path:
                 break
             self._leaving(oldest)
             self._drop(oldest)
             left.append(oldest)
-        added = needed[: self._slots.available_size() // size]
+        added = needed[: len(self._free)]
         for i in added:  # only now: whoever is told of a block that leaves may look at those before it
-            slots = self._slots.alloc(size)
-            assert slots is not None
-            path[i].start = int(slots[0])
+            path[i].start = heappop(self._free)
             self._held[path[i]] = None
         self._touch(path)
         for block in (*left, *path[-1:]):
@@ -140,17 +137,13 @@ class BlockIndex:
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot is free or has one block, and every block is held or is before one that is."""
-        self._slots.check_integrity()
         blocks = [block for root in self._roots.values() for block in self._below(root)]
         held = {block for block in blocks if block.start is not None}
-        taken = self.slots_of(
-            np.array(sorted(block.start for block in held if block.start is not None), dtype=np.int64)
-        )
+        taken = [block.start for block in held if block.start is not None]
         order = {block: number for number, block in enumerate(self._held)}
         problems = {
-            "slots without or with two owners": not np.array_equal(
-                np.sort(np.concatenate((taken, self._slots.free_slots()))), np.arange(self.size)
-            ),
+            "slots without or with two owners": sorted(taken + self._free)
+            != list(range(0, self.size, self.block_size)),
             "the order of use has other blocks": held != order.keys(),
             "a block that leads nowhere": any(not block.children and block.start is None for block in blocks),
             "a block that leaves before one behind it": any(
@@ -196,7 +189,7 @@ class BlockIndex:
 
     def _drop(self, block: Block) -> None:
         assert block.start is not None
-        self._slots.free(np.arange(block.start, block.start + self.block_size))
+        heappush(self._free, block.start)
         block.start, block.saved = None, False
         del self._held[block]
 

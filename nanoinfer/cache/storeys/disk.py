@@ -244,7 +244,7 @@ class DiskStorey:
         tokens, extra_key = index.tokens_of(block)
         if (namespace := self._namespace_of(extra_key)) is None:
             return None
-        kv = memory.data[index.slots_of([each.start for each in reversed(blocks) if each.start is not None])]
+        kv = memory.read(index.slots_of([each.start for each in reversed(blocks) if each.start is not None]))
         return namespace, tokens, len(tokens) - len(kv), kv
 
     def _mark(self, block: Block | None, tokens: int, saved: bool = True) -> None:

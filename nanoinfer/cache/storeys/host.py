@@ -52,7 +52,7 @@ class HostStorey(TreeObserver):
         if size < self.block_size:
             raise ValueError(f"host_cache_tokens={size}: must be at least {self.block_size}, one block of whole pages")
         self.index = TellingIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
-        self.memory = HostMemory(buffers, self.index.size)
+        self.memory = HostMemory(buffers, self.index.size, self.block_size)
         self.costs, self._clock = costs, clock
         self.stored_tokens = self.fetched_tokens = 0
         self.below: Any = None  # a DiskStorey, if there is one: what has to leave is offered to it

@@ -1,6 +1,7 @@
 """HostMemory: K/V of tokens in host memory, in the bytes in which the pool holds it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,77 +10,105 @@ from nanoinfer.cache.storeys.memory_ahead import MemoryAhead
 
 
 class HostMemory:
-    """`data`: uint8 `[size, token_bytes]`; a row is what `buffers` hold for one slot, side by side, in this order, which
-    `layout` says in words.
+    """`data`: uint8 `[size / block_size, block_size * token_bytes]`. A line is a block of slots: what the first of
+    `buffers` holds for all of them, then what the second one holds, and so on. So whole blocks are copied in long pieces.
 
-    `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. Copies are
-    exact. Slots are best used from the lowest on: the operating system provides memory for those up to the highest that has
-    been used, and a little more (see MemoryAhead).
+    `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. `layout`
+    says in words what that is. Copies are exact. Wherever else K/V goes, it goes in rows, uint8 `[k, token_bytes]`: what
+    the buffers hold for one slot, side by side. `size` is a multiple of `block_size`. Slots are best used from the lowest
+    on: the operating system provides memory for those up to the highest that has been used, and a little more (see
+    MemoryAhead).
     """
 
-    def __init__(self, buffers: Sequence[torch.Tensor], size: int):
+    def __init__(self, buffers: Sequence[torch.Tensor], size: int, block_size: int = 1):
         self._buffers = [buffer.view(len(buffer), -1).view(torch.uint8) for buffer in buffers]
         self.layout = "; ".join(f"{buffer.dtype} {list(buffer.shape[1:])}" for buffer in buffers)
         ends = np.cumsum([buffer.shape[1] for buffer in self._buffers]).tolist()
         self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
         self.token_bytes: int = ends[-1]
-        self.data = np.zeros((size, self.token_bytes), np.uint8)
+        self._block_size = block_size
+        self.data = np.zeros((size // block_size, block_size * self.token_bytes), np.uint8)
+        self._parts = [  # of each buffer: [size / block_size, block_size, its bytes], in the same memory
+            self.data[:, block_size * each.start : block_size * each.stop].reshape(
+                -1, block_size, each.stop - each.start
+            )
+            for each in self._columns
+        ]
         self._ahead = MemoryAhead(self.data)
 
     def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
-        """What the pool holds in `pool_slots`, integers `[k]`: uint8 `[k, token_bytes]`."""
-        rows = np.empty((len(pool_slots), self.token_bytes), np.uint8)
-        self._gather(pool_slots, rows, slice(None))
-        return rows
+        """Rows of what the pool holds in `pool_slots`, integers `[k]`."""
+        of_pool = _as_slice(pool_slots)
+        return self._rows(len(pool_slots), (_read(buffer, of_pool) for buffer in self._buffers))
+
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        """Rows of what is in `slots`, integers `[k]`."""
+        where, _ = self._where(slots)
+        return self._rows(len(slots), (part[where].reshape(len(slots), part.shape[2]) for part in self._parts))
 
     def store(self, pool_slots: np.ndarray, slots: np.ndarray) -> None:
         """Copy what the pool holds in `pool_slots` to `slots`, integers `[k]` each."""
-        self._gather(pool_slots, self.data, slots)
-        self._note(slots)
+        of_pool = _as_slice(pool_slots)
+        self._store((_read(buffer, of_pool) for buffer in self._buffers), slots)
 
     def put(self, rows: np.ndarray, slots: np.ndarray) -> None:
-        """Copy what `read_pool` returned to `slots`, integers `[k]`."""
-        self.data[slots] = rows
-        self._note(slots)
+        """Copy rows to `slots`, integers `[k]`."""
+        self._store((rows[:, columns] for columns in self._columns), slots)
 
     def write_pool(self, rows: np.ndarray, pool_slots: np.ndarray) -> None:
-        """Copy what `read_pool` returned to `pool_slots` of a pool of the same layout, integers `[k]`."""
-        self._scatter(rows, slice(None), pool_slots)
+        """Copy rows to `pool_slots` of a pool of the same layout, integers `[k]`."""
+        of_pool = _as_slice(pool_slots)
+        for buffer, columns in zip(self._buffers, self._columns, strict=True):
+            _write(buffer, of_pool, rows[:, columns])
 
     def load(self, slots: np.ndarray, pool_slots: np.ndarray) -> None:
         """Copy what is in `slots` to `pool_slots` of the pool, integers `[k]` each."""
-        self._scatter(self.data, slots, pool_slots)
+        (where, _), of_pool = self._where(slots), _as_slice(pool_slots)
+        for buffer, part in zip(self._buffers, self._parts, strict=True):
+            _write(buffer, of_pool, part[where].reshape(len(slots), part.shape[2]))
 
-    def _note(self, slots: np.ndarray) -> None:
+    def _store(self, parts: Iterable[np.ndarray], slots: np.ndarray) -> None:
+        where, shape = self._where(slots)
+        for part, given in zip(self._parts, parts, strict=True):
+            part[where] = given.reshape(*shape, part.shape[2])
         if len(slots):
-            self._ahead.used((int(slots.max()) + 1) * self.token_bytes)
+            lines = int(slots.max()) // self._block_size + 1
+            self._ahead.used(lines * self.data.shape[1])
 
-    def _scatter(self, rows: np.ndarray, where: np.ndarray | slice, pool_slots: np.ndarray) -> None:
-        where, of_pool = _as_slice(where), _as_slice(pool_slots)
-        for buffer, columns in zip(self._buffers, self._columns, strict=True):
-            if buffer.device.type == "cpu":
-                buffer.numpy()[of_pool] = rows[where, columns]
-            else:
-                index = torch.from_numpy(pool_slots).long().to(buffer.device)
-                buffer.index_copy_(0, index, torch.from_numpy(np.array(rows[where, columns])).to(buffer.device))
+    def _where(self, slots: np.ndarray) -> tuple[Any, tuple[int, ...]]:
+        """What to index `_parts` with to get these slots, and the shape that they have then: whole blocks block by block,
+        which is faster, and others one by one."""
+        size = self._block_size
+        lines = slots[::size] // size
+        if np.array_equal((lines[:, None] * size + np.arange(size)).ravel(), slots):
+            return _as_slice(lines), (len(lines), size)
+        return (slots // size, slots % size), (len(slots),)
 
-    def _gather(self, pool_slots: np.ndarray, rows: np.ndarray, where: np.ndarray | slice) -> None:
-        where, of_pool = _as_slice(where), _as_slice(pool_slots)
-        for buffer, columns in zip(self._buffers, self._columns, strict=True):
-            if buffer.device.type == "cpu":
-                rows[where, columns] = buffer.numpy()[of_pool]
-            else:
-                index = torch.from_numpy(pool_slots).long().to(buffer.device)
-                rows[where, columns] = buffer.index_select(0, index).cpu().numpy()
+    def _rows(self, count: int, parts: Iterable[np.ndarray]) -> np.ndarray:
+        rows = np.empty((count, self.token_bytes), np.uint8)
+        for columns, part in zip(self._columns, parts, strict=True):
+            rows[:, columns] = part
+        return rows
 
 
-def _as_slice(slots: np.ndarray | slice) -> np.ndarray | slice:
+def _read(buffer: torch.Tensor, slots: np.ndarray | slice) -> np.ndarray:
+    """The bytes of a buffer `[N, bytes]` in these slots, on the host: of neighbours without a copy, if it is there."""
+    return buffer.numpy()[slots] if buffer.device.type == "cpu" else buffer[_on(buffer, slots)].cpu().numpy()
+
+
+def _write(buffer: torch.Tensor, slots: np.ndarray | slice, part: np.ndarray) -> None:
+    if buffer.device.type == "cpu":
+        buffer.numpy()[slots] = part
+    else:
+        buffer[_on(buffer, slots)] = torch.from_numpy(np.array(part)).to(buffer.device)
+
+
+def _on(buffer: torch.Tensor, slots: np.ndarray | slice) -> torch.Tensor | slice:
+    return slots if isinstance(slots, slice) else torch.from_numpy(slots).long().to(buffer.device)
+
+
+def _as_slice(slots: np.ndarray) -> np.ndarray | slice:
     """Neighbours in order as a slice, which numpy copies twice as fast; others as they are."""
-    if (
-        isinstance(slots, slice)
-        or not len(slots)
-        or slots[-1] - slots[0] != len(slots) - 1
-        or (np.diff(slots) != 1).any()
-    ):
+    if not len(slots) or slots[-1] - slots[0] != len(slots) - 1 or (np.diff(slots) != 1).any():
         return slots
     return slice(int(slots[0]), int(slots[0]) + len(slots))

@@ -1,6 +1,7 @@
 """Storeys below a pool: what they refuse, what they do when copying fails, and when fetching pays."""
 
 import logging
+from heapq import heappush
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_a_check_finds_what_is_wrong_with_an_index() -> None:
     del index._held[third]
     with pytest.raises(RuntimeError, match="the order of use has other blocks"):
         index.check_integrity()
-    index._slots.free(np.arange(third.start or 0, (third.start or 0) + 16))
+    heappush(index._free, third.start or 0)
     third.start = None
     with pytest.raises(RuntimeError, match="a block that leads nowhere"):
         index.check_integrity()
@@ -273,15 +274,25 @@ def test_an_engine_computes_again_where_that_is_faster() -> None:
         ([4, 6, 5], [8, 9, 10]),
         ([3, 2, 1], [5, 4, 3]),
         ([2, 9, 4], [1, 7, 3]),
+        ([1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 0, 1]),
+        ([6, 2, 3, 1, 5, 4, 9, 8], [8, 9, 10, 11, 4, 5, 6, 7]),
+        ([0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 8, 9, 10, 11]),
     ],
 )
-def test_neighbours_and_others_are_copied_to_their_places(pool_slots: list[int], slots: list[int]) -> None:
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_neighbours_and_others_are_copied_to_their_places(
+    pool_slots: list[int], slots: list[int], block_size: int
+) -> None:
     buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half()]
     wanted = [buffer.clone() for buffer in buffers]
-    memory = HostMemory(buffers, 12)
+    memory = HostMemory(buffers, 12, block_size)
     memory.store(np.array(pool_slots, dtype=int), np.array(slots, dtype=int))
-    assert not memory.data[np.setdiff1d(np.arange(12), slots)].any()
+    assert not memory.read(np.setdiff1d(np.arange(12), slots)).any()
     rows = memory.read_pool(np.array(pool_slots, dtype=int))
+    assert np.array_equal(memory.read(np.array(slots, dtype=int)), rows)
+    again = HostMemory(buffers, 12, block_size)
+    again.put(rows, np.array(slots, dtype=int))
+    assert np.array_equal(again.data, memory.data)
     for buffer in buffers:
         buffer.zero_()
     memory.load(np.array(slots, dtype=int), np.array(pool_slots, dtype=int))
