@@ -93,7 +93,9 @@ class HostMemory:
 
 def _read(buffer: torch.Tensor, slots: np.ndarray | slice) -> np.ndarray:
     """The bytes of a buffer `[N, bytes]` in these slots, on the host: of neighbours without a copy, if it is there."""
-    return buffer.numpy()[slots] if buffer.device.type == "cpu" else buffer[_on(buffer, slots)].cpu().numpy()
+    if buffer.device.type != "cpu":
+        return buffer[_on(buffer, slots)].cpu().numpy()
+    return buffer.numpy()[slots] if isinstance(slots, slice) else buffer.numpy().take(slots, axis=0)
 
 
 def _write(buffer: torch.Tensor, slots: np.ndarray | slice, part: np.ndarray) -> None:
