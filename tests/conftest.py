@@ -81,7 +81,7 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m slow` does not even import the files in which no test is marked so: that would take as long as ten slow tests."""
+    """`-m slow` does not even import the files in which no test is marked so, because that takes each process seconds."""
     if config.option.markexpr == "slow" and collection_path.name.startswith("test_"):
         return None if SLOW_MARK in collection_path.read_text() else True
     return None
