@@ -320,7 +320,7 @@ LATE: tuple[Claim, ...] = (
     ),
     Claim(
         "16",
-        "the last line says that the server that refuses has more of",
+        "the last line says that the server that refuses has the higher",
         r"answers within 400 ms, per second: any number may wait: ([\d.]+), at most 4 may wait: ([\d.]+)",
         lambda every, few: few > every,
     ),
