@@ -35,10 +35,21 @@ def chromium(profile: Path) -> Iterator["Chrome"]:
         """On a busy machine the driver sometimes says that a page is there before its scripts have run."""
 
         def get(self, url: str) -> None:
+            if "#" not in url:  # with it, the page may only have to move
+                self.execute_script("document.isLeft = true")
             super().get(url)
-            is_empty = url == "about:blank"
-            script = "return document.readyState === 'complete' && (location.href === 'about:blank') === arguments[0]"
-            until(lambda: self.execute_script(script, is_empty), f"{url} in the browser")
+            self._until_there(url == "about:blank")
+
+        def refresh(self) -> None:
+            self.execute_script("document.isLeft = true")
+            super().refresh()
+            self._until_there(is_empty=False)
+
+        def _until_there(self, is_empty: bool) -> None:
+            script = """
+                const isEmpty = location.href === "about:blank";
+                return document.readyState === "complete" && !document.isLeft && isEmpty === arguments[0];"""
+            until(lambda: self.execute_script(script, is_empty), "the page in the browser")
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
@@ -65,6 +76,13 @@ def clean(browser: "Chrome") -> None:
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get_log("performance")
+
+
+def press(page: "Chrome", *keys: str) -> None:
+    """Keys that whatever has the focus gets."""
+    from selenium.webdriver import ActionChains
+
+    ActionChains(page).send_keys(*keys).perform()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from tests.helpers.live import SpellingTokenizer
 from tests.helpers.servers import patient_app, running
 from tests.helpers.waiting import PAUSE_S, Worker, until
 
-LAPTOP, PHONE = (1366, 768), (390, 844)
 HOSTILE = "</script><img src=x>${1}<!--"
 
 
@@ -94,10 +93,6 @@ def texts(page: webdriver.Chrome, selector: str) -> list[str]:
     return page.execute_script(
         "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
     )
-
-
-def press(page: webdriver.Chrome, *keys: str) -> None:
-    webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
 def set_field(page: webdriver.Chrome, name: str, value: Any) -> None:

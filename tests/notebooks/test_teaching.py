@@ -1,11 +1,7 @@
 """notebooks.course: classes that grow, exercises, checks and what they say."""
 
-import itertools
-import pickle
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,113 +12,9 @@ import torch
 
 from nanoinfer.model import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal, extend
+from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal
 from notebooks.course.exercises import all_exercises, exercises_of, find
 from tests.sample_series import save_checks
-
-
-class Grown:
-    """Grows below."""
-
-    start = 3
-
-
-class TestExtend:
-    """A class that grows over several cells."""
-
-    def test_all_kinds_of_members(self) -> None:
-        class Thing:
-            size = 2
-
-        alive = Thing()
-
-        @extend(Thing)
-        def double(self: Any) -> int:
-            return 2 * self.size
-
-        @extend(Thing)
-        @property
-        def half(self: Any) -> float:
-            return self.size / 2
-
-        @extend(Thing)
-        @classmethod
-        def make(cls: Any) -> Any:
-            return cls()
-
-        @extend(Thing)
-        @staticmethod
-        def three() -> int:
-            return 3
-
-        @extend(Thing)
-        @cached_property
-        def once(self: Any) -> object:
-            return object()
-
-        assert (alive.double(), alive.half, alive.three(), Thing.three()) == (4, 1.0, 3, 3)
-        assert isinstance(Thing.make(), Thing)
-        assert alive.once is alive.once
-        assert Thing.double.__qualname__.endswith("Thing.double")
-
-    def test_a_member_is_replaced_for_living_objects(self) -> None:
-        class Thing:
-            def size(self) -> int:
-                return 1
-
-        alive = Thing()
-
-        @extend(Thing)
-        def size(self: Any) -> int:
-            return 2
-
-        assert alive.size() == 2
-
-    def test_names_keep_their_meaning_and_cells_can_be_run_again(self) -> None:
-        namespace: dict[str, Any] = {"extend": extend, "count": itertools.count}
-        exec("class Thing: pass", namespace)
-        for answer in (1, 2):
-            exec(f"@extend(Thing)\ndef count(self): return {answer}", namespace)
-            exec(f"@extend(Thing)\ndef size(self): return {answer}", namespace)
-            assert namespace["count"] is itertools.count
-            assert namespace["Thing"]().count() == answer
-            assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
-
-    def test_a_class_is_no_longer_abstract_once_its_methods_are_there(self) -> None:
-        class Shape(ABC):
-            @abstractmethod
-            def area(self) -> int: ...
-
-        class Square(Shape):
-            pass
-
-        with pytest.raises(TypeError, match="abstract"):
-            Square()
-
-        @extend(Square)
-        def area(self: Any) -> int:
-            return 4
-
-        assert Square().area() == 4
-
-    def test_a_bound_method_can_be_pickled(self) -> None:
-        @extend(Grown)
-        def more(self: Any) -> int:
-            return self.start + 1
-
-        assert Grown.more.__module__ == __name__
-        assert pickle.loads(pickle.dumps(Grown().more))() == 4
-
-    def test_what_is_no_class_or_no_member_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="must be given the class"):
-            extend(Grown())
-        with pytest.raises(TypeError, match="is not a function"):
-            extend(Grown)(3)
-        with pytest.raises(TypeError, match="is not a function"):
-
-            @extend(Grown)
-            class Inner:
-                pass
 
 
 class TestExpectEqual:

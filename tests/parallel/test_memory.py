@@ -57,7 +57,7 @@ def test_no_rank_ever_has_more_than_its_part_and_one_tensor(quantization: str, l
     """Beyond what a rank of a tiny model has."""
     tiny = most_memory(save_checkpoint(tmp_path / "tiny"), quantization)
     if not tiny:
-        pytest.skip("this system does not say how much memory a process had at most")
+        pytest.skip("needs a kernel that says how much memory a process had at most (VmHWM)")
     for rank, (found, base) in enumerate(zip(most_memory(large, quantization), tiny, strict=True)):
         grown = found - base
         assert grown + 8 * MIB > WHOLE / 2, "the share is there"

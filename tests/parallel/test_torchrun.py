@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,5 +149,6 @@ def group_of(session: int) -> list[int]:
     pids = [session]
     for pid in pids:
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            pids.extend(map(int, children.read_text().split()))
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                pids.extend(map(int, children.read_text().split()))
     return pids

@@ -13,7 +13,7 @@ from nanoinfer.trace import Trace
 from tests.helpers.engines import make_engine
 from tests.helpers.live import SpellingTokenizer
 from tests.helpers.servers import Running, patient_app, running
-from tests.helpers.waiting import HANG_S
+from tests.helpers.waiting import HANG_S, until
 
 KEY = {"authorization": "Bearer a-key"}
 
@@ -120,7 +120,9 @@ def test_texts_of_nodes_can_be_read_where_prompts_are_shown(shown: Running) -> N
 
 def test_the_last_minutes_can_be_saved_while_somebody_watches(locked: Running, shown: Running, tmp_path: Path) -> None:
     for up, headers, text in ((locked, KEY, "□" * 10), (shown, None, "abcdefghij")):
-        assert up.get("/live/trace", headers=headers).status_code == 409
+        until(
+            lambda up=up, headers=headers: up.get("/live/trace", headers=headers).status_code == 409
+        )  # nobody watches
         with httpx.stream("GET", f"{up.url}/live/events", headers=headers, timeout=HANG_S) as response:
             lines = response.iter_lines()  # closes the stream at its end
             assert next(lines) == "event: frame"

@@ -19,8 +19,10 @@ def test_abort_ends_the_stream_and_says_so_and_the_others_notice_nothing() -> No
             gate.let_one_through()
             assert (await anext(stream)).token_ids == [2]
             other = asyncio.create_task(front.generate([50], greedy(4)))
+            ending = asyncio.create_task(front.abort(stream.request_id))
+            await asyncio.sleep(0)  # it is posted
             gate.open()
-            await front.abort(stream.request_id)
+            await ending
             await front.abort(stream.request_id)
             await front.abort(10**9)
             pieces = [piece async for piece in stream]

@@ -18,6 +18,7 @@ def test_shutdown_ends_streams_and_may_be_called_again() -> None:
         gate.let_one_through()
         await anext(stream)
         closing = [asyncio.create_task(front.shutdown()) for _ in range(3)]
+        await until_async(lambda: engine.turns.waiting, "one of them")
         gate.open()
         await asyncio.gather(*closing)
         await front.shutdown()

@@ -14,8 +14,8 @@ from tests.helpers.storeys import storey_of, with_files
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
 
-from tests.helpers.chromium import device
-from tests.helpers.live_page import LAPTOP, PHONE, Letters, find, opened, shows, texts
+from tests.helpers.chromium import LAPTOP, PHONE, device
+from tests.helpers.live_page import Letters, find, opened, shows, texts
 
 pytestmark = pytest.mark.slow
 ALL = "".join(map(chr, range(40, 120)))

@@ -36,7 +36,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device
+from tests.helpers.chromium import LAPTOP, PHONE, device, press
 from tests.helpers.explorables import NAMES, SLOTS, make
 
 if TYPE_CHECKING:
@@ -57,10 +57,6 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(browser: "Chrome", page_path: Path) -> "Chrome":
     browser.get(page_path.as_uri())
     return browser
-
-
-def press(page: "Chrome", *keys: str) -> None:
-    webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
 def drawn(page: "Chrome") -> dict[str, Any]:

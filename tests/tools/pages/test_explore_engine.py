@@ -2,28 +2,23 @@
 separate run whose engine is looked at directly."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nanoinfer import LLM, Engine
+from nanoinfer import LLM
 from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.llm import make_engine
-from nanoinfer.requests.sampling_params import SamplingParams
-from notebooks.course.explore import chunk_sizes, eviction, overtaking, page_sizes, pool_sizes, token_life, tree_steps
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
-from notebooks.course.explore.lives import lives_of, seen_moments
+from notebooks.course.explore import chunk_sizes, eviction, overtaking, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore.explorable import Explorable
 from notebooks.course.explore.panels.bars import Bars
-from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
-from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span
+from notebooks.course.explore.panels.cells import Cells
+from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.panels.numbers import Numbers
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
-from notebooks.course.prompts import FOX
-
-Recorded = Callable[[Callable[[LLM], Any]], Any]
+from tests.helpers.explore_runs import Recorded, live
 
 
 def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
@@ -33,19 +28,6 @@ def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: 
 
 def shown_numbers(explorable: Explorable, indices: tuple[int, ...]) -> dict[str, str]:
     return {each.name: each.value for each in panel(explorable, indices, Numbers).numbers}
-
-
-def live(story: LLM, arrivals: tuple[Arrival, ...], slots: int, **config: Any) -> Iterator[Engine]:
-    """A second engine that serves the same, without a trace: yielded after every step."""
-    fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
-    engine, waiting, steps = make_engine(story.model, EngineConfig(**fields)), list(arrivals), 0
-    while waiting or engine.has_unfinished():
-        while waiting and (waiting[0].step <= steps or not engine.has_unfinished()):
-            _, prompt, tokens = waiting.pop(0)
-            engine.add_request(prompt, SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True))
-        engine.step()
-        steps += 1
-        yield engine
 
 
 def texts(run: Run) -> list[str]:
@@ -355,122 +337,9 @@ def test_an_arrow_leads_from_a_node_to_the_parts_that_became_of_it(story: LLM) -
     assert splits == 2
 
 
-# --- one token's life ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
-def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
-    request_number: int, position: int, story: LLM, recorded: Recorded
-) -> None:
-    trace = recorded(token_life.record_lives).trace
-    lives = lives_of(trace, request_number, position)[1:]  # from the first step on
-    for engine, life in zip(live(story, token_life.ARRIVALS, token_life.SLOTS), lives, strict=True):
-        running = {req.request_id: req for req in engine.scheduler.running}
-        rows = {number: engine.cache.rows[req.req_pool_idx, : req.kv_len].tolist() for number, req in running.items()}
-        row = rows.get(request_number, [])
-        if len(row) > position:
-            assert life.slot == row[position]
-            in_tree = position < running[request_number].tree_len
-            assert life.owner == ("tree" if in_tree else "request")
-        for sharer in life.sharers:
-            assert rows[sharer][position] == life.slot
-        tokens = trace.state().requests[request_number].tokens[: position + 1]
-        match, _ = engine.radix_cache.peek_prefix(tokens)
-        assert (life.owner == "tree") == (match == position + 1)
-
-
-@pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)
-def test_a_token_is_read_by_every_query_from_its_own_position_on(
-    request_number: int, position: int, recorded: Recorded
-) -> None:
-    trace = recorded(token_life.record_lives).trace
-    life = lives_of(trace, request_number, position)[-1]
-    expected: dict[int, int] = {}
-    tokens = trace.state().requests[request_number].tokens[: position + 1]
-    for event in trace.events:
-        for entry in event.batch:
-            same = trace.state().requests[entry.request].tokens[: position + 1] == tokens
-            queries = sum(place >= position for place in range(entry.start, entry.end))
-            if same and queries:
-                expected[event.step] = expected.get(event.step, 0) + queries
-    assert life.reads == expected
-
-
-def test_a_token_computed_twice_is_read_through_the_slot_that_the_tree_keeps(story: LLM) -> None:
-    trace = serve(story, [Arrival(0, FOX, 3), Arrival(3, FOX, 3)], 64).trace
-    known, last = lives_of(trace, 0, 12)[-1], lives_of(trace, 0, 13)[-1]
-    assert known.reads == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}
-    # A prompt's last token is always computed: in step 4 into a second slot, which the tree does not take.
-    assert last.reads == {1: 1, 2: 1, 3: 1, 5: 1, 6: 1}
-
-
-def test_a_life_has_all_its_parts(recorded: Recorded) -> None:
-    trace = recorded(token_life.record_lives).trace
-    fox, answer, last, river = (lives_of(trace, *token) for token in token_life.TOKENS)
-    assert not fox[0].slot
-    assert fox[0].known
-    assert any(life.sharers == (1,) for life in fox)
-    assert fox[-1].freed
-    assert fox[-1].slot is None
-    owners = [life.owner for life in answer]
-    assert owners.index("request") < owners.index("tree")
-    assert all(life.slot is None and not life.reads for life in last), "nothing comes after the last token"
-    assert last[-1].known
-    assert not river[0].known
-    assert river[-1].freed
-    assert len(seen_moments(trace)) == len(fox) == len(trace) + 1
-    for frame in recorded(token_life.token_life).frames.values():
-        cells = [cell for each in frame.panels if isinstance(each, Cells) for row in each.rows for cell in row.cells]
-        assert sum(cell.mark != "" for cell in cells) <= 3
-
-
-# --- what the panels refuse ------------------------------------------------------------------------------------------
-
-
-LANE = [Lane("request 0", [Span(0, 2, "decode")])]
-FRAME = Frame([Lanes("a", 2, LANE)], "What there is to see.")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Lanes("a", 2, LANE, flags=[Flag(2, "too late")]), "flags: step=2; there are steps=2"),
-        (lambda: Flag(-1, "too early"), "step=-1"),
-        (lambda: Flag(0, " "), "text=' '"),
-        (lambda: Lanes("a", 2, LANE, widths=[1]), "widths: 1 for steps=2"),
-        (lambda: Lanes("a", 2, LANE, widths=[1, -1]), "widths=-1"),
-        (lambda: Lanes("a", 2, LANE, widths=[0, 0]), "widths: are all 0"),
-        (lambda: Lanes("a", 2, LANE, widths=[3, 4], whole=6), "whole=6"),
-        (lambda: Lanes("a", 2, LANE, scale=["from"]), "scale=\\['from'\\]: must be two texts"),
-        (lambda: Lanes("a", 2, LANE, until=1), "until=1: must be in at=None"),
-        (lambda: Lanes("a", 2, LANE, at=1, until=0), "until=0: must be in at=1..1"),
-        (lambda: Cells("a", [CellRow("r", [Cell()])], group=-1), "group=-1"),
-        (
-            lambda: Explorable("a", "b", [Control("c", "d", [1, 2])], dict.fromkeys([(0,), (1,)], FRAME), still=(2,)),
-            "still",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_numbers_below_the_lanes_are_round_and_not_at_the_ends() -> None:
-    assert Lanes("a", 62, LANE).ticks() == [((n - 0.5) / 62, str(n)) for n in (10, 20, 30, 40, 50)]
-    ticks = Lanes("a", 2, LANE, widths=[100, 400], whole=588, scale=["time →", "588 units"]).ticks()
-    assert ticks == [(n / 588, str(n)) for n in (100, 200, 300, 400)]
-    assert Lanes("a", 2, LANE).ticks() == []
-
-
 def test_requests_are_admitted_in_order_of_arrival(recorded: Recorded) -> None:
     for run in recorded(pool_sizes.record_pool_sizes).values():
         first = [
             min(m.step for m in moments(run) if m.phases.get(i) == "extend") for i in range(len(pool_sizes.ARRIVALS))
         ]
         assert first == sorted(first)
-
-
-def test_columns_are_as_wide_as_they_are_said_to_be() -> None:
-    assert Lanes("a", 2, LANE).edges() == [0, 0.5, 1]
-    assert Lanes("a", 2, LANE, widths=[1, 3], whole=8).edges() == [0, 0.125, 0.5]

@@ -22,11 +22,10 @@ from notebooks.course.explore.verify_steps import verify_steps
 from notebooks.course.explore.working_set import working_set
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device
+from tests.helpers.chromium import LAPTOP, PHONE, device, press
 from tests.helpers.explore_frames import expected_page, read_page
 
 if TYPE_CHECKING:
@@ -62,10 +61,6 @@ def page(browser: "Chrome", explorable: Explorable, tmp_path: Path) -> "Chrome":
     explorable.save(path)
     browser.get(path.as_uri())
     return browser
-
-
-def press(page: "Chrome", *keys: str) -> None:
-    webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
 def focus(page: "Chrome", name: str) -> None:

@@ -11,11 +11,10 @@ from notebooks.course.explore import Bars, Cells, Explorable, Lines, Numbers
 from notebooks.course.explore.sampling import sampling
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device, drawn
+from tests.helpers.chromium import LAPTOP, PHONE, device, drawn, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -33,10 +32,6 @@ def pages(explorables: dict[str, Explorable], tmp_path_factory: pytest.TempPathF
         explorable.save(folder / f"{name}.html")
         assert (folder / f"{name}.html").stat().st_size < LARGEST
     return {name: (folder / f"{name}.html").as_uri() for name in explorables}
-
-
-def press(page: "Chrome", *keys: str) -> None:
-    webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
 def compare(page: "Chrome", explorable: Explorable, chosen: tuple[int, ...]) -> None:

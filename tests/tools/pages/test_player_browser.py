@@ -14,7 +14,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import device
+from tests.helpers.chromium import device, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -42,10 +42,6 @@ def current(page: "Chrome") -> int:
 
 def where(page: "Chrome") -> str:
     return page.find_element(By.ID, "where").text
-
-
-def press(page: "Chrome", key: str) -> None:
-    webdriver.ActionChains(page).send_keys(key).perform()
 
 
 def drawn(page: "Chrome", number: int | None = None) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from nanoinfer.trace import Trace, record
 from tests.helpers.engines import greedy, make_engine
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device, drawn
+from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device, drawn, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -207,10 +206,6 @@ def stopped_clock(browser: "Chrome", pages: dict[str, str]) -> "Chrome":
     browser.get(pages["example"])
     browser.execute_script("window.setTimeout = () => 1; player.show(5)")
     return browser
-
-
-def press(page: "Chrome", *keys: str) -> None:
-    webdriver.ActionChains(page).send_keys(*keys).perform()
 
 
 def playing(page: "Chrome") -> bool:

@@ -69,10 +69,10 @@ def pieces(start: int, end: int) -> list[tuple[int, int]]:
 @linux
 def test_memory_is_provided_ahead_and_no_more_than_that() -> None:
     if not memory_ahead._provide(0, 0):
-        pytest.skip("this system cannot be asked")
+        pytest.skip("needs a system that provides memory when asked (Linux 5.14)")
     data = np.frombuffer(mmap.mmap(-1, 64 * MB), np.uint8)[: 64 * MB // 100 * 100].reshape(-1, 100)
     if in_memory(data) > HUGE:
-        pytest.skip("this system calls memory provided that nobody has touched")
+        pytest.skip("needs a system that tells touched memory from untouched")
     ahead: Any = MemoryAhead(data, 8 * MB)
     finish(ahead)
     assert 8 * MB <= in_memory(data) <= 8 * MB + 2 * HUGE

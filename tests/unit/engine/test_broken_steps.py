@@ -11,18 +11,10 @@ import pytest
 from nanoinfer import (
     Engine,
     InvalidRequestError,
-    RequestOutput,
     SamplingParams,
 )
 from nanoinfer.threads.signals import uninterrupted
-from tests.helpers.engines import assert_all_free, greedy, make_engine, step
-
-
-def finish(engine: Engine) -> dict[int, RequestOutput]:
-    last: dict[int, RequestOutput] = {}
-    while engine.has_unfinished():
-        last |= step(engine)
-    return last
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 
 
 def make_steps(engine: Engine, count: int) -> None:

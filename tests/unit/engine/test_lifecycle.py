@@ -13,20 +13,12 @@ from nanoinfer import (
     FinishReason,
     InvalidRequestError,
     QueueFullError,
-    RequestOutput,
     SamplingParams,
 )
 from nanoinfer.requests.deadlines import Deadlines
 from nanoinfer.requests.request import Request
-from tests.helpers.engines import Clock, assert_all_free, greedy, make_engine, step
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.waiting import Paced, Worker, until
-
-
-def finish(engine: Engine) -> dict[int, RequestOutput]:
-    last: dict[int, RequestOutput] = {}
-    while engine.has_unfinished():
-        last |= step(engine)
-    return last
 
 
 def with_clock(**options: Any) -> tuple[Engine, Clock]:
