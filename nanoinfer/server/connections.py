@@ -16,6 +16,7 @@ import asyncio
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from nanoinfer.server.errors import ApiError
@@ -54,6 +55,7 @@ class Connection(H11Protocol):
             self._wait("headers", self.settings.header_timeout_s)
         before = self.conn.their_state
         super().data_received(data)
+        self._listen_on()
         self._follow(before)
 
     def on_response_complete(self) -> None:
@@ -80,6 +82,11 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """A wish to change the protocol may be ignored. uvicorn's advice to install more would mislead."""
+
+    def _listen_on(self) -> None:
+        """uvicorn reads nothing while a request is answered and more has come already: it would not see its client go."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def _follow(self, before: Any) -> None:
         """Start or stop the timer when a request has reached its next part."""
@@ -110,9 +117,6 @@ class Connection(H11Protocol):
 
     def _give_up_reading(self, what: str, seconds: float) -> None:
         self._timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nobody answers a request whose body never came
-            self.cycle.message_event.set()
         self._refuse(ApiError(408, f"{what} took longer than {seconds:g} seconds", code="timeout"))
 
     def _wait_for_reader(self) -> None:
@@ -132,6 +136,9 @@ class Connection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error, as far as HTTP allows it now, and close."""
         self._stop_waiting()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the application's answer would be a second one
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             headers = [("content-type", "application/json"), ("content-length", str(len(error.body)))]
             more = [*error.headers.items(), ("connection", "close")]
