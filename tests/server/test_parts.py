@@ -20,6 +20,7 @@ from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S
 
 NAMES = TokenNames(TOKENIZER)
+ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
 TEXT = "The fox 🦊 said: schön!"
 
 
@@ -127,6 +128,8 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
         assert done == "data: [DONE]"
         monkeypatch.undo()
         server.check_idle()
+        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
+        assert aborts == {"error": 1, "disconnect": 0}
     assert f"failed: {failure.__name__}" in caplog.text
     assert "hush" not in caplog.text + answer.text
 
