@@ -86,6 +86,9 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        if self.max_body_bytes > self.max_bodies_bytes:
+            most = self.max_bodies_bytes
+            raise ValueError(f"max_body_bytes={self.max_body_bytes}: must not exceed max_bodies_bytes={most}")
         for name in (*SECONDS, "request_timeout_s"):
             value, optional = getattr(self, name), name == "request_timeout_s"
             if optional and value is None:
