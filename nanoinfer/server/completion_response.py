@@ -70,8 +70,9 @@ class CompletionShape(Shape):
         ids = ""
         if self._wants_ids:
             prompt_ids = as_text(list(self.wish.prompts[prompt])) if begins else "null"
-            ids = f',"token_ids":{as_text(piece.token_ids)},"prompt_token_ids":{prompt_ids}'
-        finish = finish_fields(reason, piece.stop_reason)
+            own_ids = [] if self.hide_output else piece.token_ids
+            ids = f',"token_ids":{as_text(own_ids)},"prompt_token_ids":{prompt_ids}'
+        finish = finish_fields(reason, None if self.hide_output else piece.stop_reason)
         return self.event((f'{{"index":{i},"text":{quoted(text)},"logprobs":{shown},{finish}{ids}}}',))
 
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
@@ -96,7 +97,8 @@ class CompletionShape(Shape):
             "stop_reason": None if self.hide_output else completion.stop_reason,
         }
         if self._wants_ids:
-            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
+            own_ids = [] if self.hide_output else completion.token_ids
+            choice |= {"token_ids": own_ids, "prompt_token_ids": output.prompt_token_ids}
         if self._prompt_top is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
         return choice
