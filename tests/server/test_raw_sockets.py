@@ -207,7 +207,9 @@ def test_more_connections_than_allowed_are_refused_and_the_others_are_served(ser
     socks = [server.connect() for _ in range(301)]
     answer = read_all(socks[-1])
     assert (status(answer), error_code(answer)) == (503, "overloaded")
-    socks[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    assert status(read_all(socks[0])) == 200
+    assert b"\r\nretry-after: 1\r\n" in answer
+    for sock in (socks[299], socks[0]):
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert status(read_all(sock)) == 200
     for sock in socks:
         sock.close()
