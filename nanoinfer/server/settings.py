@@ -46,8 +46,8 @@ class ServerSettings:
     - `max_adapters`: loaded adapters. `max_connections`: open connections; one more is closed at once.
 
     How long, in seconds:
-    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for the chat template
-      and the tokenizer, and again for the grammar's compiler.
+    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for a thread to be
+      free, and then for the chat template and the tokenizer; both again for the grammar's compiler.
     - `drain_timeout_s`: for requests that are running when the server is told to end.
     - `header_timeout_s`, `body_timeout_s`: until a request's headers and body are there. `idle_timeout_s`: between two
       requests of a connection. `write_timeout_s`: for a client that reads nothing of what was sent (see connections.py).
