@@ -58,7 +58,7 @@ class CompletionShape(Shape):
             return ""
         prompt = i // self.wish.choices_per_prompt
         if begins:
-            self._offsets[i] = Offsets(self.names)
+            self._offsets[i] = self._offsets_of(prompt)
             if self._echo is not None:
                 text = self._echo[prompt] + text
                 if self._wants_logprobs:
@@ -88,7 +88,7 @@ class CompletionShape(Shape):
                 entries = [*_of_prompt(output, self._top), *entries]
         logprobs = None
         if self._wants_logprobs:
-            logprobs = completion_logprobs(self.names, Offsets(self.names), tokens, entries, self._top)
+            logprobs = completion_logprobs(self.names, self._offsets_of(prompt), tokens, entries, self._top)
         choice = {
             "index": i,
             "text": text,
@@ -102,6 +102,13 @@ class CompletionShape(Shape):
         if self._prompt_top is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
         return choice
+
+    def _offsets_of(self, prompt: int) -> Offsets:
+        """For the tokens of a choice for prompt number `prompt`."""
+        shows_special = not self.wish.params.skip_special_tokens
+        if self._echo is None or not self._wants_logprobs:
+            return Offsets(self.names, shows_special)
+        return Offsets(self.names, shows_special, self.wish.prompts[prompt], self._echo[prompt])
 
 
 def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> list[dict[str, Any] | None]:
