@@ -3,7 +3,7 @@
     header_timeout_s   from a connection's start, or a request's first byte, to the end of its headers
     body_timeout_s     from there to the end of the body
     idle_timeout_s     between the end of an answer and the next request's first byte (uvicorn's own keep-alive)
-    write_timeout_s    while the client reads nothing, and what was written fills the buffers
+    write_timeout_s    while the client reads nothing, and what was written fills the buffers or is left at the end
     max_connections    one more is answered with a 503 and closed
 
 Clients that take longer are told so (408) if they may still be listening, and cut off. One timer runs per connection: what
@@ -51,6 +51,10 @@ class Connection(H11Protocol):
         """Take what has arrived, and decide what is waited for now."""
         if self.transport.is_closing():
             return
+        if self.conn.their_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE) and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")  # some clients send an empty line after a body (RFC 9112, 2.2)
+            if not data:
+                return
         if self._timer is None and self.conn.their_state is h11.IDLE:
             self._wait("headers", self.settings.header_timeout_s)
         before = self.conn.their_state
@@ -62,17 +66,23 @@ class Connection(H11Protocol):
         """The next request may be there already."""
         super().on_response_complete()
         self._follow(None)
+        self._wait_for_reader_if_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came."""
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader_if_closing()
 
     def pause_writing(self) -> None:
         """The client reads nothing: give it some time."""
         super().pause_writing()
-        if self._write_timer is None:
-            self._wait_for_reader()
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
         self._stop_write_timer()
+        self._wait_for_reader_if_closing()
 
     def send_400_response(self, msg: str) -> None:
         """An error in OpenAI's shape instead of plain text."""
@@ -121,7 +131,13 @@ class Connection(H11Protocol):
 
     def _wait_for_reader(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.settings.write_timeout_s, self._look_at_reader, unread)
+        if unread and self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.settings.write_timeout_s, self._look_at_reader, unread)
+
+    def _wait_for_reader_if_closing(self) -> None:
+        """A transport that closes keeps the connection until the client has read everything."""
+        if self.transport.is_closing():
+            self._wait_for_reader()
 
     def _look_at_reader(self, unread: int) -> None:
         """Give the client time again if it has read some of what was `unread`. Nothing is added meanwhile."""
@@ -151,6 +167,7 @@ class Connection(H11Protocol):
             except h11.LocalProtocolError:  # the connection is past the point where an answer fits
                 pass
         self.transport.close()
+        self._wait_for_reader_if_closing()
 
 
 def connection_class(settings: ServerSettings) -> type[Connection]:

@@ -55,7 +55,7 @@ class HandTransport:
     """`unread`: how many bytes the client has not taken yet."""
 
     def __init__(self) -> None:
-        self.unread, self.written, self.is_reading = 100_000, b"", True
+        self.unread, self.written, self.is_reading = 0, b"", True
         self.is_closed, self.is_aborted = False, False
 
     def get_write_buffer_size(self) -> int:

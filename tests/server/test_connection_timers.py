@@ -1,6 +1,7 @@
 """How long a client may take: for headers, for a body, between requests, and to read. Timers run when a test says so."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from nanoinfer.server.run import make_server
 from tests.helpers.engines import make_engine
 from tests.helpers.hand_connections import BODY, CHUNKED, HEADERS, IDLE, REQUEST, WRITE, Opened, opened
 from tests.helpers.servers import request_bytes
-from tests.helpers.waiting import until_async
+from tests.helpers.waiting import run, until_async
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
@@ -99,11 +100,51 @@ async def test_what_follows_in_the_same_packet_has_time_too(client: Opened) -> N
     await client.gives_up(HEADERS)
 
 
+@opened
+async def test_a_connection_that_is_lost_is_waited_for_no_more(client: Opened) -> None:
+    client.receive(REQUEST[:20])
+    client.transport.unread = 100_000
+    client.connection.pause_writing()
+    assert client.loop.waits == [HEADERS, WRITE]
+    client.connection.connection_lost(None)
+    assert client.loop.waits == []
+
+
+@opened
+async def test_a_connection_that_is_refused_is_waited_for_no_more(client: Opened) -> None:
+    client.receive(b"\x00\r\n\r\n")
+    assert client.transport.written.startswith(b"HTTP/1.1 400 ")
+    assert client.transport.is_closed
+    assert client.loop.waits == []
+
+
+class Hasty(Opened):
+    """Its application answers before it has the body, and closes."""
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_body_gets_no_more_time_once_its_answer_is_there() -> None:
+    async def test() -> None:
+        client = Hasty()
+        client.receive(REQUEST[:-1])
+        (timer,) = client.loop.timers
+        await client.answered(1)
+        assert client.transport.is_closed
+        assert client.loop.timers == [timer]
+
+    run(test)
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 @opened
 async def test_a_client_that_reads_slowly_is_not_cut_off(client: Opened) -> None:
+    client.transport.unread = 100_000
     client.connection.pause_writing()
     for _ in range(20):
         client.transport.unread -= 1
@@ -115,10 +156,47 @@ async def test_a_client_that_reads_slowly_is_not_cut_off(client: Opened) -> None
 
 @opened
 async def test_a_client_that_reads_everything_is_left_alone(client: Opened) -> None:
+    client.transport.unread = 100_000
     client.connection.pause_writing()
     client.connection.resume_writing()
     assert WRITE not in client.loop.waits
     client.connection.pause_writing()
+    client.loop.run_timer(WRITE)
+    assert client.transport.is_aborted
+
+
+@pytest.mark.parametrize("end", ["idle", "close", "refusal"])
+def test_what_is_left_unread_at_the_end_holds_no_connection(end: str) -> None:
+    """Though it is too little to stop the writing."""
+
+    async def test(client: Opened) -> None:
+        client.transport.unread = 1000
+        if end == "refusal":
+            client.receive(b"\x00\r\n\r\n")
+        else:
+            client.receive(REQUEST if end == "idle" else request_bytes("/", b"", "connection: close"))
+            await client.answered(1)
+        if end == "idle":
+            assert client.loop.waits == [IDLE]
+            client.loop.run_timer(IDLE)
+        assert client.transport.is_closed
+        client.transport.unread -= 1
+        client.loop.run_timer(WRITE)
+        assert not client.transport.is_aborted, "it has read something"
+        client.loop.run_timer(WRITE)
+        assert client.transport.is_aborted
+        assert client.loop.waits == []
+
+    opened(test)()
+
+
+@opened
+async def test_a_client_that_reads_less_and_less_of_what_is_left_is_cut_off(client: Opened) -> None:
+    client.transport.unread = 100_000
+    client.connection.pause_writing()
+    client.transport.close()
+    client.transport.unread = 1000
+    client.connection.resume_writing()
     client.loop.run_timer(WRITE)
     assert client.transport.is_aborted
 

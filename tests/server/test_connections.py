@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.hand_connections import REQUEST, Opened
+from tests.helpers.hand_connections import IDLE, REQUEST, Opened, opened
 from tests.helpers.servers import request_bytes
 from tests.helpers.waiting import run, until_async
 
@@ -33,6 +33,21 @@ def test_a_client_that_sends_more_before_its_answer_is_still_listened_to(surplus
         await until_async(lambda: not client.connection.tasks)
 
     run(body)
+
+
+@opened
+async def test_empty_lines_between_requests_mean_nothing(client: Opened) -> None:
+    client.receive(REQUEST)
+    client.receive(b"\r\n")
+    await client.answered(1)
+    client.receive(b"\r\n\r\n")
+    assert client.loop.waits == [IDLE]
+    client.receive(b"\r\n" + REQUEST)
+    await client.answered(2)
+    client.receive(request_bytes("/", b"", "connection: close"))
+    client.receive(b"\r\n")
+    await client.answered(3)
+    assert client.transport.written.count(b"HTTP/1.1 ") == 3
 
 
 def test_what_comes_before_its_turn_is_bounded() -> None:
