@@ -2,8 +2,8 @@
 
     127.0.0.1 POST /v1/completions 200 id=4f1c model=story prompt=12 cached=8 output=16 ttft_ms=3.1 ms=21.4 end=length
 
-`end` says how the choices ended (`stop`, `length`, `abort`, `timeout`), and after a slash who ended the request early
-(`disconnect`, `slow_reader`, `shutdown`). Status 0: the client went before it was answered. Switch it on with
+`end` says how the choices ended (`stop`, `length`, `abort`, `timeout`), and after a slash what ended the request early
+(`disconnect`, `slow_reader`, `shutdown`, `error`). Status 0: the client went before it was answered. Switch it on with
 `logging.basicConfig(level=logging.INFO)`; `serve` does.
 """
 

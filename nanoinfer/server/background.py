@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class Background:
-    """At most `at_once` threads at the same time per event loop, since more would only compete. One that takes longer than
-    `timeout_s` is given up by its caller, but counts until it ends: threads that hang cannot pile up."""
+    """At most `at_once` threads at the same time per event loop, since more would only compete. A caller waits for one at
+    most `timeout_s`. A thread that takes longer than that is given up, but counts until it ends: those that hang cannot
+    pile up."""
 
     def __init__(self, timeout_s: float, at_once: int):
         self._timeout_s, self._at_once = timeout_s, at_once
         self._permits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def call(self, function: Callable[[], T], what: str) -> T:
-        """Call `function` and return or raise what it does. ApiError after `timeout_s`: 503 when all threads have been busy
-        that long, otherwise 500; its thread is left alone."""
+        """Call `function` and return or raise what it does. ApiError: 503 when all threads have been busy for `timeout_s`,
+        500 when its own has, which is left alone."""
         loop = asyncio.get_running_loop()
         permits = self._permits.setdefault(loop, asyncio.Semaphore(self._at_once))
-        deadline = loop.time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self._timeout_s):
                 await permits.acquire()
         except TimeoutError:
             raise ApiError(503, f"{what} is busy with other requests: send it again later", code="overloaded") from None
@@ -47,7 +47,7 @@ class Background:
             permits.release()
             raise
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             raise ApiError(

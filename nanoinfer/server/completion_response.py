@@ -58,7 +58,7 @@ class CompletionShape(Shape):
             return ""
         prompt = i // self.wish.choices_per_prompt
         if begins:
-            self._offsets[i] = Offsets(self.names)
+            self._offsets[i] = self._offsets_of(prompt)
             if self._echo is not None:
                 text = self._echo[prompt] + text
                 if self._wants_logprobs:
@@ -70,8 +70,9 @@ class CompletionShape(Shape):
         ids = ""
         if self._wants_ids:
             prompt_ids = as_text(list(self.wish.prompts[prompt])) if begins else "null"
-            ids = f',"token_ids":{as_text(piece.token_ids)},"prompt_token_ids":{prompt_ids}'
-        finish = finish_fields(reason, piece.stop_reason)
+            own_ids = [] if self.hide_output else piece.token_ids
+            ids = f',"token_ids":{as_text(own_ids)},"prompt_token_ids":{prompt_ids}'
+        finish = finish_fields(reason, None if self.hide_output else piece.stop_reason)
         return self.event((f'{{"index":{i},"text":{quoted(text)},"logprobs":{shown},{finish}{ids}}}',))
 
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class CompletionShape(Shape):
                 entries = [*_of_prompt(output, self._top), *entries]
         logprobs = None
         if self._wants_logprobs:
-            logprobs = completion_logprobs(self.names, Offsets(self.names), tokens, entries, self._top)
+            logprobs = completion_logprobs(self.names, self._offsets_of(prompt), tokens, entries, self._top)
         choice = {
             "index": i,
             "text": text,
@@ -96,10 +97,18 @@ class CompletionShape(Shape):
             "stop_reason": None if self.hide_output else completion.stop_reason,
         }
         if self._wants_ids:
-            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}
+            own_ids = [] if self.hide_output else completion.token_ids
+            choice |= {"token_ids": own_ids, "prompt_token_ids": output.prompt_token_ids}
         if self._prompt_top is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
         return choice
+
+    def _offsets_of(self, prompt: int) -> Offsets:
+        """For the tokens of a choice for prompt number `prompt`."""
+        shows_special = not self.wish.params.skip_special_tokens
+        if self._echo is None or not self._wants_logprobs:
+            return Offsets(self.names, shows_special)
+        return Offsets(self.names, shows_special, self.wish.prompts[prompt], self._echo[prompt])
 
 
 def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> list[dict[str, Any] | None]:

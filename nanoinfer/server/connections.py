@@ -3,7 +3,7 @@
     header_timeout_s   from a connection's start, or a request's first byte, to the end of its headers
     body_timeout_s     from there to the end of the body
     idle_timeout_s     between the end of an answer and the next request's first byte (uvicorn's own keep-alive)
-    write_timeout_s    while the client reads nothing, and what was written fills the buffers
+    write_timeout_s    while the client reads nothing, and what was written fills the buffers or is left at the end
     max_connections    one more is answered with a 503 and closed
 
 Clients that take longer are told so (408) if they may still be listening, and cut off. One timer runs per connection: what
@@ -16,6 +16,7 @@ import asyncio
 from typing import Any
 
 import h11
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from nanoinfer.server.errors import ApiError
@@ -50,27 +51,38 @@ class Connection(H11Protocol):
         """Take what has arrived, and decide what is waited for now."""
         if self.transport.is_closing():
             return
+        if self.conn.their_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE) and not self.conn.trailing_data[0]:
+            data = data.lstrip(b"\r\n")  # some clients send an empty line after a body (RFC 9112, 2.2)
+            if not data:
+                return
         if self._timer is None and self.conn.their_state is h11.IDLE:
             self._wait("headers", self.settings.header_timeout_s)
         before = self.conn.their_state
         super().data_received(data)
+        self._listen_on()
         self._follow(before)
 
     def on_response_complete(self) -> None:
         """The next request may be there already."""
         super().on_response_complete()
         self._follow(None)
+        self._wait_for_reader_if_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No other request came."""
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader_if_closing()
 
     def pause_writing(self) -> None:
         """The client reads nothing: give it some time."""
         super().pause_writing()
-        if self._write_timer is None:
-            self._wait_for_reader()
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         super().resume_writing()
         self._stop_write_timer()
+        self._wait_for_reader_if_closing()
 
     def send_400_response(self, msg: str) -> None:
         """An error in OpenAI's shape instead of plain text."""
@@ -80,6 +92,11 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """A wish to change the protocol may be ignored. uvicorn's advice to install more would mislead."""
+
+    def _listen_on(self) -> None:
+        """uvicorn reads nothing while a request is answered and more has come already: it would not see its client go."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def _follow(self, before: Any) -> None:
         """Start or stop the timer when a request has reached its next part."""
@@ -110,14 +127,17 @@ class Connection(H11Protocol):
 
     def _give_up_reading(self, what: str, seconds: float) -> None:
         self._timer = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nobody answers a request whose body never came
-            self.cycle.message_event.set()
         self._refuse(ApiError(408, f"{what} took longer than {seconds:g} seconds", code="timeout"))
 
     def _wait_for_reader(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.settings.write_timeout_s, self._look_at_reader, unread)
+        if unread and self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.settings.write_timeout_s, self._look_at_reader, unread)
+
+    def _wait_for_reader_if_closing(self) -> None:
+        """A transport that closes keeps the connection until the client has read everything."""
+        if self.transport.is_closing():
+            self._wait_for_reader()
 
     def _look_at_reader(self, unread: int) -> None:
         """Give the client time again if it has read some of what was `unread`. Nothing is added meanwhile."""
@@ -132,6 +152,9 @@ class Connection(H11Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error, as far as HTTP allows it now, and close."""
         self._stop_waiting()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the application's answer would be a second one
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             headers = [("content-type", "application/json"), ("content-length", str(len(error.body)))]
             more = [*error.headers.items(), ("connection", "close")]
@@ -144,6 +167,7 @@ class Connection(H11Protocol):
             except h11.LocalProtocolError:  # the connection is past the point where an answer fits
                 pass
         self.transport.close()
+        self._wait_for_reader_if_closing()
 
 
 def connection_class(settings: ServerSettings) -> type[Connection]:

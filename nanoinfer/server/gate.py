@@ -72,6 +72,14 @@ def _check_head(scope: Scope) -> None:
     """Bounds that HTTP servers need not have. h11's own is only for headers that arrive in pieces."""
     if (version := scope["http_version"]) not in VERSIONS:
         raise bad_request(f"HTTP/{version}: must be HTTP/1.0 or HTTP/1.1", code="invalid_http")
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:  # a proxy may see another end of the body than this server
+        raise ApiError(
+            400,
+            "content-length and transfer-encoding: must not both be given",
+            code="invalid_http",
+            headers={"connection": "close"},
+        )
     size = sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
     size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if size > MOST_HEADER_BYTES:

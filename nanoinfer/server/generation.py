@@ -74,15 +74,15 @@ class Counts:
 class Generation:
     """The streams of one client's request: one per prompt, each with `wish.params.n` completions.
 
-    `closed_by`: who ended it early: "disconnect", "slow_reader" or "shutdown"; None if nobody did. `counts` are of what the
-    engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion. `started`,
-    `first_token_at`: seconds of `time.perf_counter`.
+    `closed_by`: what ended it early: "disconnect", "slow_reader", "shutdown" or "error"; None if nothing did. `counts` are
+    of what the engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion.
+    `started`, `first_token_at`: seconds of `time.perf_counter`.
     """
 
     def __init__(self, wish: Wish, streams: list[AsyncStream], token_gaps: Buckets):
         self.wish, self.streams = wish, streams
         self.closed_by: str | None = None
-        self.failed = False  # True when a step that computed it raised
+        self.failed = False  # True when its answer is an error, whatever was raised
         self.counts = Counts()
         self.started = time.perf_counter()
         self.first_token_at: float | None = None

@@ -99,7 +99,7 @@ class Service:
 
     def end(self, generation: Generation) -> None:
         """The generation has been answered, or nobody waits for it any more."""
-        generation.close(generation.closed_by or "disconnect")
+        generation.close("error" if generation.failed else "disconnect")
         generation.stop_reading()
         self.open.discard(generation)
         self.metrics.note_end(generation)

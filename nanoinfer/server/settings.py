@@ -46,8 +46,8 @@ class ServerSettings:
     - `max_adapters`: loaded adapters. `max_connections`: open connections; one more is closed at once.
 
     How long, in seconds:
-    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for the chat template
-      and the tokenizer, and again for the grammar's compiler.
+    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for a thread to be
+      free, and then for the chat template and the tokenizer; both again for the grammar's compiler.
     - `drain_timeout_s`: for requests that are running when the server is told to end.
     - `header_timeout_s`, `body_timeout_s`: until a request's headers and body are there. `idle_timeout_s`: between two
       requests of a connection. `write_timeout_s`: for a client that reads nothing of what was sent (see connections.py).
@@ -86,6 +86,9 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+        if self.max_body_bytes > self.max_bodies_bytes:
+            most = self.max_bodies_bytes
+            raise ValueError(f"max_body_bytes={self.max_body_bytes}: must not exceed max_bodies_bytes={most}")
         for name in (*SECONDS, "request_timeout_s"):
             value, optional = getattr(self, name), name == "request_timeout_s"
             if optional and value is None:

@@ -1,6 +1,7 @@
 """Tokens as log-probabilities show them: their text and their bytes."""
 
 import codecs
+from collections.abc import Sequence
 from functools import cached_property
 
 from nanoinfer.grammars.vocabulary import byte_letters
@@ -63,15 +64,29 @@ class TokenNames:
 
 
 class Offsets:
-    """Where in a text its tokens begin, in characters."""
+    """Where in a text its tokens begin, in characters.
 
-    def __init__(self, names: TokenNames, start: int = 0):
-        self._names, self._at = names, start
+    `shows_special`: special tokens are in the text. `prompt`, `prompt_text`: what the text begins with, where a prompt is
+    echoed. Its special tokens are not in the text, and its first word may be without the space that its token has.
+    """
+
+    def __init__(
+        self, names: TokenNames, shows_special: bool = False, prompt: Sequence[int] = (), prompt_text: str = ""
+    ):
+        self._names, self._shows_special, self._at = names, False, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        begin_at = [self._step(token) for token in prompt]
+        surplus = max(self._at - len(prompt_text), 0)
+        self._of_prompt = [max(at - surplus, 0) for at in reversed(begin_at)]  # those that were not asked for yet
+        self._shows_special, self._at = shows_special, len(prompt_text)
+        self._decoder.reset()
 
     def next(self, token: int) -> int:
         """Where `token`, the next one, begins."""
+        return self._of_prompt.pop() if self._of_prompt else self._step(token)
+
+    def _step(self, token: int) -> int:
         at = self._at
-        if self._names.is_text(token):
+        if self._shows_special or self._names.is_text(token):
             self._at += len(self._decoder.decode(self._names.bytes(token)))
         return at

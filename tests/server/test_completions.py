@@ -197,6 +197,21 @@ def test_echo_begins_with_the_prompt_and_its_log_probabilities(
         assert tops[i][tokens[i]] == logprobs[i], "the token itself is one of them"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_prompt_alone_shows_nothing_of_the_token_that_was_computed(
+    server: Running, reference: LLM, stream: bool, logprobs: int | None
+) -> None:
+    (hidden,) = reference.generate(PROMPT, greedy(1))
+    body = {"model": "story", "prompt": PROMPT, "max_tokens": 0, "temperature": 0, "echo": True, "logprobs": logprobs}
+    more = {"return_token_ids": True, "stop": [hidden.text], "stream": stream}
+    answer = server.post("/v1/completions", {**body, **more})
+    text = answer.text.removeprefix("data: ").partition("\n")[0] if stream else answer.text
+    (choice,) = json.loads(text)["choices"]
+    assert (choice["text"], choice["token_ids"], choice["stop_reason"]) == (PROMPT, [], None)
+    assert (choice["prompt_token_ids"], choice["finish_reason"]) == (hidden.prompt_token_ids, "length")
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_echo_scores_a_prompt_as_evaluations_ask_for_it(client: openai.OpenAI, reference: LLM, max_tokens: int) -> None:
     """Several prompts as token ids, and at each position the likeliest token, which says what greedy decoding would do."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from nanoinfer.frontends.async_stream import AsyncStream, Delivery
+from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.buckets import Buckets
 from nanoinfer.server.drain import Drain
 from nanoinfer.server.errors import ApiError
@@ -111,3 +113,17 @@ def test_of_several_streams_no_more_is_read_than_somebody_asks_for() -> None:
         return [stream.reads for stream in streams]
 
     assert sum(run(lambda: read(5))) <= 5 + 2 + 2, "two in the queue, and one in the hands of each reader"
+
+
+def test_a_request_that_is_held_goes_on_when_half_of_what_may_be_unread_is_left() -> None:
+    async def hold_and_read() -> list[tuple[bool, int]]:
+        said: list[tuple[bool, int]] = []
+        delivery = Delivery(asyncio.get_running_loop(), 6, lambda it, hold: said.append((hold, it.queue.qsize())))
+        stream = AsyncStream(delivery, 0, lambda delivery, keep: None)
+        for token in range(6):
+            delivery.put(StreamPiece(0, 0, "", [token], None, 1, 0, None, None))
+        for _ in range(6):
+            await anext(stream)
+        return said
+
+    assert run(hold_and_read) == [(True, 6), (False, 3)]

@@ -73,6 +73,16 @@ def test_a_large_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPa
     assert readers[0] is not threading.main_thread()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize"])
+@pytest.mark.parametrize(("size", "is_large"), [(SMALL, False), (SMALL + 1, True)])
+def test_which_bodies_are_large(monkeypatch: pytest.MonkeyPatch, path: str, size: int, is_large: bool) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(large_bodies, "_loads", lambda body: sizes.append(len(body)))
+    headers = {"content-type": "application/json"}
+    ask(patient_app(make_engine()), "POST", path, content=b"{}".ljust(size), headers=headers)
+    assert sizes == [size] * is_large
+
+
 def test_numbers_are_read_by_pythons_functions_so_that_other_threads_get_turns() -> None:
     calls = 0
 

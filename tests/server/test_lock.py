@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from nanoinfer.server import ServerSettings, make_app
+from nanoinfer.server.bodies import Bodies
 from nanoinfer.server.keys import read_keys
 from tests.helpers.engines import make_engine
 from tests.helpers.waiting import run
@@ -209,7 +210,45 @@ def test_compressed_bodies_are_refused() -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = ask(app, "POST", "/v1/completions", content=content, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
-    assert ask(app, "POST", "/v1/completions", json=BODY, headers={"content-encoding": "identity"}).status_code == 200
+    for identity in ("identity", "Identity"):
+        assert ask(app, "POST", "/v1/completions", json=BODY, headers={"content-encoding": identity}).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/health", 200), ("OPTIONS", "/health", 405)])
+def test_the_bodies_of_methods_without_one_do_not_matter(method: str, path: str, status: int) -> None:
+    assert ask(app_with(), method, path, headers={"content-encoding": "gzip"}).status_code == status
+
+
+def test_a_message_of_which_only_the_type_is_said_is_an_empty_body() -> None:
+    """ASGI has a default for each of the other fields."""
+
+    async def received() -> list[Any]:
+        seen: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            seen.append(await receive())
+
+        messages = [{"type": "http.request"}]
+
+        async def receive() -> Any:
+            return messages.pop()
+
+        await Bodies(app, ServerSettings())({"type": "http", "method": "POST", "headers": []}, receive, app)
+        return seen
+
+    assert run(received) == [{"type": "http.request", "body": b"", "more_body": False}]
+
+
+def test_a_body_may_be_as_long_as_the_limit() -> None:
+    app, content = app_with(max_body_bytes=1000, max_bodies_bytes=1000), json.dumps(BODY).encode()
+
+    async def at_once(body: bytes) -> Any:
+        yield body
+
+    for size, status in ((1000, 200), (1001, 413)):
+        body, headers = content.ljust(size), {"content-type": "application/json"}
+        for sent in (body, at_once(body)):  # with and without a content-length
+            assert ask(app, "POST", "/v1/completions", content=sent, headers=headers).status_code == status
 
 
 def test_bodies_are_bounded_each_and_all_together() -> None:
@@ -248,6 +287,7 @@ def test_bodies_are_bounded_each_and_all_together() -> None:
     ("field", "value"),
     [
         ("max_body_bytes", 0),
+        ("max_body_bytes", 2**26 + 1),  # more than all bodies together
         ("max_prompts", True),
         ("request_timeout_s", 0),
         ("drain_timeout_s", float("inf")),

@@ -6,9 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+import tokenizers
 from prometheus_client import Histogram
 from prometheus_client.registry import CollectorRegistry
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.server.buckets import Buckets
 from nanoinfer.server.json_text import dumps, quoted
 from nanoinfer.server.logprobs import chat_logprobs, completion_logprobs
@@ -20,6 +25,7 @@ from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S
 
 NAMES = TokenNames(TOKENIZER)
+ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
 TEXT = "The fox 🦊 said: schön!"
 
 
@@ -41,6 +47,22 @@ def test_offsets_are_where_the_tokens_begin() -> None:
     for token, offset in zip(tokens, at, strict=True):
         if NAMES.is_text(token) and not NAMES.text(token).startswith("bytes:"):
             assert TEXT[offset:].startswith(NAMES.text(token))
+
+
+def metaspace_names() -> TokenNames:
+    """Of a tokenizer whose words bring their space along, and lose it at the beginning of a text."""
+    words = ["<unk>", "<s>", "</s>", "▁Once", "▁upon", "▁a", "▁time"]
+    model = tokenizers.Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    model.decoder = Metaspace()
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return TokenNames(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=model, **special)))
+
+
+@pytest.mark.parametrize(("shows_special", "of_own"), [(True, [9, 11, 15]), (False, [9, 11, 11])])
+def test_offsets_after_an_echoed_prompt(shows_special: bool, of_own: list[int]) -> None:
+    """Once upon a</s> time: the first word has no space, and the prompt's special token is not shown."""
+    offsets = Offsets(metaspace_names(), shows_special, [1, 3, 4], "Once upon")
+    assert [offsets.next(token) for token in [1, 3, 4, 5, 2, 6]] == [0, 0, 4, *of_own]
 
 
 def test_minus_infinity_is_written_as_a_number() -> None:
@@ -127,6 +149,8 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
         assert done == "data: [DONE]"
         monkeypatch.undo()
         server.check_idle()
+        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
+        assert aborts == {"error": 1, "disconnect": 0}
     assert f"failed: {failure.__name__}" in caplog.text
     assert "hush" not in caplog.text + answer.text
 

@@ -1,17 +1,20 @@
 """Tokenizers, chat templates and compilers of grammars that raise or hang end the requests that need them, no others."""
 
+import asyncio
 import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.server.background import Background
 from tests.helpers.engines import LetterTokenizer
 from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, patient_app
-from tests.helpers.waiting import HANG_S, until
+from tests.helpers.waiting import HANG_S, until, until_async
 from tests.server.test_lock import ask
 
 CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}], "max_tokens": 2, "temperature": 0}
@@ -53,6 +56,32 @@ def test_tokenizers_that_hang_end_their_requests_and_do_not_pile_up() -> None:
         until(lambda: not hanging)
         server.service.background._timeout_s = HANG_S  # from now on, time shall not matter
         assert server.post("/v1/completions", {**BODY, "prompt": "break"}).status_code == 200
+
+
+def test_a_call_that_has_waited_for_a_thread_has_all_of_its_time() -> None:
+    """It is not to blame for what others took."""
+    free, has_begun = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
+
+    def work(number: int) -> int:
+        has_begun[number].set()
+        assert free[number].wait(HANG_S)
+        return number
+
+    async def wait_and_work() -> list[int]:
+        loop, passed = asyncio.get_running_loop(), [0.0]
+        clock = loop.time
+        loop.time = lambda: clock() + passed[0]  # type: ignore[method-assign]
+        background = Background(10 * HANG_S, at_once=1)
+        calls = [asyncio.create_task(background.call(partial(work, i), "the tokenizer")) for i in range(2)]
+        for number in range(2):
+            await until_async(has_begun[number].is_set)
+            passed[0] += 8 * HANG_S
+            for _ in range(3):  # timers that are due run now
+                await asyncio.sleep(0)
+            free[number].set()
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(wait_and_work()) == [0, 1]
 
 
 def test_grammars_have_threads_and_a_deadline_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

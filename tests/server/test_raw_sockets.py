@@ -112,6 +112,26 @@ def test_a_chunked_body_is_a_body(server: Running) -> None:
     assert b"defg" in answer
 
 
+def test_a_body_with_two_lengths_is_refused_and_nothing_after_it_is_served(server: Running) -> None:
+    """A proxy that believes the length takes for a body what this server would take for a request (RFC 9112, 6.1)."""
+    smuggled = request_bytes("/flush_cache", b"")
+    first = request_bytes("/v1/completions", b"0\r\n\r\n" + smuggled, "transfer-encoding: chunked")
+    answer = talk(server, first)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert (status(answer), error_code(answer)) == (400, "invalid_http")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("head", [b"GET /health", b"POST /v1/completions"])
+def test_a_body_that_is_malformed_at_once_has_one_answer_and_is_no_bug(
+    server: Running, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = talk(server, head + b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+    assert (status(answer), error_code(answer)) == (400, "invalid_http")
+    until(lambda: not server.server.server_state.tasks)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_flood_of_headers(server: Running) -> None:
     many = b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"x-%d: y\r\n" % i for i in range(20_000))
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 200_000
@@ -187,7 +207,9 @@ def test_more_connections_than_allowed_are_refused_and_the_others_are_served(ser
     socks = [server.connect() for _ in range(301)]
     answer = read_all(socks[-1])
     assert (status(answer), error_code(answer)) == (503, "overloaded")
-    socks[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-    assert status(read_all(socks[0])) == 200
+    assert b"\r\nretry-after: 1\r\n" in answer
+    for sock in (socks[299], socks[0]):
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert status(read_all(sock)) == 200
     for sock in socks:
         sock.close()

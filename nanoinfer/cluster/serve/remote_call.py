@@ -65,6 +65,7 @@ class RemoteCall:
         self._prompt, self._timeout_s = request.prompt, request.timeout_s
         self._started = self._looking_since = time.monotonic()
         self._first_token_s: float | None = None
+        self._is_computed = False  # True once the replica where it is has computed its prompt
         self._avoid: frozenset[str] = frozenset()
         self.replica = ""  # where it is, or was last
         self.moves = 0
@@ -99,7 +100,7 @@ class RemoteCall:
 
     async def _attempt(self) -> None:
         open_ones = [each for each in self._completions if not each.ended]
-        self._given_up = False
+        self._given_up = self._is_computed = False
         timeout_s = self._time_left()
         if timeout_s is not None and timeout_s <= 0:
             self._cut(open_ones, FinishReason.TIMEOUT)
@@ -200,6 +201,8 @@ class RemoteCall:
     def _put(self, completion: Completion, piece: StreamPiece) -> None:
         if piece.token_ids and self._first_token_s is None:
             self._first_token_s = time.monotonic() - self._started
+        if piece.token_ids and not self._is_computed:
+            self._is_computed = True
             self._replicas.note_first_token(self.call_id, piece.cached_tokens)
         self._delivery.put(replace(completion.add(piece), request_id=self.request_id))
 

@@ -16,11 +16,12 @@ from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.errors import AdapterError, EngineClosedError
+from nanoinfer.errors import AdapterError, EngineClosedError, ReplicaLostError
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.errors import NO_RETRY, ApiError
 from nanoinfer.server.served import Served
 
 T = TypeVar("T")
@@ -151,9 +152,11 @@ class RemoteEngine:
         raise AdapterError(NO_LOADING)
 
     async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
-        """`AsyncEngine.visit` at every replica that can be reached. EngineClosedError if there is none."""
+        """`AsyncEngine.visit` at every replica that can be reached. ReplicaLostError if there is none, ApiError with one of
+        Ray's own policies."""
         if self._replicas.fleet is None:
-            raise EngineClosedError(f"policy={self._settings.policy!r}: replicas cannot be asked one by one")
+            message = f"policy={self._settings.policy!r}: replicas cannot be asked one by one"
+            raise ApiError(501, message, code="not_supported", headers=NO_RETRY)
         self._start()
         if not self._replicas.fleet.replicas:  # Serve tells its router with the first call
             await asyncio.gather(self._replicas.describe(VISIT_S), return_exceptions=True)
@@ -162,8 +165,8 @@ class RemoteEngine:
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [answer for answer in answers if not isinstance(answer, BaseException)]
         if not found:
-            why = f": {answers[0]!r}" if answers else ""
-            raise EngineClosedError(f"none of {len(names)} replicas answers{why}")
+            why = f": {type(answers[0]).__name__}" if answers else ""
+            raise ReplicaLostError(f"none of {len(names)} replicas answers{why}")
         return found
 
     async def shutdown(self) -> None:
