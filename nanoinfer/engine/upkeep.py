@@ -128,6 +128,7 @@ class EngineUpkeep:
         """Free every cached token that no running request relies on, and return how many there were in the pool. Host
         memory is emptied, too, and what is on its way from files does not arrive; the files stay."""
         with self.turns.visit(), nullcontext() if self.cache.storey is None else self.cache.storey.emptied():
+            self.scheduler._blocked.forget()  # whoever waited for files may fit now
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
     def save_cache(self, timeout_s: float | None = None) -> int:
@@ -231,13 +232,15 @@ class EngineUpkeep:
         def close() -> list[RequestOutput]:
             was_closed, self._closed = self._closed, True
             outputs = self.abort_all()
-            if not was_closed and (disk := getattr(self.cache.storey, "below", None)) is not None:
-                try:
+            disk = None if was_closed else getattr(self.cache.storey, "below", None)
+            try:
+                if disk is not None:
                     disk.save(nullcontext, SAVE_AT_SHUTDOWN_S)
-                finally:
+            finally:
+                if disk is not None:
                     disk.close()
-            self.flush_cache()
-            self.model_runner.close()
+                self.flush_cache()
+                self.model_runner.close()
             return outputs
 
         return self._guard.hand_out(close)

@@ -28,9 +28,10 @@ class FetchTurns(AdapterTurns):
         self._disk.land()
 
     def has(self, req: Req) -> bool:
-        """Whether what `req` needs is there; if not, it will be, or what has to be computed again will be known."""
-        is_ready = self._disk.is_ready(req)
-        return super().has(req) and is_ready
+        """Whether what `req` needs is there; if not, it will be, or what has to be computed again will be known.
+
+        K/V comes first: an adapter takes its place only when the request can be computed, or others would go without."""
+        return self._disk.is_ready(req) and super().has(req)
 
     def wait(self) -> bool:
         """Wait until an adapter has come, or else a moment for K/V; False if nothing has come."""

@@ -1,6 +1,7 @@
 """What an engine's configuration makes of the storeys below its pool: their sizes, and what files say of K/V in them."""
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from nanoinfer.engine import files
 from nanoinfer.engine.files import add_files
 from nanoinfer.engine.storeys import host_storey_for
 from nanoinfer.requests.adapter_key import AdapterKey
-from tests.helpers.engines import make_engine
+from tests.helpers.engines import make_engine, serve
 
 
 @pytest.fixture
@@ -105,3 +106,40 @@ def test_reading_files_is_compared_with_computing_and_not_with_host_memory(tmp_p
     assert (disk.costs.computing, disk.costs.fetching) == (2.0, 0.0)
     disk.costs.note(1, 3.0)
     assert (host.fetching, host.pays(), disk.costs.pays()) == (1.0, True, False)
+
+
+def test_fetching_is_compared_with_what_the_meter_says_of_computing(tmp_path: Path) -> None:
+    engine = make_engine()
+    meter: Any = SimpleNamespace(seconds_per_prompt_token=lambda: 3.0)
+    config = replace(engine.config, host_cache_tokens=64)
+    host = host_storey_for(config, engine.cache, engine.scheduler, meter, lambda: 0)
+    assert host is not None
+    assert host.costs.computing == 3.0
+
+
+def test_an_engine_does_not_wait_for_a_slow_look_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FIRST_LOOK_S", 0)
+    monkeypatch.setattr(FileStore, "refresh", lambda self: Future())
+    assert files_of(tmp_path).stats().files == 0
+
+
+def test_an_engine_that_cannot_save_is_shut_down_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = make_engine(cache_dir=str(tmp_path))
+    add_files(engine, {}, time.perf_counter)
+    serve(engine, list(range(40)))
+    closed = list[str]()
+    disk = engine.cache.storey.below
+    monkeypatch.setattr(engine.model_runner, "close", lambda: closed.append("runner"))
+    monkeypatch.setattr(disk, "close", lambda: closed.append("disk"))
+
+    def fail(*args: Any) -> int:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(disk, "save", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        engine.shutdown()
+    assert (closed, engine.is_closed) == (["disk", "runner"], True)
+    engine.check_integrity()
+    assert engine.stats()["free_slots"] == engine.stats()["total_slots"]

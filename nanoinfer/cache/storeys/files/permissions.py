@@ -12,7 +12,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_folder(path: str | Path, trust: bool = False) -> int:
-    """Open the folder `path`, and make it first, for its owner only (0700), if it is not there.
+    """Open the folder `path`. If it is not there, it is made first, and so are those above it, for their owner only (0700).
 
     ValueError if that fails, or if another user could change the folder or put another one in its place: it and all
     folders above it must belong to this user or to root, and neither group nor others may write to them (above it, they may
@@ -20,7 +20,9 @@ def open_folder(path: str | Path, trust: bool = False) -> int:
     """
     path = Path(os.path.expanduser(path))
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(path.parents), path):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(f"cache_dir={str(path)!r}: is no folder and cannot be made one: {error.strerror}") from error
@@ -52,5 +54,5 @@ def _check_path(path: Path, opened: os.stat_result) -> None:
         if why is not None:
             raise ValueError(
                 f"cache_dir={str(path)!r}: {folder} {why}, so that others could plant K/V there; choose another folder, "
-                "change that, or ask for it to be trusted all the same"
+                "or change that"
             )

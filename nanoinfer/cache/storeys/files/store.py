@@ -236,7 +236,8 @@ class FileStore:
     def _write_in_pace(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> None:
         began = self._clock()
         num_bytes = self._blocks.write(namespace, tokens, start, kv)
-        self._hurry.wait(self._pace.pause_after(num_bytes or 0, began))
+        if not self._hurry.is_set():  # or else the pauses that were left out would follow afterwards
+            self._hurry.wait(self._pace.pause_after(num_bytes or 0, began))
 
     # --- checks ------------------------------------------------------------------------------------------------------
 

@@ -122,3 +122,13 @@ def test_the_folder_stays_the_one_that_was_checked(tmp_path: Path) -> None:
     look(store)
     assert hit(store, [5, 6, 7, 8]) == 0
     assert hit(store, TOKENS) == 4
+
+
+def test_folders_that_are_made_are_for_their_owner_only(tmp_path: Path) -> None:
+    old = os.umask(0o002)
+    try:
+        put(open_store(tmp_path / "new" / "er" / "cache"), TOKENS)
+    finally:
+        os.umask(old)
+    made = [tmp_path / "new", tmp_path / "new" / "er", tmp_path / "new" / "er" / "cache"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700] * 3

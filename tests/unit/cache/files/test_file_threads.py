@@ -324,3 +324,19 @@ def test_the_writer_keeps_its_pace_until_it_is_in_a_hurry(tmp_path: Path) -> Non
     assert store.match(b"", [8] * 4) == 0
     assert store.flush(HANG_S) == 0
     assert hit(store, [8] * 4) == 4
+
+
+def test_what_a_flush_wrote_in_a_hurry_is_not_paused_for_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = [0.0], list[float | None]()
+    store = open_store(tmp_path, bytes_per_second=1.0, clock=lambda: now[0])
+    for i in (6, 7, 8):
+        offer(store, [i] * 4)
+    assert store.flush(HANG_S) == 0
+    one = kv_files(tmp_path)[0].stat().st_size
+    now[0] += one  # at most one was written before the flush
+    monkeypatch.setattr(store._hurry, "wait", pauses.append)
+    offer(store, [9] * 4)
+    assert store._writer.wait(HANG_S)
+    assert pauses == [one]
