@@ -21,6 +21,7 @@ def remote_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ray.serve = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
     for name in ("links", "news", "remote_engine"):
+        monkeypatch.setattr(import_module(ROOM), name, None, raising=False)  # afterwards it is what it was
         monkeypatch.setitem(sys.modules, f"{ROOM}.{name}", ray)
         del sys.modules[f"{ROOM}.{name}"]
     return import_module(f"{ROOM}.remote_engine")

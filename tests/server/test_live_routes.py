@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,14 @@ def test_texts_of_nodes_can_be_read_where_prompts_are_shown(shown: Running) -> N
         assert shown.get("/live/node/x").status_code == 404
 
 
+def nobody_watches(up: Running, headers: dict[str, str] | None) -> bool:
+    """The feed has noticed, too, that the last one who did has gone."""
+    return up.get("/live/trace", headers=headers).status_code == 409
+
+
 def test_the_last_minutes_can_be_saved_while_somebody_watches(locked: Running, shown: Running, tmp_path: Path) -> None:
     for up, headers, text in ((locked, KEY, "□" * 10), (shown, None, "abcdefghij")):
-        until(
-            lambda up=up, headers=headers: up.get("/live/trace", headers=headers).status_code == 409
-        )  # nobody watches
+        until(partial(nobody_watches, up, headers))
         with httpx.stream("GET", f"{up.url}/live/events", headers=headers, timeout=HANG_S) as response:
             lines = response.iter_lines()  # closes the stream at its end
             assert next(lines) == "event: frame"
