@@ -11,7 +11,7 @@ ALL_RULES = (
     rf"round robin{LINE}.*?hash of 32{LINE}.*?hash, other names{LINE}.*?longest match{LINE}.*?prefix router{LINE}"
 )
 NAMES = "".join(
-    rf".*?{names}: hash of 32{LINE}.*?{names}: prefix router{LINE}" for names in ("123", "DEF", "PQR", "UVW")
+    rf".*?{names}: hash of 32{LINE}.*?{names}: prefix router{LINE}" for names in ("123", "DEF", "UVW")
 )
 
 Line = tuple[float, float, float]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 pytestmark = pytest.mark.slow
-WIDTHS = (600, 640, 900)  # of an output in JupyterLab
+WIDTHS = (600, 900)  # of an output in JupyterLab: panels are beside each other from 700 on
 NOTEBOOKS = sorted(
     path.stem for path in (ROOT / "notebooks").glob("*.ipynb") if 'class=\\"explorable' in path.read_text("utf-8")
 )
