@@ -10,9 +10,7 @@ LINE = r" +\d+ +\d+ +\d+ +(\d+)% +(\d+) +([\d.]+) s +[\d.]+ s"
 ALL_RULES = (
     rf"round robin{LINE}.*?hash of 32{LINE}.*?hash, other names{LINE}.*?longest match{LINE}.*?prefix router{LINE}"
 )
-NAMES = "".join(
-    rf".*?{names}: hash of 32{LINE}.*?{names}: prefix router{LINE}" for names in ("123", "DEF", "UVW")
-)
+NAMES = "".join(rf".*?{names}: hash of 32{LINE}.*?{names}: prefix router{LINE}" for names in ("123", "DEF", "UVW"))
 
 Line = tuple[float, float, float]
 
