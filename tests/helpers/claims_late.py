@@ -213,7 +213,7 @@ LATE: tuple[Claim, ...] = (
     ),
     Claim(
         "14",
-        "Then what each row adds shows sooner",
+        "Then its passes wait less, and each further row costs a larger part of a pass",
         r"bundled model 2 rows: .*? 8 rows: ([\d.]+) .*?47 million weights 2 rows: .*? 8 rows: ([\d.]+)",
         lambda small, large: small > large,
     ),
