@@ -84,6 +84,25 @@ def kv_storage_kind(kv_cache_dtype: str | None) -> Any:
     return KV_STORAGES[name]
 
 
+def new_kv_storage(
+    kv_cache_dtype: str | None,
+    size: int,
+    dtype: torch.dtype,
+    head_num: int,
+    head_dim: int,
+    layer_num: int,
+    device: torch.device,
+) -> KVStorage:
+    """A storage of the kind that `kv_cache_dtype` names. ValueError for an unknown name, for a number below 1, and for a
+    kind that does not return K/V as KVStorage promises."""
+    for name, value in (("head_num", head_num), ("head_dim", head_dim), ("layer_num", layer_num)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
+    storage: KVStorage = kv_storage_kind(kv_cache_dtype)(size, dtype, head_num, head_dim, layer_num, device)
+    check_kv_storage(storage, size, dtype, head_num, head_dim)
+    return storage
+
+
 def check_kv_storage(storage: KVStorage, size: int, dtype: torch.dtype, head_num: int, head_dim: int) -> None:
     """ValueError unless `storage` returns K/V as KVStorage promises: backends rely on these shapes and dtypes."""
     given = [("read", tensor, 1) for tensor in storage.read(0, slice(0, 1))]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.indices import Indices
-from nanoinfer.cache.kv_storage import KVStorage, PlainKVStorage, check_kv_storage, kv_storage_kind
+from nanoinfer.cache.kv_storage import PlainKVStorage, new_kv_storage
 from nanoinfer.cache.slot_allocator import SlotAllocator
 
 
@@ -70,14 +70,9 @@ class TokenToKVPool:
         page_size: int = 1,
         kv_cache_dtype: str | None = None,
     ):
-        for name, value in (("head_num", head_num), ("head_dim", head_dim), ("layer_num", layer_num)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        storage = kv_storage_kind(kv_cache_dtype)
         self._slots = SlotAllocator(size, page_size)
         self.size, self.page_size, self.dtype, self.device = size, page_size, dtype, torch.device(device)
-        self.kv_storage: KVStorage = storage(size, dtype, head_num, head_dim, layer_num, self.device)
-        check_kv_storage(self.kv_storage, size, dtype, head_num, head_dim)
+        self.kv_storage = new_kv_storage(kv_cache_dtype, size, dtype, head_num, head_dim, layer_num, self.device)
 
     def get_key_buffer(self, layer_id: int) -> torch.Tensor:
         """The keys of one layer, `[N, Hk, D]`: the buffer itself, not a copy. ValueError unless the storage is plain."""
@@ -113,8 +108,6 @@ class TokenToKVPool:
         slots = self._slots.alloc_contiguous(need_size)
         if slots is None:
             return None
-        if not slots.size:
-            raise ValueError("need_size=0: must be at least 1")
         return torch.from_numpy(slots), int(slots[0]), int(slots[-1]) + 1
 
     def free(self, slots: Indices) -> None:

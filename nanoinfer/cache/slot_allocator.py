@@ -58,9 +58,11 @@ class SlotAllocator:
     def alloc_contiguous(self, need_size: int) -> np.ndarray | None:
         """Take `need_size` neighbouring slots, int32, from the first run that is long enough; None when there is none.
 
-        May search the whole pool. Raises ValueError as `alloc` does.
+        May search the whole pool. Raises ValueError as `alloc` does, and when `need_size` is 0.
         """
         count = checked_size(need_size, self.page_size) // self.page_size
+        if not count:
+            raise ValueError("need_size=0: must be at least 1")
         start = self._marks.find(FREE * count) if count <= len(self._marks) else -1
         return None if start < 0 else self._take_run(start, count)
 

@@ -8,12 +8,15 @@ from urllib.parse import unquote
 
 from notebooks.tools.files import source_of
 from notebooks.tools.series import (
+    MOST_IMPORTS,
     SKIP,
     anchors,
     begins_folded_part,
     code_blocks,
     free_code,
+    has_folded_imports,
     headings,
+    import_lines,
     links,
     markdown_texts,
     sections,
@@ -23,6 +26,7 @@ from notebooks.tools.series import (
 TOP = 8  # cells: where a notebook's opening is
 LINES = range(6, 17)  # of the first engine, shown where a notebook replaces them: about ten
 MAP = re.compile(r"\bviz\.engine_map\(\s*here=")
+IMPORTS = "# Imports:"  # how the first line of folded imports begins, the only one that is seen
 QUESTION = re.compile(r"<details\b[^>]*>\s*<summary\b")
 _OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # https:, mailto:, data:
 # What no output says, unless the cell is there to show it and so has the tag `raises-exception`.
@@ -102,6 +106,25 @@ def folding_problems(notebook: dict[str, Any]) -> list[str]:
     ]
 
 
+def import_problems(notebook: dict[str, Any]) -> list[str]:
+    """No cell shows more than MOST_IMPORTS lines of imports: more are in a cell of their own, which is folded, and whose
+    first line says what it is."""
+    problems = []
+    for number, cell in enumerate(notebook["cells"], 1):
+        if has_folded_imports(cell):
+            if not source_of(cell).startswith(IMPORTS):
+                problems.append(f"cell {number}: is folded, so its first line must say what it is: {IMPORTS} ...")
+            if not cell["metadata"].get("jupyter", {}).get("source_hidden"):
+                problems.append(
+                    f"cell {number}: is nothing but imports and not folded: python -m notebooks.build --text"
+                )
+        elif cell["cell_type"] == "code" and (lines := import_lines(source_of(cell))) > MOST_IMPORTS:
+            problems.append(
+                f"cell {number}: has {lines} lines of imports: put them into a cell of their own, which is folded"
+            )
+    return problems
+
+
 def noise(notebook: dict[str, Any]) -> list[str]:
     """Tracebacks and warnings in the outputs of cells that are not there to show them."""
     return [
@@ -116,7 +139,7 @@ def noise(notebook: dict[str, Any]) -> list[str]:
 def all_problems(path: Path, notebook: dict[str, Any], first_engine: dict[str, Any] | None) -> list[str]:
     """All of the above but links, for a notebook of the series. The opening is checked where there is a `first_engine`,
     from the notebook after it on; questions and references are not for the very first notebook."""
-    problems = noise(notebook) + folding_problems(notebook)
+    problems = noise(notebook) + folding_problems(notebook) + import_problems(notebook)
     if slug(path) != "start_here":
         problems += ending_problems(notebook) + question_problems(notebook)
         if first_engine is not None and slug(path) != "an_engine_in_150_lines":

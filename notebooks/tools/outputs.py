@@ -14,8 +14,8 @@ def keep_outputs(notebook: dict[str, Any], old: dict[str, Any]) -> list[tuple[in
 
     A cell is the same cell when its code is, imports and comments aside; a package cell also when it shows the same
     definitions, or stands in the same place between cells that are the same: it only defines things, so what was printed
-    stays right. Any other cell that is new, or whose code has changed under an output, is left without one: returned as
-    (number from 1, reason).
+    stays right. A new cell of imports alone prints nothing. Any other cell that is new, or whose code has changed under an
+    output, is left without one: returned as (number from 1, reason).
     """
     new_cells, old_cells = _code(notebook), _code(old)
     kept: dict[int, dict[str, Any]] = {}
@@ -29,10 +29,10 @@ def keep_outputs(notebook: dict[str, Any], old: dict[str, Any]) -> list[tuple[in
         before, text = kept.get(number), source_of(cell)
         cell.update(outputs=[], execution_count=None)
         if marked_path(text) is None:
-            if before is None:
+            if before is None and _key(text):
                 stale.append((number, "is new"))
                 continue
-            if before.get("outputs") and not same_code(source_of(before), text):
+            if before is not None and before.get("outputs") and not same_code(source_of(before), text):
                 stale.append((number, "its code has changed, so its output is gone"))
                 continue
         if before is not None:

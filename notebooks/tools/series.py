@@ -14,6 +14,7 @@ from notebooks.tools.files import read, source_of
 from notebooks.tools.needed import gives_and_uses
 from notebooks.tools.package_cells import marked_path
 
+MOST_IMPORTS = 6  # lines of imports that a cell may show
 SKIP = "May be skipped"  # `## May be skipped: ...` begins a part that is folded where the notebook is opened
 # Headings of sections that are no part of the main line.
 NO_MAIN_SECTIONS = ("the question", "summary", "exercises", "references", "try it", SKIP.lower())
@@ -91,6 +92,24 @@ def folded(notebook: dict[str, Any]) -> list[bool]:
                 level = min(levels)
         found.append(level > 0)
     return found
+
+
+def import_lines(source: str) -> int:
+    """How many lines of a code cell are imports, those inside functions left out; 0 for one that is not Python alone."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return 0
+    imports = [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
+    return sum((statement.end_lineno or 0) - statement.lineno + 1 for statement in imports)
+
+
+def has_folded_imports(cell: dict[str, Any]) -> bool:
+    """Whether JupyterLab opens a cell folded, as its first line alone: it has more than MOST_IMPORTS, and nothing else."""
+    source = source_of(cell)
+    if cell["cell_type"] != "code" or marked_path(source) is not None or import_lines(source) <= MOST_IMPORTS:
+        return False
+    return all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in ast.parse(source).body)
 
 
 def needed_from_folded_parts(notebook: dict[str, Any]) -> list[str]:

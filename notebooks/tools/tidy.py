@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from notebooks.tools.files import ROOT, set_source, source_of
-from notebooks.tools.series import begins_folded_part
+from notebooks.tools.series import begins_folded_part, has_folded_imports
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -27,7 +27,7 @@ _DATA = re.compile(r"data:image/[\w+.-]+;base64,[\w+/=]+")  # a picture inside H
 
 def tidy(notebook: dict[str, Any]) -> None:
     """Bring cells and metadata into the committed form, in place; outputs are not touched (`tidy_outputs` does that).
-    Parts that may be skipped open folded."""
+    Parts that may be skipped and long lists of imports open folded."""
     notebook.update(nbformat=4, nbformat_minor=5, metadata=METADATA)
     for position, cell in enumerate(notebook["cells"], 1):
         cell["id"] = f"cell-{position:03d}"
@@ -36,6 +36,8 @@ def tidy(notebook: dict[str, Any]) -> None:
         set_source(cell, source_of(cell).strip("\n"))
         if begins_folded_part(cell):
             cell["metadata"]["jp-MarkdownHeadingCollapsed"] = True
+        if has_folded_imports(cell):
+            cell["metadata"]["jupyter"] = {"source_hidden": True}
         cell.pop("attachments", None)
 
 

@@ -102,6 +102,17 @@ def test_a_new_package_cell_moves_the_counts_of_those_behind_it(root: Path) -> N
     assert [len(cell["outputs"]) for cell in made][:4] == [0, 0, 0, 1]
 
 
+def test_imports_may_move_to_a_new_cell_of_their_own(root: Path) -> None:
+    source, target = paths(root)
+    content = read(source)
+    content["cells"].insert(3, code("# Imports: what is below\nimport math"))
+    write(source, content)
+    assert refresh_text(source, root) == (target, True, [])
+    made = [cell for cell in read(target)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in made] == list(range(1, len(made) + 1))
+    assert [len(cell["outputs"]) for cell in made][:4] == [0, 0, 0, 1]
+
+
 def test_a_cell_with_other_code_loses_its_output_and_is_named(root: Path) -> None:
     source, target = paths(root)
     content = read(source)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from notebooks.tools.course import (
+    IMPORTS,
     all_problems,
     broken_links,
     ending_problems,
     folding_problems,
+    import_problems,
     noise,
     opening_problems,
     question_problems,
@@ -18,6 +20,7 @@ from notebooks.tools.course import (
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.names import package_names, shown, used, used_before_shown
 from notebooks.tools.series import (
+    MOST_IMPORTS,
     anchors,
     folded,
     headings,
@@ -316,6 +319,26 @@ def test_a_part_that_cannot_be_folded_is_named() -> None:
         "cell 4",
         "cell 5",
     ]
+
+
+def test_a_long_list_of_imports_is_a_folded_cell_that_says_what_it_is() -> None:
+    several = "\n".join(f"import a{i}" for i in range(MOST_IMPORTS))
+    cells = {
+        "few": f"{several}\nprint(a0)",
+        "a list over lines": "from a import (\n" + "    b,\n" * MOST_IMPORTS + ")\nprint(b)",
+        "too many": f"{several}\nimport b\nprint(b)",
+        "alone": f"{several}\nimport b",
+        "alone, and named": f"{IMPORTS} what the code below uses\n{several}\nimport b",
+        "magic": f"%matplotlib inline\n{several}\nimport b",
+        "package": f"# in nanoinfer/a.py\n{several}",
+    }
+    content = notebook(*map(code, cells.values()))
+    assert [problem.split(":")[0] for problem in import_problems(content)] == [f"cell {i}" for i in (2, 3, 4, 4, 5)]
+    tidy(content)
+    hidden = [cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in content["cells"]]
+    assert hidden == [name.startswith("alone") for name in cells]
+    assert [problem.split(":")[0] for problem in import_problems(content)] == ["cell 2", "cell 3", "cell 4"]
+    assert import_problems(notebook(markdown(cells["too many"]))) == []
 
 
 def test_what_only_a_folded_part_defines_is_not_used_outside() -> None:
