@@ -17,17 +17,17 @@ class Pending(NamedTuple):
 
 
 @dataclass(slots=True)
-class Run:
+class Stretch:
     """Blocks that follow each other and are on their way together. `counts`: the bit of a replica → how many requests bring
     them there. `following`: what some of these bring behind them, by first block."""
 
     hashes: Hashes
     counts: dict[int, int]
-    following: "dict[int, Run]" = field(default_factory=dict)
+    following: "dict[int, Stretch]" = field(default_factory=dict)
 
     def split(self, length: int) -> None:
         """Keep the first `length` blocks; the others follow."""
-        rest = Run(self.hashes[length:], dict(self.counts), self.following)
+        rest = Stretch(self.hashes[length:], dict(self.counts), self.following)
         self.hashes, self.following = self.hashes[:length], {rest.hashes[0]: rest}
 
 
@@ -35,11 +35,11 @@ class PendingPrefixes:
     """Cures the herd. In a burst of requests with one new prefix, a router that waits for events sends each of them to
     another replica, and all of these compute the prefix. This remembers where the first one went.
 
-    It is a radix tree: blocks that only one request brings, as is most often so, take up one Run, however many they are.
+    It is a radix tree: blocks that only one request brings, as most do, take up one Stretch, however many they are.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[int, Run] = {}  # by first block
+        self._stretches: dict[int, Stretch] = {}  # by first block
         self._of: dict[str, Pending] = {}  # by request id
         self._ends: list[tuple[float, str]] = []  # a heap; entries of requests that have changed since are skipped
 
@@ -53,15 +53,15 @@ class PendingPrefixes:
             return
         self._of[request_id] = Pending(bit, hashes, end)
         heappush(self._ends, (end, request_id))
-        runs = self._runs
-        while hashes and (run := runs.get(hashes[0])) is not None:
-            shared = common_length(run.hashes, hashes)
-            if shared < len(run.hashes):
-                run.split(shared)
-            run.counts[bit] = run.counts.get(bit, 0) + 1
-            runs, hashes = run.following, hashes[shared:]
+        stretches = self._stretches
+        while hashes and (stretch := stretches.get(hashes[0])) is not None:
+            shared = common_length(stretch.hashes, hashes)
+            if shared < len(stretch.hashes):
+                stretch.split(shared)
+            stretch.counts[bit] = stretch.counts.get(bit, 0) + 1
+            stretches, hashes = stretch.following, hashes[shared:]
         if hashes:
-            runs[hashes[0]] = Run(hashes, {bit: 1})
+            stretches[hashes[0]] = Stretch(hashes, {bit: 1})
 
     def end_at(self, request_id: str, end: float) -> None:
         """Its blocks are there now, and are believed in until `end`, by when events will tell."""
@@ -74,16 +74,16 @@ class PendingPrefixes:
         pending = self._of.pop(request_id, None)
         if pending is None:
             return
-        bit, hashes, runs = pending.bit, pending.hashes, self._runs
+        bit, hashes, stretches = pending.bit, pending.hashes, self._stretches
         while hashes:
-            run = runs[hashes[0]]
-            run.counts[bit] -= 1
-            if not run.counts[bit]:
-                del run.counts[bit]
-            if not run.counts:  # so nobody brings what follows, either
-                del runs[hashes[0]]
+            stretch = stretches[hashes[0]]
+            stretch.counts[bit] -= 1
+            if not stretch.counts[bit]:
+                del stretch.counts[bit]
+            if not stretch.counts:  # so nobody brings what follows, either
+                del stretches[hashes[0]]
                 return
-            runs, hashes = run.following, hashes[len(run.hashes) :]
+            stretches, hashes = stretch.following, hashes[len(stretch.hashes) :]
 
     def forget_replica(self, bit: int) -> None:
         """The replica of `bit` is gone. It looks at all requests."""
@@ -100,16 +100,16 @@ class PendingPrefixes:
 
     def sets_of(self, hashes: Hashes) -> BlockSets | None:
         """Which of a prompt's blocks are on their way where, in the form of the index's; None if none of them are."""
-        if self._runs.keys().isdisjoint(hashes):
+        if self._stretches.keys().isdisjoint(hashes):
             return None
         found = BlockSets()
         for start, first in enumerate(hashes):
-            runs, left = self._runs, hashes[start:] if first in self._runs else ()
-            while left and (run := runs.get(left[0])) is not None:
-                shared, bits = common_length(run.hashes, left), sum(run.counts)
+            stretches, left = self._stretches, hashes[start:] if first in self._stretches else ()
+            while left and (stretch := stretches.get(left[0])) is not None:
+                shared, bits = common_length(stretch.hashes, left), sum(stretch.counts)
                 for block in left[:shared]:
                     found.add(block, bits)
-                runs, left = run.following, left[shared:] if shared == len(run.hashes) else ()
+                stretches, left = stretch.following, left[shared:] if shared == len(stretch.hashes) else ()
         return found
 
 

@@ -70,7 +70,7 @@ class TorchKernels:
         return x.copy_(self.rms_norm(x, weight, eps))
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Element i of each half of a head: together the two coordinates of a point, which is rotated."""
+        """Rotate points, whose coordinates are element i of a head's first half and element i of its second half."""
         c, s = cos[positions, None], sin[positions, None]  # [T, 1, D/2], the same for every head
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * c - second * s, second * c + first * s), dim=-1)

@@ -50,7 +50,7 @@ def attention_mask(
         "new": (ROLES["new"], "sees; K/V computed in this pass"),
         "hidden": (ROLES["hidden"], "hidden"),
         "too much": (ROLES["conflict"], "wrong: sees what it must not"),
-        "too little": (ROLES["leaked"], "wrong: does not see what it must"),
+        "too little": (ROLES["leaked"], "wrong: doesn't see what it must"),
     }
     kinds = []
     cell, x0, y = min(24.0, (sheet.right - sheet.left - 40) / total), sheet.left + 40, sheet.y

@@ -149,7 +149,7 @@ def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int
 def _outcome(request: _Request, tokenizer: Tokenizer | None, j: int) -> str:
     """What was sampled after a request's token `j` in the pass, and what follows from it."""
     if j >= len(request.got):
-        return "does not count"
+        return "doesn't count"
     text = f"gives {_text(tokenizer, request.got[j])}"
     if j == len(request.drafts):
         return text

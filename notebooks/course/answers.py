@@ -28,7 +28,7 @@ class answer:
 
     def __init__(self, label: str = LABEL):
         if not isinstance(label, str) or not label.strip():
-            raise ValueError(f"label={label!r}: must be a text that is not empty")
+            raise ValueError(f"label={label!r}: must be a text that isn't empty")
         self.label = label
         self._items: list[_Item] = []
         self._undo: list[Callable[[], None]] = []

@@ -35,7 +35,7 @@ def run_check(exercise: Exercise, namespace: Mapping[str, Any], cells: Sequence[
         return _checked(exercise, namespace, given)
     except Hint:
         if problem := unread(cells, given.asked):
-            said = f"{exercise.id} {exercise.title}: Python cannot read your code, so it did not run\n  {problem}"
+            said = f"{exercise.id} {exercise.title}: Python can't read your code, so it didn't run\n  {problem}"
             raise CannotBeRead(said) from None
         raise
 
@@ -80,7 +80,7 @@ class attempt:
 
 
 def _unwritten(id: str, stub: str | None) -> str:
-    return "not written yet." if stub in (id, None) else f"needs exercise {stub}, which is not written yet."
+    return "not written yet." if stub in (id, None) else f"needs exercise {stub}, which isn't written yet."
 
 
 def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) -> str:
@@ -100,4 +100,4 @@ def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) ->
         traceback = traceback.tb_next
     if lines:
         return f"{head}: your code raises {what}{''.join(lines[-3:])}"
-    return f"{head}: the check cannot work with what your code gives: {what}"
+    return f"{head}: the check can't work with what your code gives: {what}"

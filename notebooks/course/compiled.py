@@ -51,7 +51,7 @@ class Cpp:
             result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
             if result.returncode:
                 lines = result.stderr.replace(f"{file}:", "line ").strip().splitlines() or ["no message"]
-                raise ValueError(f"it does not compile: {next((line for line in lines if 'error' in line), lines[0])}")
+                raise ValueError(f"it doesn't compile: {next((line for line in lines if 'error' in line), lines[0])}")
             self._library = ctypes.CDLL(str(library))
 
     def __getattr__(self, name: str) -> Any:
@@ -85,7 +85,7 @@ class Cpp:
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if content is None:
-            return f"does not end within {seconds:.0f} seconds"
+            return f"doesn't end within {seconds:.0f} seconds"
         if os.WIFSIGNALED(status):
             return (
                 f"ends the process ({signal.Signals(os.WTERMSIG(status)).name}): it reads or writes outside its arrays"

@@ -57,7 +57,7 @@ def _functions(member: Any) -> list[Any]:
 def _function(member: Any) -> Any:
     functions = _functions(member)
     if not functions:
-        raise TypeError(f"@extend: {member!r} is not a function, property, class method or static method")
+        raise TypeError(f"@extend: {member!r} isn't a function, property, class method or static method")
     return functions[0]
 
 

@@ -255,7 +255,7 @@ def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, 
             assert (found.masks if found is not None else {}) == expected
     pending.expire(now + 100)
     assert len(pending) == 0
-    assert pending._runs == {}
+    assert pending._stretches == {}
 
 
 def test_the_index_knows_blocks_by_the_hashes_of_prompts() -> None:

@@ -64,7 +64,7 @@ def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
         hashes = block_hashes(prompt, 16, adapter="sea") if i == 1 else block_hashes(prompt, 16)
         plain = request(f"{i}", prompt, adapter="sea" if i == 1 else None)
         assert policies[0].choose(plain) == policies[1].choose(replace(plain, hashes=hashes))
-    assert policies[0].pending._runs == policies[1].pending._runs
+    assert policies[0].pending._stretches == policies[1].pending._stretches
     with pytest.raises(ValueError, match="hashes: are 1, must be 2: 32 tokens // 16"):
         policies[0].choose(request("x", [1] * 32, hashes=[1]))
     assert [policies[0].in_flight(name) for name in "abcd"] == [policies[1].in_flight(name) for name in "abcd"]

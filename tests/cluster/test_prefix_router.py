@@ -115,7 +115,7 @@ def test_what_was_sent_and_failed_is_not_expected_any_more() -> None:
     assert len(policy.pending) == 1
     policy.note_end("first")
     assert len(policy.pending) == 0
-    assert policy.pending._runs == {}
+    assert policy.pending._stretches == {}
     assert policy.seconds_ahead(first) == 0
 
 
@@ -133,7 +133,7 @@ def test_what_was_sent_is_believed_in_for_a_while_only() -> None:
     now[0] = 5.0
     policy.choose(request("3", [1]))
     assert len(policy.pending) == 0
-    assert policy.pending._runs == {}
+    assert policy.pending._stretches == {}
 
 
 # --- load ------------------------------------------------------------------------------------------------------------

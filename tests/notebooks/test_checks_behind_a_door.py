@@ -85,7 +85,7 @@ MISTAKES = [
     ("16.4", "times.append(end - arrival)", "times.append(end)", "count from its arrival"),
     ("16.4", "times.append(end - arrival)", "times.append(end - arrival - service)", "That is how long it waits"),
     ("16.4", "max(arrival, heapq.heappop(free_at)) + service", "heapq.heappop(free_at) + service",
-     "cannot begin before it arrives"),
+     "can't begin before it arrives"),
     ("16.4", "max(arrival, heapq.heappop(free_at)) + service", "arrival + service",
      "those before it are first|the requests before it"),
     ("16.4", "heapq.heappush(free_at, end)", "heapq.heappush(free_at, arrival)",

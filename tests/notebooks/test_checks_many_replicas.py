@@ -22,7 +22,7 @@ TOO_OLD = "sent_at is None or now - sent_at > self.seconds"
 # exercise, what of the right answer is replaced, by what, and what the hint must say
 MISTAKES = [
     ("17.1", "len(tokens) - size + 1", "len(tokens)", "tokens that are left over at the end have no hash"),
-    ("17.1", "parent.to_bytes(8,", "namespace.to_bytes(8,", "does not depend on the first block"),
+    ("17.1", "parent.to_bytes(8,", "namespace.to_bytes(8,", "doesn't depend on the first block"),
     ("17.1", "tokens[start : start + size]", "tokens[: start + size]", "covers all tokens again|The hashes are wrong"),
     ("17.1", "hashes, parent = [], namespace", "hashes, parent = [], 0", "begin with the namespace"),
     ("17.1", "data = parent.to_bytes(8, 'little')", "data = b''", "covers the tokens only"),
@@ -60,7 +60,7 @@ MISTAKES = [
     ("17.4", "            count += 1\n", "            count += 1\n        count = max(count, 0)\n        if held:\n"
      "            return sum(b in held for b in hashes)\n", "both count together|Each block counts|should be"),
     ("17.4", "self.sent_at.get((replica, block))",
-     "next((at for (_, each), at in self.sent_at.items() if each == block), None)", "B does not have them"),
+     "next((at for (_, each), at in self.sent_at.items() if each == block), None)", "B doesn't have them"),
     ("17.4", "            self.sent_at.pop((replica, block), None)  # so that the oldest are first\n", "",
      "block 2 is too old"),
     ("17.4", "        while (oldest := next(iter(self.sent_at), None)) and now - self.sent_at[oldest] > self.seconds:\n"

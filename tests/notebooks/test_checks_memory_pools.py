@@ -111,7 +111,7 @@ MISTAKES = [
      "    ends = [slot + 1 for slot in ordered if slot + 1 not in ordered]\n    runs[:] = list(zip(starts, ends))\n",
      "    runs += [(slot, slot + 1) for slot in slots]\n", "merge the runs that touch"),
     ("5.5", "sorted([*now, *slots])", "sorted(now)", "the wrong slots are free"),
-    ("5.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot is not lost"),
+    ("5.6", "(pool.free_slots(), *owners.values())", "owners.values()", "A free slot isn't lost"),
     ("5.6", "    return np.flatnonzero(count == 0).tolist(), np", "    return [], np", "neither free nor held"),
     ("5.6", "count[slot] += 1", "count[slot] = 1", "more than one owner|an owner"),
     ("5.6", "    return", "    count[pool.free_slots()] = 1\n    return", "the free list is an owner"),

@@ -18,9 +18,9 @@ MISTAKES = [
     ("15.1", "in text:", "in text[1:]:", "its first character has no arrow|all its characters have an arrow"),
     ("15.1", "arrows.get((at, char))", "arrows.get((state, char))",
      "Each arrow leads to the state for the next|one after the other"),
-    ("15.1", OF_TOKEN, "state in accepting if token == end else at is not None", "has no text and is not the end token"),
+    ("15.1", OF_TOKEN, "state in accepting if token == end else at is not None", "has no text and isn't the end token"),
     ("15.1", OF_TOKEN, "bool(text) and at is not None", "the end token is allowed"),
-    ("15.1", OF_TOKEN, "token == end or (bool(text) and at is not None)", "the end token is not allowed"),
+    ("15.1", OF_TOKEN, "token == end or (bool(text) and at is not None)", "the end token isn't allowed"),
     ("15.1", "at is not None)", "at in accepting)", "where the text may not end yet"),
     ("15.1", "and at is not None)", "and at not in (None, 0))", "all its characters have an arrow"),
     ("15.1", "return mask", "return mask[:-1]", "has 8 entries, but there are 9 tokens"),
@@ -30,17 +30,17 @@ MISTAKES = [
      "the end token 0 is the best|more than `most`|larger score|So it ends"),
     ("15.2", "        if state in accepting:\n", "        if True:\n", "the text must go on|not allowed"),
     ("15.2", "            if not allowed:\n                return ids, 'stop'\n", "", "nothing can follow"),
-    ("15.2", "allowed = list(table[state])", "allowed = list(range(len(scores(ids))))", "is not allowed"),
+    ("15.2", "allowed = list(table[state])", "allowed = list(range(len(scores(ids))))", "isn't allowed"),
     ("15.2", "max(sorted(allowed)", "min(sorted(allowed)", "so the next one is|So it ends|larger score"),
     ("15.2", "max(sorted(allowed)", "max(sorted(allowed)[::-1]", "Take the lower number|So it ends|ended after"),
     ("15.2", "        if best == end:\n            return ids, 'stop'\n        ids.append(best)\n",
-     "        ids.append(best)\n        if best == end:\n            return ids, 'stop'\n", "does not belong to it"),
+     "        ids.append(best)\n        if best == end:\n            return ids, 'stop'\n", "doesn't belong to it"),
     ("15.2", "len(ids) == most", "len(ids) > most", "more than `most`|there are .* tokens, and more could follow"),
     ("15.2", "return ids, 'length'", "return ids, 'stop'", "that is 'length'"),
     ("15.2", "return ids, 'length'", "return ids, 'end'", "must be 'stop' or 'length'"),
     ("15.2", "len(ids) == most", "len(ids) >= most - 1", "although there is room|more could follow"),
-    ("15.2", "values = scores(ids)", "values = scores(ids[1:])", "not the text so far|so the next one is|So it ends"),
-    ("15.2", "state = table[state][best]", "state = 0", "is not allowed"),
+    ("15.2", "values = scores(ids)", "values = scores(ids[1:])", "isn't the text so far|so the next one is|So it ends"),
+    ("15.2", "state = table[state][best]", "state = 0", "isn't allowed"),
     ("15.2", "return ids, 'length'", "return ids", r"Return `\(ids, reason\)`"),
     ("15.2", "return ids, 'length'", "return 7, 'length'", "`ids` must be a list"),
     ("15.2", "        if len(ids) == most:\n            return ids, 'length'\n", "",
@@ -67,7 +67,7 @@ MISTAKES = [
     ("15.4", "return drafts", "return []", "you return no token"),
     ("15.4", "int(allowed[0])", "int(allowed[0]) + 1", "leads nowhere from there"),
     ("15.4", "len(allowed) != 1 or", "len([t for t in allowed if t != end]) != 1 or", "the text may end as well"),
-    ("15.4", "bits_of(state)", "bits_of(state + 1)", "It is not allowed there"),
+    ("15.4", "bits_of(state)", "bits_of(state + 1)", "It isn't allowed there"),
 ]  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_other_ways_to_apply_bits_pass(body: str, capsys: pytest.CaptureFixture[
 
 def test_a_result_that_is_only_returned_is_not_looked_at() -> None:
     body = "out = scores.clone()\n    for row in rows:\n        out[row] = -torch.inf\n    return out"
-    with pytest.raises(Hint, match="What you return is not looked at"):
+    with pytest.raises(Hint, match="What you return isn't looked at"):
         check("15.3", written(BITS + body))
 
 

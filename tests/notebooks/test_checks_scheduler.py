@@ -9,8 +9,8 @@ SOLUTIONS = solutions("10_scheduler") | solutions("11_scheduling_policy")
 # exercise, what of the solution is replaced, by what, and what the hint must say
 MISTAKES = [
     ("10.1", "free + evictable", "free", "Evictable slots are available too"),
-    ("10.1", "[*running, candidate]", "[candidate]", "candidate cannot have all"),
-    ("10.1", " - wish.held", "", "do not count them again"),
+    ("10.1", "[*running, candidate]", "[candidate]", "candidate can't have all"),
+    ("10.1", " - wish.held", "", "don't count them again"),
     ("10.1", "ceil(ratio", "int(ratio", "rounded up"),
     ("10.1", "ratio * (wish.max_kv_len - wish.num_tokens)", "wish.max_kv_len - wish.num_tokens", "half of the 15 tokens"),
     ("10.1", "wish.num_tokens + ceil(ratio * (wish.max_kv_len - wish.num_tokens))", "ceil(ratio * wish.max_kv_len)",
@@ -19,7 +19,7 @@ MISTAKES = [
     ("10.1", "-(-expected // page_size) * page_size", "expected // page_size * page_size", "whole pages"),
     ("10.1", "<= free", "< free", "21 slots are free, and the request needs at most 21"),
     ("10.1", "    return sum", "    sum", "Is a `return` missing|must return True or False"),
-    ("11.1", "prefix_len, chunked_prefill_size - spent", "0, chunked_prefill_size - spent", "Cached tokens are not"),
+    ("11.1", "prefix_len, chunked_prefill_size - spent", "0, chunked_prefill_size - spent", "Cached tokens aren't"),
     ("11.1", "chunked_prefill_size - spent", "chunked_prefill_size", "Other requests have used 15"),
     ("11.1", "left = end, chunked_prefill_size", "left = end, chunked_prefill_size - spent", "later round has 40 again"),
     ("11.1", "        if end > start:\n            found", "        if True:\n            found", "not an empty one"),

@@ -45,7 +45,7 @@ MISTAKES = [
     ("12.5", "parts = min(len(x), 8)", "parts = 8 if len(x) > 1 else 1", "With 2 tokens, you add up 8 parts"),
     ("12.5", "some_x @ some_weights.T\n", "some_x.float() @ some_weights.float().T\n", "must be bfloat16"),
     ("12.5", "weight.chunk(parts, dim=1)", "[weight] * parts", "Split the inputs of both"),
-    ("12.5", "parts = min(len(x), 8)", "parts = 1", "bits do not depend on the batch"),
+    ("12.5", "parts = min(len(x), 8)", "parts = 1", "bits don't depend on the batch"),
     ("12.5", "dtype=x.dtype", "dtype=torch.float32", "must be bfloat16"),
     ("12.5", "total = total + some_x", "total = some_x", "not all inputs are added up"),
     ("12.5", "min(len(x), 8)", "min(len(x), 16)", "With 12 tokens, you add up 12 parts"),

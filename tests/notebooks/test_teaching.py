@@ -132,7 +132,7 @@ class TestCheck:
         for text in ('"exercise 90.1"', ""):
             with pytest.raises(NotWritten, match=r"^90.1 The lowest first: not written yet.$"):
                 check("90.1", cells(f"def lowest(free, n): raise NotImplementedError({text})"))
-        with pytest.raises(NotWritten, match=r"needs exercise 90.2, which is not written yet."):
+        with pytest.raises(NotWritten, match=r"needs exercise 90.2, which isn't written yet."):
             check("90.1", cells('def lowest(free, n): raise NotImplementedError("exercise 90.2")'))
 
     @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ class TestCheck:
             "check('90.1', globals())",
         ]
         pattern = said if ".*" in said else re.escape(said)
-        with pytest.raises(Hint, match=rf"^90.1 The lowest first: Python cannot read your code.*\n  {pattern}"):
+        with pytest.raises(Hint, match=rf"^90.1 The lowest first: Python can't read your code.*\n  {pattern}"):
             check("90.1", cells(before) | {"In": ["", before, written, *called]})
 
     def test_a_cell_that_was_mended_or_is_of_another_exercise_is_not_told_of(self) -> None:
@@ -246,7 +246,7 @@ class TestCheck:
             check("90.1", cells("def lowest(free, n): raise NotImplementedError('later')"))
         with pytest.raises(Hint, match="raises RecursionError"):
             check("90.1", cells("def lowest(free, n): return lowest(free, n)"))
-        with pytest.raises(Hint, match="cannot work with what your code gives: TypeError"):
+        with pytest.raises(Hint, match="can't work with what your code gives: TypeError"):
             check("90.1", {"lowest": 3})
         with pytest.raises(Hint, match="raises SystemExit: 3"):
             check("90.1", cells("def lowest(free, n): raise SystemExit(3)"))
@@ -320,7 +320,7 @@ class TestAttempt:
             raise NotImplementedError("exercise 90.1")
         with attempt("90.2"):
             raise NotImplementedError("exercise 90.1")
-        expected = "90.1: not written yet.\n90.2: needs exercise 90.1, which is not written yet.\n"
+        expected = "90.1: not written yet.\n90.2: needs exercise 90.1, which isn't written yet.\n"
         assert capsys.readouterr().out == expected
 
     def test_an_unknown_attribute_passes_through_with_a_note(self) -> None:

@@ -38,7 +38,7 @@ def test_a_function_that_is_not_there_is_named(compiled: Cpp) -> None:
 
 
 def test_what_does_not_compile_says_where() -> None:
-    with pytest.raises(ValueError, match=r"it does not compile: line 2:.*error"):
+    with pytest.raises(ValueError, match=r"it doesn't compile: line 2:.*error"):
         Cpp('extern "C" void f() {\n  int a = b;\n}')
 
 
@@ -53,7 +53,7 @@ def test_a_call_in_a_child_process_changes_nothing_here(compiled: Cpp) -> None:
 def test_a_crash_and_an_endless_loop_are_told(compiled: Cpp) -> None:
     a = np.zeros(1, np.float32)
     assert "ends the process (SIGSEGV)" in str(compiled.outcome("crash", a, result=a, seconds=HANG_S))
-    assert str(compiled.outcome("hang", a, result=a, seconds=0.01)).startswith("does not end within")
+    assert str(compiled.outcome("hang", a, result=a, seconds=0.01)).startswith("doesn't end within")
 
 
 def test_without_a_compiler_a_notebook_says_so_and_goes_on(

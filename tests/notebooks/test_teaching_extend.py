@@ -106,9 +106,9 @@ class TestExtend:
     def test_what_is_no_class_or_no_member_is_refused(self) -> None:
         with pytest.raises(TypeError, match="must be given the class"):
             extend(Grown())
-        with pytest.raises(TypeError, match="is not a function"):
+        with pytest.raises(TypeError, match="isn't a function"):
             extend(Grown)(3)
-        with pytest.raises(TypeError, match="is not a function"):
+        with pytest.raises(TypeError, match="isn't a function"):
 
             @extend(Grown)
             class Inner:

@@ -49,7 +49,7 @@ def _mistaken_bytes(answers: Sequence[tuple[float, int, tuple[int, ...]]]) -> st
         ),
         "Every key/value head has its own vectors of size head_dim.": lambda L, H, Hk, D, i, n: Fraction(1, Hk),
         "Every layer has its own keys and values.": lambda L, H, Hk, D, i, n: Fraction(1, L),
-        "Count key/value heads, not query heads. Query heads share keys and values, and queries are not kept.": (
+        "Count key/value heads, not query heads. Query heads share keys and values, and queries aren't kept.": (
             lambda L, H, Hk, D, i, n: Fraction(H, Hk)
         ),
         "The cache holds a key and a value for each token: two vectors per layer and head, not one.": (
@@ -77,7 +77,7 @@ def _(given: Given) -> str | None:
     for (memory, weights, per_token, num_tokens), got in answers.items():
         case = f"memory_bytes={memory}, weight_bytes={weights}, kv_bytes_per_token={per_token}, num_tokens={num_tokens}"
         expect(isinstance(got, int), f"Return a whole number of requests (an int), not a {type(got).__name__}.")
-        expect(got >= 0, f"{case}: {got} requests? If the weights alone do not fit, no request does.")
+        expect(got >= 0, f"{case}: {got} requests? If the weights alone don't fit, no request does.")
     hint = None if answers == cases else _mistaken_fit(answers)
     expect(hint is None, hint or "")
     for (memory, weights, per_token, num_tokens), want in cases.items():
@@ -87,7 +87,7 @@ def _(given: Given) -> str | None:
         expect(
             got <= want,
             f"{case}: in the end, {got} requests need {needed} bytes, including the weights. A request that fits only "
-            "partly does not fit.",
+            "partly doesn't fit.",
         )
         expect_equal(got, want, f"{case}: one more request would fit.")
     return "exact to the byte; none where there is no room"
@@ -100,7 +100,7 @@ def _mistaken_fit(answers: Mapping[tuple[int, int, int, int], int]) -> str | Non
         "You give every request room for the K/V of num_tokens tokens. It needs one less: the newest token has no K/V yet, "
         "and the last token never gets any.": "newest",
         "That many requests would fit if there were no weights. The weights take memory too.": "without weights",
-        "A request that fits only partly does not fit.": "in part",
+        "A request that fits only partly doesn't fit.": "in part",
     }
 
     def fitting(made: Sequence[str], memory: int, weights: int, per_token: int, num_tokens: int) -> int:
@@ -148,7 +148,7 @@ def _(given: Given) -> str | None:
                 _typical_attention(out, q, all_keys, all_values)
             with part("output", "keys", "values", "in place"):
                 want = scaled_dot_product_attention(q[None, None], all_keys[None], all_values[None])[0, 0]
-                expect_equal(out, want, f"{cached}, the output is not attention over all keys and values.", atol=1e-5)
+                expect_equal(out, want, f"{cached}, the output isn't attention over all keys and values.", atol=1e-5)
     _growing(decode_step, generator)
     return "equal to causal attention row by row, from an empty cache on"
 
@@ -160,7 +160,7 @@ def _typical_attention(out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, v
     mistakes: dict[str, dict[str, Any]] = {
         "Divide the scores by the square root of D before the softmax.": {"power": 0.0},
         "The new token sees itself too: attend over the keys with the new key appended.": {"seen": len(keys) - 1},
-        "Scores are not weights yet. The softmax makes them positive, and they then add up to 1.": {"softmax": False},
+        "Scores aren't weights yet. The softmax makes them positive, and they then add up to 1.": {"softmax": False},
         "You divide the scores by D. Divide them by its square root instead.": {"power": 1.0},
     }
 
@@ -213,7 +213,7 @@ def _(given: Given) -> str | None:
         expect_equal(
             out,
             right,
-            f"{shape}: a query head's output is not attention over its key/value head. Does your softmax run over the S "
+            f"{shape}: a query head's output isn't attention over its key/value head. Does your softmax run over the S "
             "tokens?",
             atol=1e-5,
         )

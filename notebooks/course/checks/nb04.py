@@ -57,7 +57,7 @@ def _(given: Given) -> str | None:
     return "one row, equal rows and unequal rows"
 
 
-_UNMASKED = "Padding is not masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight."
+_UNMASKED = "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight."
 
 
 @exercise("4.2", "Attention over a padded batch", points=2)
@@ -93,7 +93,7 @@ def _(given: Given) -> str | None:
                     with part("NaN", "mask"):
                         expect(
                             not out.isnan().any(),
-                            f"{where}: the output is NaN. A weight of 0 does not help, because 0 · NaN is NaN. Take the "
+                            f"{where}: the output is NaN. A weight of 0 doesn't help, because 0 · NaN is NaN. Take the "
                             "padding out of keys and values before you multiply.",
                         )
                 else:
@@ -166,7 +166,7 @@ def _(given: Given) -> str | None:
                         held == needed,
                         f"Lengths {lens}: the tensor of request {i} needs {needed} bytes but keeps {held} bytes alive. A "
                         "slice is a view: as long as it exists, the whole tensor behind it stays in memory. Make a copy "
-                        "(`contiguous()` does not copy a tensor that is already contiguous).",
+                        "(`contiguous()` doesn't copy a tensor that is already contiguous).",
                     )
             rectangle.fill_(-1)
             with part("memory", "rows", "in place"):

@@ -63,7 +63,7 @@ class _Run:
             f"There are {len(requests)} requests in the pass, but it has room for {self.max_running}.",
         )
         for request in requests:
-            expect(request.prefilled, f"{request!r} is in a decode pass but was not prefilled, so it has no K/V.")
+            expect(request.prefilled, f"{request!r} is in a decode pass but wasn't prefilled, so it has no K/V.")
             expect(
                 not request.finished,
                 f"{request!r} is in a decode pass but has already finished. That wastes a row, or gives it one token too "
@@ -84,8 +84,8 @@ class _Run:
         left = [request for request in self.running if request.finished]
         expect(
             not left,
-            f"{left} finished in this step but are still in `running`, so other requests cannot use their rows. (Change "
-            "the caller's list in place. Do not remove items from a list while you loop over it.)",
+            f"{left} finished in this step but are still in `running`, so other requests can't use their rows. (Change "
+            "the caller's list in place. Don't remove items from a list while you loop over it.)",
         )
         wrong = [request for request in finished if not request.finished]
         expect(not wrong, f"You returned {wrong} as finished, but there are tokens left to compute.")
@@ -117,7 +117,7 @@ def _(given: Given) -> str | None:
             )
             expect(
                 not missing,
-                f"{case}, step {number}: requests {missing} are not in the pass, although there is room. Fill free rows in "
+                f"{case}, step {number}: requests {missing} aren't in the pass, although there is room. Fill free rows in "
                 "the same step, before the pass.",
             )
             expect_equal(sorted(run.passes[-1]), wanted, f"{case}, step {number}: these requests must be in the pass.")
@@ -127,7 +127,7 @@ def _(given: Given) -> str | None:
             )
         expect_equal(run.ended, wanted_ends, f"{case}: after {len(wanted_passes)} steps, all must have been returned.")
         expect(
-            not run.running and not run.waiting, f"{case}: all requests ended, but `running` or `waiting` is not empty."
+            not run.running and not run.waiting, f"{case}: all requests ended, but `running` or `waiting` isn't empty."
         )
         run.once()
         expect(not run.passes[-1], "When there are no requests, a step must do nothing.")

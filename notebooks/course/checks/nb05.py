@@ -85,7 +85,7 @@ def _expect_none(student: Any, state: Runs, need: int) -> None:
     expect(
         got is None or len(plain_ints(got, "What alloc returns")) >= need,
         f"{need} slots were asked for, {free} are free, and alloc returned only some of them. It must give all or nothing: "
-        "a request cannot use part of its slots and would only block others, so return None",
+        "a request can't use part of its slots and would only block others, so return None",
     )
     expect(got is None, f"{need} slots were asked for and {free} are free: alloc must return None")
     expect_equal(
@@ -144,7 +144,7 @@ def alloc_contiguous(given: Given) -> str:
                             end != start + need - 1,
                             f"{case}: `end` is exclusive. The slots are start, ..., end - 1, and end is the next one",
                         )
-                        expect_equal(end - start, need, f"{case}: ({start}, {end}) is not a range of {need} slots")
+                        expect_equal(end - start, need, f"{case}: ({start}, {end}) isn't a range of {need} slots")
                     with part("start"):
                         expect(
                             start == fitting[0] or start not in fitting,

@@ -118,7 +118,7 @@ def _expect_shared(
     with part("old row"):
         expect_equal(table[2], before[2], f"{case}: the old row must stay as it was")
     with part("beyond"):
-        expect_equal(row[total:].tolist(), [99] * (16 - total), f"{case}: do not write anything after the new length")
+        expect_equal(row[total:].tolist(), [99] * (16 - total), f"{case}: don't write anything after the new length")
 
 
 @exercise("5.6", "Find the leak")
@@ -157,7 +157,7 @@ def audit(given: Given) -> str:
             with part("free list"):
                 expect(
                     set(mine).isdisjoint(pool.free_slots().tolist()),
-                    "Some of the slots that you call leaked are free. A free slot is not lost: the free list owns it",
+                    "Some of the slots that you call leaked are free. A free slot isn't lost: the free list owns it",
                 )
             with part("leaked", "free list"):
                 expect_equal(

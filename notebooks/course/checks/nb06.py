@@ -132,7 +132,7 @@ def contiguous(given: Given) -> str:
         ([7, 6, 5, 4], "the slots are adjacent but in descending order: a copy would store the K/V in reverse"),
         ([3, 4, 6, 7], "there is a gap"),
         ([5, 6, 7, 3], "the last slot is lower than the others"),
-        ([2, 2], "the same slot twice is not a range"),
+        ([2, 2], "the same slot twice isn't a range"),
     ]
     with several() as part:
         for slots, why in cases:
@@ -262,9 +262,9 @@ def predicted(given: Given) -> str:
         if mine is not None and list(mine) == values:
             right += 1
         else:
-            wrong.append(f"`{name}` is {mine}, which is not right. It should be {why}")
+            wrong.append(f"`{name}` is {mine}, which isn't right. It should be {why}")
     if wrong:
-        first = "The one that is not" if len(wrong) == 1 else "The first two that are not"
+        first = "The one that isn't" if len(wrong) == 1 else "The first two that aren't"
         names.append(f"{right} of {len(want)} fields are right. {first}: {ALSO.join(wrong[:2])}")
     expect(not names, ALSO.join(names))
     return f"all {len(want)} fields"

@@ -191,7 +191,7 @@ def _expect_masks(masks: Sequence["Masked"]) -> None:
         case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
         width = 3 if window is None else window
         mistakes = {
-            "row i is not position i. It is position prefix_len + i, and it sees the whole prefix": "unshifted",
+            "row i isn't position i. It is position prefix_len + i, and it sees the whole prefix": "unshifted",
             "a token must see itself too": "not itself",
             f"a window of {width} is {width} tokens, including the token itself; yours has {width + 1}": "wide",
             "with a window, hide the tokens that are too far back as well": "no window",
@@ -219,7 +219,7 @@ def _(given: Given) -> str | None:
             "multiply the scores q · k by `scale`": {"scale": 1.0},
             "your query heads read the wrong K/V head: head h reads h // (H / Hk)": {"tiled": True},
             "new tokens see later ones: the mask is missing": {"mask": "none"},
-            "you did not shift the mask by the prefix: row i is position prefix + i": {"mask": "unshifted"},
+            "you didn't shift the mask by the prefix: row i is position prefix + i": {"mask": "unshifted"},
             "hidden tokens still get weight: set their scores to minus infinity before the softmax, not to 0": {
                 "hidden": 0.0
             },

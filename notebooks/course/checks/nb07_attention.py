@@ -78,7 +78,7 @@ def expect_attention(answers: Sequence[Attended]) -> None:
     for answer in answers:
         want = answer.reference()
         if not isinstance(answer.got, torch.Tensor) or answer.got.shape != want.shape:
-            expect_equal(answer.got, want, f"{answer.what}: the output is not the right weighted mean of the values")
+            expect_equal(answer.got, want, f"{answer.what}: the output isn't the right weighted mean of the values")
     wrong = next((answer for answer in answers if not answer.is_given_by([])), None)
     if wrong is not None:
         hints = {hint: hint for hint in wrong.mistakes}
@@ -87,5 +87,5 @@ def expect_attention(answers: Sequence[Attended]) -> None:
         if hint := find_mistakes(hints, wrong.is_given_by):
             raise Hint(f"{wrong.what}: {hint}")
     for answer in answers:
-        hint = f"{answer.what}: the output is not the right weighted mean of the values"
+        hint = f"{answer.what}: the output isn't the right weighted mean of the values"
         expect_equal(answer.got, answer.reference(), hint, atol=ATOL)

@@ -153,7 +153,7 @@ def _(given: Given) -> str | None:
 
     insert("ABCD", 0, "the tree was empty")
     insert("ABEF", 2, "'AB' was in the tree")
-    insert("ABEF", 4, "all of it was in the tree, so do not add a leaf (not even an empty one)")
+    insert("ABEF", 4, "all of it was in the tree, so don't add a leaf (not even an empty one)")
     insert("AB", 2, "it is a prefix of a sequence in the tree")
     insert("ABEFGH", 4, "'ABEF' was in the tree, and a new leaf continues its path")
     insert("X", 0, "no child begins with 'X'")

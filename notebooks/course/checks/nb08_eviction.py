@@ -45,7 +45,7 @@ def _(given: Given) -> str | None:
     expect_equal(got, 2, "a leaf is evicted as a whole, so this frees two tokens although one was requested")
     expect_owned(tree, "after evict(1)", queue=False)
     expect_sizes(tree, 7, 0, "there are two evictable tokens fewer now")
-    expect_equal(tree.evict(4), 5, "'XYZ' alone is not enough for 4: go on with the next leaf")
+    expect_equal(tree.evict(4), 5, "'XYZ' alone isn't enough for 4: go on with the next leaf")
     expect_equal(
         shape(tree),
         {"AB"},

@@ -68,7 +68,7 @@ def path_text(tree: RadixCache, node: TreeNode) -> str:
     while node is not tree.root:
         parent, steps = node.parent, steps + 1
         if parent is None or steps > SIZE:
-            raise Hint("the parents of a node do not lead up to the root: check `parent`")
+            raise Hint("the parents of a node don't lead up to the root: check `parent`")
         text = text_of(node.key) + text
         node = parent
     return text
@@ -128,7 +128,7 @@ def expect_tree(tree: RadixCache, known: Prefixes, when: str) -> None:
     expect_equal(
         {text_of(prefix): slot for prefix, slot in found.items()},
         {text_of(prefix): slot for prefix, slot in known.items()},
-        f"{when}, the tree does not hold the right tokens in the right slots (each prefix → the slot of its last token)",
+        f"{when}, the tree doesn't hold the right tokens in the right slots (each prefix → the slot of its last token)",
     )
     expect_equal(tree.total_size(), len(known), f"{when}, total_size() must be the number of tokens in the tree")
     expect_sound(tree, when)

@@ -27,7 +27,7 @@ def _(given: Given) -> str | None:
     expect_equal(
         audit(cache, [req]),
         [["request 7"]] * 4 + [["free"]] * 8,
-        "request 7 has taken four slots; its pass has not run (kv_len is 0), but they are its own up to allocated_len",
+        "request 7 has taken four slots; its pass hasn't run (kv_len is 0), but they are its own up to allocated_len",
     )
     run(req)
     cache.cache_computed(req)

@@ -28,7 +28,7 @@ def _(given: Given) -> str | None:
         {"AB": 1, "ABCD": 1, "ABEFG": 0, "X": 0},
         "a request needs every node from the root down to its node, and no others",
     )
-    expect(tree.root.lock_ref == 0, "the root holds no tokens and cannot be evicted: leave its lock_ref alone")
+    expect(tree.root.lock_ref == 0, "the root holds no tokens and can't be evicted: leave its lock_ref alone")
     expect_sizes(tree, 4, 4, "the four tokens of 'ABCD' are protected now")
     tree.inc_lock_ref(upper)
     expect_equal(locks(tree)["AB"], 2, "two requests have locked 'AB'")

@@ -55,23 +55,23 @@ def _(given: Given) -> str:
             )
         with part("room"):
             expect(
-                not ask(new, [], 20, 0, 1.0, 1), "With ratio 1, a request that may need 21 slots does not fit into 20"
+                not ask(new, [], 20, 0, 1.0, 1), "With ratio 1, a request that may need 21 slots doesn't fit into 20"
             )
         with part("evictable", "room"):
             expect(
                 ask(new, [], 5, 16, 1.0, 1),
-                "Evictable slots are available too, because eviction frees them. Do not count the free slots alone",
+                "Evictable slots are available too, because eviction frees them. Don't count the free slots alone",
             )
         with part("running", "room"):
             expect(
                 not ask(new, [one], 21, 0, 1.0, 1),
-                "The candidate cannot have all 21 free slots: the running request holds 10 slots and may need 6 more",
+                "The candidate can't have all 21 free slots: the running request holds 10 slots and may need 6 more",
             )
         with part("held by running", "running", "room"):
             expect(
                 ask(new, [one], 27, 0, 1.0, 1),
                 "The candidate needs 21 slots and the running request 6 more, 27 in total. The 10 slots that the running "
-                "request holds are no longer free, so do not count them again",
+                "request holds are no longer free, so don't count them again",
             )
         with part("held", "held by running", "room"):
             expect(
@@ -97,7 +97,7 @@ def _(given: Given) -> str:
             expect(
                 ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4)
                 and not ask(Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4),
-                "Round up each request's tokens to whole pages, not the sum, because requests do not share a page. Two "
+                "Round up each request's tokens to whole pages, not the sum, because requests don't share a page. Two "
                 "requests that reach 9 tokens need 12 slots each. They hold 4 and 8 slots, so they need 12 more",
             )
     rng, cases = Random(8), 0

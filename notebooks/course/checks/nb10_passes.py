@@ -60,7 +60,7 @@ def _(given: Given) -> str:
     expect_equal(
         ask([Running(0, 9, 1), Running(1, 2, 0), Running(2, 1, 0), Running(3, 0, 0)], 0),
         [3, 2, 1],
-        "These requests hold so few slots that one retraction is not enough. Retract until the rest have their slots, or "
+        "These requests hold so few slots that one retraction isn't enough. Retract until the rest have their slots, or "
         "only one request is left",
     )
     expect_equal(
@@ -122,7 +122,7 @@ def _(given: Given) -> str:
         ask([a, b, c], [], 17, 4),
         ("EXTEND", ["a", "b"], []),
         "a takes 5 slots and b 8, so 4 of 17 are left. c needs 2 for its tokens, and the next DECODE one more for each of "
-        "the three: 4 are not enough",
+        "the three: 4 aren't enough",
     )
     expect_equal(
         ask([a, b, c], [], 32, 2), ("EXTEND", ["a", "b"], []), "There are two rows, so the first two are admitted"
@@ -135,12 +135,12 @@ def _(given: Given) -> str:
     expect_equal(
         ask([a], [x, y], 19, 4),
         ("DECODE", ["x", "y"], []),
-        "12 slots are held and a's tokens need 5. That leaves 2, and the next DECODE of three needs 3: a does not fit",
+        "12 slots are held and a's tokens need 5. That leaves 2, and the next DECODE of three needs 3: a doesn't fit",
     )
     expect_equal(
         ask([b, c], [x], 15, 4),
         ("DECODE", ["x"], []),
-        "b is first and does not fit. c would fit, but no request may overtake b: small ones could starve a big one",
+        "b is first and doesn't fit. c would fit, but no request may overtake b: small ones could starve a big one",
     )
     back = Tiny("back", 4, outputs=6)
     expect_equal(

@@ -41,7 +41,7 @@ def _(given: Given) -> str:
     expect_equal(
         ask(30, 100, 40, 0, 1),
         [(30, 70), (70, 100)],
-        "Cached tokens are not computed, so the chunks begin at prefix_len",
+        "Cached tokens aren't computed, so the chunks begin at prefix_len",
     )
     expect_equal(
         ask(0, 100, 40, 15, 1),

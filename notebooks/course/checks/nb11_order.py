@@ -56,8 +56,8 @@ def _(given: Given) -> str:
     expect_equal(
         ask([[0, 1, 2, 3, 4], [1, 9, 9, 9, 9]], cached),
         [1, 0],
-        "Only a common *beginning* counts: a token's K/V depends on all tokens before it, so equal tokens further on do "
-        "not help",
+        "Only a common *beginning* counts: a token's K/V depends on all tokens before it, so equal tokens further on "
+        "don't help",
     )
     expect_equal(
         ask([[1, 2, 3, 0, 0, 0], [1, 2, 8, 9]], cached),
@@ -141,7 +141,7 @@ def _(given: Given) -> str:
         expect_equal(
             _overtakes(_admit_all(choose, late, bound), 3),
             bound,
-            f"Request 3 arrives after other requests have left, so `left` is not 0 then. With max_overtakes={bound}, it "
+            f"Request 3 arrives after other requests have left, so `left` isn't 0 then. With max_overtakes={bound}, it "
             "must be overtaken this many times",
         )
     rng, most = Random(85), 0

@@ -57,7 +57,7 @@ def _(given: Given) -> str:
             raise Hint(f"{said}, {_mistake(got, x[:tokens], weight, sizes)}")
         answers[tokens] = got
     differing = (answers[16][0] != answers[1][0]).float().mean().item()
-    expect(differing, "Token 0 has the same bits alone and among 16: your sum does not depend on the batch.")
+    expect(differing, "Token 0 has the same bits alone and among 16: your sum doesn't depend on the batch.")
     return f"{100 * differing:.0f} % of token 0's results change when 15 other tokens join it"
 
 
@@ -101,7 +101,7 @@ def _mistake(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sizes: li
     """What the answer did instead, after "With 4 tokens, "."""
     tokens, parts = len(x), min(len(x), 8)
     wanted = f"min(T, 8) is {parts}"
-    one_sum = f"one sum over all inputs: its bits do not depend on the batch. Split the inputs. {wanted}."
+    one_sum = f"one sum over all inputs: its bits don't depend on the batch. Split the inputs. {wanted}."
     whole = sizes and all(inputs == INPUTS for _, inputs, _ in sizes)
     if parts > 1 and whole and _right(got, x, weight, 1):
         if all(rows < tokens for rows, _, _ in sizes):
@@ -119,10 +119,10 @@ def _mistake(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sizes: li
         return f"you add up {len(sizes)} parts, but {wanted}."
     if parts > 1 and _close(got, (x.double() @ weight.double().T).bfloat16()):
         return (
-            "your result is as exact as one product, so it does not depend on the batch. Split the inputs, and round each "
+            "your result is as exact as one product, so it doesn't depend on the batch. Split the inputs, and round each "
             "part's product to bfloat16 before you add."
         )
     for other in range(1, 17):
         if other != parts and _right(got, x, weight, other):
             return f"your result is that of {other} part{'s' if other > 1 else ''}, but {wanted}."
-    return f"the result is not that of {parts} products that are added in bfloat16, one after the other."
+    return f"the result isn't that of {parts} products that are added in bfloat16, one after the other."

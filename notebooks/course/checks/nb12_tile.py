@@ -177,7 +177,7 @@ def _outcome(
         return got
     ended = (
         "Does each loop count up to its end?"
-        if "does not end" in got
+        if "doesn't end" in got
         else "Every index must stay below its array's end."
     )
     raise Hint(f"{said}: your product {got}. {ended}")

@@ -23,7 +23,7 @@ def _(given: Given) -> str:
         try:
             hash(found)
         except TypeError:
-            expect(False, f"A key must be hashable, because it is a dictionary's. {a_kind(found)} is not.")
+            expect(False, f"A key must be hashable, because it is a dictionary's. {a_kind(found)} isn't.")
         return found
 
     expect(

@@ -53,7 +53,7 @@ def _about_drafts(got: list[int], tokens: list[int], shortest: int, count: int, 
         expect(
             not got,
             f"{said}: no ending of at least {shortest} tokens occurs earlier, so return []. "
-            + (f"(The longest that does has {longest}.)" if longest else "(The ending itself does not count.)"),
+            + (f"(The longest that does has {longest}.)" if longest else "(The ending itself doesn't count.)"),
         )
         return
     starts = _starts(tokens, longest)
@@ -131,6 +131,6 @@ def _about_tokens(got: list[Any], drafts: list[int], sampled: list[int], said: s
     expect(
         len(got) <= len(want),
         f"{said}: draft {right + 1} is wrong, so the rows behind it have read a wrong token. What was sampled from them "
-        "does not count, even where it is equal to a draft.",
+        "doesn't count, even where it is equal to a draft.",
     )
     expect_equal(got, want, f"{said}: the tokens up to the first one that differs from its draft, that one included")

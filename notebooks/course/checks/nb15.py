@@ -67,10 +67,10 @@ def _about(
     if token == end:
         said = f"state {state}, where accepting={accepting}"
         expect(allowed or state not in accepting, f"{said}: the text may end here, so the end token is allowed.")
-        expect(not allowed or state in accepting, f"{said}: the text must go on, so the end token is not allowed.")
+        expect(not allowed or state in accepting, f"{said}: the text must go on, so the end token isn't allowed.")
         return
     if not text:
-        expect(not allowed, f"Token {token} has no text and is not the end token, so it is never allowed.")
+        expect(not allowed, f"Token {token} has no text and isn't the end token, so it is never allowed.")
         return
     said = f"state {state}, token {text!r}, arrows={arrows}"
     after, from_start = _walk(arrows, state, text), _walk(arrows, 0, text)
@@ -84,12 +84,12 @@ def _about(
             f"{said}: its first character is allowed, but not all of them, one after the other. Each arrow leads to the "
             "state for the next character.",
         )
-        expect(False, f"{said}: its first character has no arrow from here, so it is not allowed.")
+        expect(False, f"{said}: its first character has no arrow from here, so it isn't allowed.")
     if after is not None and not allowed:
         expect(
             after in accepting or not accepting,
             f"{said}: all its characters have an arrow, so it is allowed. (It leads to state {after}, where the text may "
-            "not end yet. It need not: more tokens can follow.)",
+            "not end yet. It needn't: more tokens can follow.)",
         )
         expect(False, f"{said}: all its characters have an arrow, one after the other, so it is allowed.")
 
@@ -145,11 +145,11 @@ def _one_text(
         "`ids` must be a list of token numbers.",
     )
     ids, reason = [int(token) for token in got[0]], got[1]
-    expect(end not in ids, f"{said}: `ids` is {ids}. The end token {end} ends the text and does not belong to it.")
+    expect(end not in ids, f"{said}: `ids` is {ids}. The end token {end} ends the text and doesn't belong to it.")
     state, questions = 0, list(asked)
     for place, token in enumerate(ids):
         so_far = f"{said}: after {ids[:place]} in state {state}"
-        expect(token in table[state], f"{so_far}: token {token} is not allowed. Allowed are {sorted(table[state])}.")
+        expect(token in table[state], f"{so_far}: token {token} isn't allowed. Allowed are {sorted(table[state])}.")
         values = scores(ids[:place])
         allowed = sorted([*table[state], *([end] if state in accepting else [])])
         best = max(allowed, key=lambda each: values[each])
@@ -178,7 +178,7 @@ def _one_text(
         expect(reason == "stop", f"{said}: 'length' with {len(ids)} tokens, although there is room for {most}.")
         expect(
             state in accepting,
-            f"{said}: you ended after {ids} in state {state}, where the text must go on: the end token is not allowed.",
+            f"{said}: you ended after {ids} in state {state}, where the text must go on: the end token isn't allowed.",
         )
         values = scores(ids)
         best = max(sorted([*table[state], end]), key=lambda each: values[each])
@@ -186,4 +186,4 @@ def _one_text(
             best == end, f"{said}: you ended after {ids}, although token {best} has a larger score than the end token."
         )
     wrong = [each for each in questions if each != ids[: len(each)]]
-    expect(not wrong, f"{said}: you asked for the scores after {(wrong or [[]])[0]}, which is not the text so far.")
+    expect(not wrong, f"{said}: you asked for the scores after {(wrong or [[]])[0]}, which isn't the text so far.")

@@ -52,9 +52,7 @@ def _(given: Given) -> str:
         said = f"scores [{batch}, {vocabulary}], rows={rows}, allowed tokens {_short(allowed)}"
         expect(np.array_equal(masks, kept), f"{said}: you changed `masks`.")
         if isinstance(result, torch.Tensor) and rows:
-            expect(
-                not torch.equal(scores, before), f"{said}: change `scores` itself. What you return is not looked at."
-            )
+            expect(not torch.equal(scores, before), f"{said}: change `scores` itself. What you return isn't looked at.")
         want = before.clone()
         for row, tokens in zip(rows, allowed, strict=True):
             forbidden = sorted(set(range(vocabulary)) - set(tokens))
@@ -147,7 +145,7 @@ def _one_run(
         expect(
             token in arrows[at],
             f"{said}: after({at}, {token}): token {token} leads nowhere from there. "
-            + ("It is the end token, which is no draft." if token == end else "It is not allowed there."),
+            + ("It is the end token, which is no draft." if token == end else "It isn't allowed there."),
         )
         return arrows[at][token]
 
@@ -167,7 +165,7 @@ def _one_run(
         where = f"after {want}" if want else f"in state {state}"
         expect(
             end not in allowed[at],
-            f"{said}: {where}, the text may end as well (the end token {end} is allowed), so token {ids[len(want)]} is not "
+            f"{said}: {where}, the text may end as well (the end token {end} is allowed), so token {ids[len(want)]} isn't "
             "forced.",
         )
         expect(False, f"{said}: {where}, the tokens {allowed[at]} are allowed, so none is forced.")

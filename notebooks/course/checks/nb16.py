@@ -92,8 +92,8 @@ def _about_lines(events_of: Callable[..., Any]) -> None:
         (b"event: x\nid: 7\ndata: a\n\n", "Only lines that begin with `data:` are data; others are ignored."),
         (b"data: a\ndata: b\n\n", "Two data lines before one empty line are one event: join them with a line end."),
         (b"data:a\n\n", "The space after the colon may be missing."),
-        (b"data:   a \n\n", "One space after the colon does not belong to the data. All others do, also those at the end."),
-        (b"data: a\r\n\r\ndata: b\r\n\r\n", r"A line may end with \r\n, too. Then the \r does not belong to the data."),
+        (b"data:   a \n\n", "One space after the colon doesn't belong to the data. All others do, also those at the end."),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", r"A line may end with \r\n, too. Then the \r doesn't belong to the data."),
         (b"data: a: b data: c\n\n", "Only the first colon ends the field's name. What follows is data."),
         (SEPARATOR, r"Only \n ends a line here. `str.splitlines` knows others, such as U+2028, which may be in a text."),
         (UNFINISHED, "The last event has no empty line after it: it was cut off, and is no event."),
@@ -198,8 +198,8 @@ def _about_texts(texts_of: Callable[..., Any], tokens: list[bytes]) -> None:
         if "\ufffd" in text and not (last and cut):
             expect(
                 False,
-                f"{said} Text {i} is {text!r}. A character that is not complete yet must wait for the next token; it is "
-                "not wrong.",
+                f"{said} Text {i} is {text!r}. A character that isn't complete yet must wait for the next token; it "
+                "isn't wrong.",
             )
         if last and cut and text != right:
             expect(

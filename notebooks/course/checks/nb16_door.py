@@ -174,7 +174,7 @@ def _one_queue(times_of: Callable[..., Any], arrivals: list[float], services: li
         expect(time != arrivals[i] + right, f"{here} That is when it ends; count from its arrival, so {right:g}.")
         expect(
             time != right + max(0.0, -waits) and time >= services[i],
-            f"{here} A request takes at least the time of its own service. It cannot begin before it arrives.",
+            f"{here} A request takes at least the time of its own service. It can't begin before it arrives.",
         )
         if seats > 1 and time > right:
             expect(False, f"{here} Its seat is the one that is free first, so it ends after {right:g}.")

@@ -73,8 +73,8 @@ def _about_hashes(got: list[Any], tokens: Sequence[int], size: int, namespace: i
         second = tokens[size : 2 * size]
         expect(
             got[1] != _hash(namespace, second),
-            f"{said} Your second hash does not depend on the first block. Then equal words after different beginnings "
-            "would have equal hashes, and a router would send requests to K/V that does not fit. Begin its data with the "
+            f"{said} Your second hash doesn't depend on the first block. Then equal words after different beginnings "
+            "would have equal hashes, and a router would send requests to K/V that doesn't fit. Begin its data with the "
             "hash before.",
         )
         expect(
@@ -114,12 +114,12 @@ def _refused(heads_of: Callable[..., Any], parts: int, query_heads: int, kv_head
     except ValueError as error:
         expect(
             str(parts) in str(error) and str(query_heads) in str(error),
-            f"{query_heads} heads cannot be divided by {parts}. Your ValueError says {str(error)!r}; name both numbers.",
+            f"{query_heads} heads can't be divided by {parts}. Your ValueError says {str(error)!r}; name both numbers.",
         )
     else:
         expect(
             False,
-            f"{query_heads} query heads cannot be divided over {parts} processes. Raise a ValueError, not {got!r}.",
+            f"{query_heads} query heads can't be divided over {parts} processes. Raise a ValueError, not {got!r}.",
         )
 
 

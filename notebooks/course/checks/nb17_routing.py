@@ -27,7 +27,7 @@ CASES = [
     (272, [(0, 900, 4), (0, 300, 4), (0, 600, 4)], 1, "Nothing is cached anywhere, and it has the fewest tokens ahead."),
     (272, [(0, 0, 0), (256, 5000, 20), (0, 0, 0)], 0, "It would compute 272 tokens, but the other one has 5,000 ahead."),
     (272, [(256, 100, 1), (0, 0, 0), (0, 0, 0)], 0, "Waiting for 100 tokens is quicker than computing 256."),
-    (272, [(16, 600, 3), (0, 0, 0), (0, 50, 1)], 1, "One block more is not worth waiting for 600 tokens."),
+    (272, [(16, 600, 3), (0, 0, 0), (0, 50, 1)], 1, "One block more isn't worth waiting for 600 tokens."),
     (272, [(0, 20, 9), (0, 2000, 1), (0, 2000, 2)], 0,
      "Nine requests that are computed already are less to wait for than 2,000 tokens."),
     (272, [(256, 0, 3), (256, 0, 0), (256, 0, 8)], 1, "All have the story, and it has the fewest requests."),
@@ -175,7 +175,7 @@ PLAYS: list[list[tuple[Any, ...]]] = [
     [("matched", "A", [1, 2], set(), 0.0, 0, "Nothing was sent.")],
     [("matched", "A", [1, 2, 3], {1, 2}, 0.0, 2, "The index knows two of them.")],
     [("sent", "A", [1, 2], 0.0), ("matched", "A", [1, 2, 3], set(), 0.5, 2, "They were sent half a second ago.")],
-    [("sent", "A", [1, 2], 0.0), ("matched", "B", [1, 2], set(), 0.5, 0, "They were sent to A, and B does not have them.")],
+    [("sent", "A", [1, 2], 0.0), ("matched", "B", [1, 2], set(), 0.5, 0, "They were sent to A, and B doesn't have them.")],
     [("sent", "A", [1, 2], 0.0), ("matched", "A", [1, 2], set(), 1.0, 2, "Exactly `seconds` ago still counts.")],
     [("sent", "A", [1, 2], 0.0), ("matched", "A", [1, 2], set(), 1.125, 0, "They were sent too long ago.")],
     [("sent", "A", [1, 2], 0.0), ("matched", "A", [1, 2], {1, 2}, 9.0, 2, "The index knows them, however old they are.")],
@@ -264,5 +264,5 @@ def _bounded(kind: Callable[..., Any]) -> None:
     expect(
         memory.size() == 3,
         "Blocks 1 and 2 were sent to A at 0, 3 at 0.5, 1 again at 0.75, and 4 to B at 1.5. With one second, block 2 is too "
-        f"old then, and the other three are not. size() is {memory.size()}, not 3.",
+        f"old then, and the other three aren't. size() is {memory.size()}, not 3.",
     )

@@ -67,7 +67,7 @@ def _about_table(got: Any, row: list[int], table: list[int], size: int, width: i
     expect(_is_list_of_numbers(got), f"{said} Return a list of whole numbers, not {a_kind(got)}.")
     if got == want:
         return
-    expect(got != table, f"{said} Entries that are not in use are −1, so that all tables have {width} entries.")
+    expect(got != table, f"{said} Entries that aren't in use are −1, so that all tables have {width} entries.")
     expect(
         got != table + [0] * (width - len(table)),
         f"{said} You pad with 0, which is a block. A kernel would read its tokens. The padding is −1.",
@@ -79,7 +79,7 @@ def _about_table(got: Any, row: list[int], table: list[int], size: int, width: i
     whole = table[: len(row) // size]
     expect(
         [each for each in got if each >= 0] != whole or whole == table,
-        f"{said} The last block is missing. It counts although it is not full.",
+        f"{said} The last block is missing. It counts although it isn't full.",
     )
     expect(
         len(got) <= width,
@@ -91,7 +91,7 @@ def _about_table(got: Any, row: list[int], table: list[int], size: int, width: i
 def _refused_rows(block_table: Callable[..., Any]) -> None:
     odd: list[tuple[list[int], int, int, str]] = [
         ([20, 21, 23], 2, 4, "Token 2 is at offset 3 of its block."),
-        ([20, 21, 22, 23, 9], 4, 4, "The second block begins at offset 1, and a table cannot say that."),
+        ([20, 21, 22, 23, 9], 4, 4, "The second block begins at offset 1, and a table can't say that."),
         ([21, 22], 0, 4, "Token 0 is at offset 1 of its block."),
         ([20, 21, 26, 27], 2, 4, "Token 2 is at the right offset, but in another block than tokens 0 and 1."),
     ]
@@ -262,7 +262,7 @@ def _about_mask(mask: torch.Tensor, want: torch.Tensor, parents: list[int], cont
         f"{said} All nodes see the context: its tokens are part of the text, whichever draft is right.",
     )
     own = torch.arange(nodes)
-    expect(mask[own, context + own].all(), f"{said} A node sees itself. Without that, it would not know its own token.")
+    expect(mask[own, context + own].all(), f"{said} A node sees itself. Without that, it wouldn't know its own token.")
     causal = torch.arange(context + nodes) <= context + own[:, None]
     expect(
         not torch.equal(mask, causal),
@@ -272,7 +272,7 @@ def _about_mask(mask: torch.Tensor, want: torch.Tensor, parents: list[int], cont
         if parent >= 0:
             expect(
                 mask[node, context + parent],
-                f"{said} Node {node} does not see node {parent}, its parent, which is part of its path.",
+                f"{said} Node {node} doesn't see node {parent}, its parent, which is part of its path.",
             )
             if parents[parent] >= 0:
                 expect(
@@ -283,7 +283,7 @@ def _about_mask(mask: torch.Tensor, want: torch.Tensor, parents: list[int], cont
     node, token = (mask & ~want).nonzero()[0].tolist() if bool((mask & ~want).any()) else (0, context)
     expect(
         not bool((mask & ~want).any()),
-        f"{said} Node {node} sees node {token - context}, which is not on its path. Only one of them can become part of "
+        f"{said} Node {node} sees node {token - context}, which isn't on its path. Only one of them can become part of "
         "the text.",
     )
     expect_equal(mask, want, f"{said} The mask is wrong.")

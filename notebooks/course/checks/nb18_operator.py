@@ -159,12 +159,12 @@ HINTS = {
     "a": "Nothing is wrong, so phase one is fine, and phase two has the last word.",
     "b": "Shapes are fine when the plan is made. But each run makes the sequences longer, and a table of 2 blocks has room "
     "for 8 tokens.",
-    "c": "A tensor that is not there is a null pointer in C. Which phase gets the tensors?",
-    "d": "A size of 0 is a whole number, so the number itself is valid. What it says about shapes is not.",
+    "c": "A tensor that isn't there is a null pointer in C. Which phase gets the tensors?",
+    "d": "A size of 0 is a whole number, so the number itself is valid. What it says about shapes isn't.",
     "e": "Each tensor is there, and its shape is right. What is wrong is its kind of numbers.",
     "f": "Phase one has seen a valid length. The values are read again at each run.",
-    "g": "There are 2 queries, and tokens for 4. So two arguments do not fit together.",
-    "h": "Shapes and kinds fit. But writing to one of them would change the other one. This does not depend on values, so "
+    "g": "There are 2 queries, and tokens for 4. So two arguments don't fit together.",
+    "h": "Shapes and kinds fit. But writing to one of them would change the other one. This doesn't depend on values, so "
     "it can be found early.",
     "i": "Phase one is fine. An executor that is None is a null pointer.",
 }
@@ -224,6 +224,6 @@ def _(given: Given) -> str:
         expect(
             answer[1] in (0, 161001, 161002, 561002), f"{case}: {answer[1]} is none of 0, 161001, 161002 and 561002."
         )
-        expect(answer[0] == right[0], f"{case}: it is not phase {answer[0]} that answers. {HINTS[case]}")
+        expect(answer[0] == right[0], f"{case}: it isn't phase {answer[0]} that answers. {HINTS[case]}")
         expect(answer[1] == right[1], f"{case}: phase {right[0]} answers, but not with {answer[1]}. {HINTS[case]}")
     return "nine calls"

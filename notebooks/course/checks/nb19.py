@@ -1,4 +1,4 @@
-"""Checks of notebook 19: when fetching pays, and which block leaves first. nb19_files.py has the table and the reader."""
+"""Checks of notebook 19: when fetching pays, and which block leaves first. nb19_files.py has the table and the file."""
 
 import random
 from fractions import Fraction
@@ -55,7 +55,7 @@ def _about_fewest(got: Any, bytes_per_token: int, bytes_per_second: float, begin
     expect(not equal, f"{said} {got} tokens take as long both ways. Equal isn't faster.")
     expect(
         got != 1 or want == 1,
-        f"{said} 1 token is not fetched faster. Did you forget the {begin} s before the first byte?",
+        f"{said} 1 token isn't fetched faster. Did you forget the {begin} s before the first byte?",
     )
     expect_equal(got, want, f"{said} the number of tokens is wrong.")
 

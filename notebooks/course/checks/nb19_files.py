@@ -1,4 +1,4 @@
-"""Checks of notebook 19: a table whose hashes collide, and a reader of files that may be anything."""
+"""Checks of notebook 19: a table whose hashes collide, and files that may be anything."""
 
 import random
 from collections.abc import Callable
@@ -105,7 +105,7 @@ def _file(fingerprint: bytes, tokens: list[int], kv: bytes, count: int | None = 
     return start + sha256(start).digest()
 
 
-@exercise("19.4", "A reader that takes nothing on trust", points=2)
+@exercise("19.4", "A file that isn't trusted", points=2)
 def _(given: Given) -> str:
     read_kv, rng, tried = given["read_kv"], random.Random(194), 0
 
@@ -140,7 +140,7 @@ def _(given: Given) -> str:
         got = asked(whole, tokens, token_bytes, of, THEIRS)
         expect(got is None, f"{of} Another model asks for it. It must be a miss, and you return {got!r}.")
         tried += 4
-    return f"{tried} files that are not surely the same"
+    return f"{tried} files that aren't surely the same"
 
 
 def _wrong(whole: bytes, tokens: list[int], kv: bytes, token_bytes: int, rng: random.Random) -> list[tuple[str, bytes]]:
@@ -155,7 +155,7 @@ def _wrong(whole: bytes, tokens: list[int], kv: bytes, token_bytes: int, rng: ra
         ("Its number of tokens is huge, and the checksum fits.", _file(OURS, tokens, kv, 2**32 - 1)),
         ("Behind its checksum comes another byte.", whole + b"\0"),
         ("It is empty.", b""),
-        ("It is not a file of K/V at all.", rng.randbytes(len(whole))),
+        ("It isn't a file of K/V at all.", rng.randbytes(len(whole))),
     ]
     found += [(f"Only its first {i} bytes are there.", whole[:i]) for i in range(1, len(whole))]
     flipped = ((i, whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :]) for i in range(len(whole)))

@@ -131,7 +131,7 @@ def _frame(plan: Plan, chosen: int, rank: int, sizes: Sizes, most: int, most_rea
     tiles = count(len(plan.tiles), "tile")
     said = f"{count(plan.rows, 'row')}, {count(plan.adapters, 'adapter')} of rank {rank}: {tiles}. "
     if chosen > plan.adapters:
-        said += f"(So few rows cannot have {chosen} adapters.) "
+        said += f"(So few rows can't have {chosen} adapters.) "
     said += f"The pass reads {beside / weights:.2f} × the bytes that the base model alone reads. "
     if plan.adapters == 1:
         said += "One adapter could as well be merged: that is one pass, too, and it reads no A and B."

@@ -173,7 +173,7 @@ def _sentence(rate: int, limit: int) -> str:
             + f"Few wait to begin, but each token takes {token:.0f} ms instead of {alone:.1f}: many share each pass."
         )
     if percentile(load.first, 99) > 1:
-        return said + "What takes long is the wait for the first token: all places are taken."
+        return said + "What takes long is the wait for the first token: the limit is reached."
     return said + "Hardly any waits."
 
 

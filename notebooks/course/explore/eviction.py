@@ -17,7 +17,7 @@ POLICIES = {
     "fifo": "first in, first out (fifo)",
 }
 RULES = {
-    "lru": "lru evicts what has not been used for the longest time",
+    "lru": "lru evicts what hasn't been used for the longest time",
     "lfu": "lfu evicts what has been used least often",
     "fifo": "fifo evicts what has been in the tree for the longest time, however often it is used",
 }

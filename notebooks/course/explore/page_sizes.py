@@ -108,7 +108,7 @@ def sentence(size: int, state: TraceState, found: dict[int, list[int]]) -> str:
     if size == 1:
         return (
             "With one slot per page no slot is held without a token, and a prefix matches up to its very last token. The "
-            "price is not in this picture: the allocator and the tree have the most pieces to keep track of."
+            "price isn't in this picture: the allocator and the tree have the most pieces to keep track of."
         )
     if not state.running:
         return "All requests have ended. Their whole pages stay in the tree; incomplete last pages are free again."

@@ -136,8 +136,8 @@ def sentence(trace: Trace, state: TraceState, life: Life, request: int, position
     if life.news:
         return head + "; ".join(life.news) + "."
     if not life.known:
-        missing = "the model has not chosen it" if request in state.requests else f"request {request} has not arrived"
-        return f"{head}the token does not exist yet: {missing}."
+        missing = "the model hasn't chosen it" if request in state.requests else f"request {request} hasn't arrived"
+        return f"{head}the token doesn't exist yet: {missing}."
     if life.freed:
         return f"{head}its K/V is gone. A prompt that has this token at this place will have to compute it again."
     if life.slot is None:

@@ -95,7 +95,7 @@ class Play:
             (
                 "lock",
                 "The bear's request is going to read these slots, so it locks the node in which its match ends. What is "
-                "locked cannot be evicted. The part below, about the fox, stays unlocked.",
+                "locked can't be evicted. The part below, about the fox, stays unlocked.",
                 lambda: self.tree.inc_lock_ref(self.leaf(BEAR)),
             ),
             (
@@ -117,8 +117,8 @@ class Play:
             ),
             (
                 "evict",
-                "Six slots are wanted. Eviction takes whole unlocked leaves: first the river's, and because that is not "
-                "enough, then the fox's, which has become a leaf. {} slots are free again. The locked path is not touched.",
+                "Six slots are wanted. Eviction takes whole unlocked leaves: first the river's, and because that isn't "
+                "enough, then the fox's, which has become a leaf. {} slots are free again. The locked path isn't touched.",
                 lambda: self.tree.evict(6),
             ),
             (

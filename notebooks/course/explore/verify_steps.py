@@ -192,7 +192,7 @@ def _slots(each: Pass, row: int) -> list[Cell]:
 
 def _outcome(each: Pass, j: int, given: list[str]) -> str:
     if j > each.accepted:
-        return "does not count"
+        return "doesn't count"
     if j == DRAFTS:
         return f"{given[j]}, a token of the pass's own"
     return f"{given[j]} = draft {j + 1}" if j < each.accepted else f"{given[j]}: draft {j + 1} is wrong"
@@ -203,7 +203,7 @@ def _sentence(each: Pass, row: int, texts: list[str], given: list[str]) -> str:
     if row < 0:
         return (
             f"{DRAFTS} drafts are behind the newest token, {texts[0]}. There is a slot for each, and no K/V in it yet. The "
-            "drafts are not the request's: its kv_len ends before its newest token."
+            "drafts aren't the request's: its kv_len ends before its newest token."
         )
     if row <= DRAFTS:
         return _about_row(each, row, texts, given)
@@ -225,10 +225,10 @@ def _about_row(each: Pass, row: int, texts: list[str], given: list[str]) -> str:
     included = f", {count(row, 'draft')} included" if row else ""
     said = f"Row {row} stores its K/V and reads all tokens up to its own{included}. "
     if row > each.accepted:
-        return f"{said}But draft {each.accepted + 1} is wrong, so the row reads a text that the request does not have."
+        return f"{said}But draft {each.accepted + 1} is wrong, so the row reads a text that the request doesn't have."
     if row == DRAFTS:
         return f"{said}All drafts are right, so its token, {given[row]}, is right as well: one more, without a draft."
     if row < each.accepted:
         return f"{said}It gives {given[row]}, and that is draft {row + 1}. So row {row + 1} has the right input."
     wrong = f"It gives {given[row]}, but draft {row + 1} is {texts[row + 1]}"
-    return f"{said}{wrong}. The request's next token is {given[row]}, and the rows behind do not count."
+    return f"{said}{wrong}. The request's next token is {given[row]}, and the rows behind don't count."

@@ -90,7 +90,7 @@ def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
             reads = looks[2 + j].count("in-use"), looks[2 + j].count("new")
             assert reads == ((1 + j, 1) if step > j else (0, 0))
         seen = [number.value for number in outcomes.numbers]
-        assert [value == "does not count" for value in seen] == [step > j > each.accepted for j in range(1 + DRAFTS)]
+        assert [value == "doesn't count" for value in seen] == [step > j > each.accepted for j in range(1 + DRAFTS)]
         assert isinstance(request, Numbers)
         known = step > each.accepted
         said = f"{each.accepted} of {DRAFTS}" if known else f"{step} so far" if step else "not known yet"

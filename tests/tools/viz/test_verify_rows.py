@@ -63,7 +63,7 @@ def test_right_drafts_are_kept_and_wrong_ones_are_not_in_use() -> None:
     assert said[0].endswith("= draft 1")
     assert said[1].endswith("= draft 2")
     assert said[2].endswith(": draft 3 is wrong")
-    assert texts(picture).count("does not count") == 2
+    assert texts(picture).count("doesn't count") == 2
     assert picture.alt == (
         "A VERIFY pass of 6 rows: request 0 has 4 drafts, 2 accepted, gets 3 tokens, kv_len 8; "
         "request 1 has 0 drafts, 0 accepted, gets 1 token, kv_len 4."
