@@ -25,7 +25,7 @@ MISTAKES = [
     ("x[m * in + k]", "x[k]", "the sums of token 0"),
     ("p < PANELS; p++) {", "p < 1; p++) {", "some outputs are right"),
     ("x[m * in + k] * weights;", "0 * weights;", "everything is 0"),
-    ("* weights;", "* weigths;", "C\\+\\+ says that it does not compile"),
+    ("* weights;", "* weigths;", "C\\+\\+ says that it doesn't compile"),
     ("w + k * COLUMNS", "w + (k + 100000000L) * COLUMNS", "but w has 192 numbers"),
     ("w + k * COLUMNS + p * LANES", "w + p * LANES",
      "k = 1: you read from w \\+ 0, which belongs to k = 0"),
