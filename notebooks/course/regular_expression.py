@@ -161,7 +161,7 @@ class Parser:
         char = self._next()
         if char == "(":
             if self._take("?") and not self._take(":"):
-                raise self._error("(?...) isn't implemented, except (?:...)")
+                raise self._error("(?...) is not implemented, except (?:...)")
             expression = self._alternatives()
             if not self._take(")"):
                 raise self._error("a group has no end")
@@ -171,7 +171,7 @@ class Parser:
         if char == "." or char in "*+?{^$":
             if char == ".":
                 return Chars(frozenset("\n"), negated=True)
-            raise self._error(f"{char!r} can't be here; for the character itself, write \\{char}")
+            raise self._error(f"{char!r} cannot be here; for the character itself, write \\{char}")
         return self._escape() if char == "\\" else Chars(frozenset(char))
 
     def _class(self) -> Chars:
@@ -193,7 +193,7 @@ class Parser:
         char = self._next()
         found = self._escape() if char == "\\" else Chars(frozenset(char))
         if found.negated:
-            raise self._error("\\D, \\W and \\S aren't implemented inside a class")
+            raise self._error("\\D, \\W and \\S are not implemented inside a class")
         return found.members
 
     def _escape(self) -> Chars:
@@ -201,7 +201,7 @@ class Parser:
         if char.lower() in CLASSES:
             return Chars(CLASSES[char.lower()], negated=char.isupper())
         if char.isalnum() and char not in "ntr":
-            raise self._error(f"\\{char} isn't implemented")
+            raise self._error(f"\\{char} is not implemented")
         return Chars(frozenset({"n": "\n", "t": "\t", "r": "\r"}.get(char, char)))
 
     def _peek(self) -> str:
