@@ -1,12 +1,14 @@
 """Draws a trace's timeline: its requests as lanes over steps, or over time. Call it as `viz.timeline`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
+from nanoinfer.trace.fetch_pictures import draw_strip, strip_height, strip_legend
+from nanoinfer.trace.fetches import FetchedPrefix, fetched_prefixes, from_where
 from nanoinfer.trace.occupancy import draw_occupancy
 from nanoinfer.trace.phases import (
     DECODE,
@@ -83,6 +85,7 @@ def draw_timeline(
     drawn, marks = spans(trace)
     drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= earliest]
     marks = [mark for mark in marks if mark.step >= first_step]
+    fetched = [each for each in fetched_prefixes(trace) if each.step >= first_step]
     lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
 
@@ -105,20 +108,17 @@ def draw_timeline(
             return place(span.first - 0.5), place(span.last + 0.5)
         return place(1e3 * span.start), place(1e3 * span.end)
 
-    used = ""
-    if occupancy:
-        in_steps = {e.step: (e.step - 0.5, e.step + 0.5) for e in steps}
-        in_time = {e.step: (1e3 * e.time, 1e3 * (e.time + e.seconds)) for e in steps}
-        where = {step: (place(a), place(b)) for step, (a, b) in (in_steps if by == "step" else in_time).items()}
-        used = draw_occupancy(sheet, trace, where, x0)
+    in_steps = {e.step: (e.step - 0.5, e.step + 0.5) for e in steps}
+    in_time = {e.step: (1e3 * e.time, 1e3 * (e.time + e.seconds)) for e in steps}
+    where = {step: (place(a), place(b)) for step, (a, b) in (in_steps if by == "step" else in_time).items()}
+    used = draw_occupancy(sheet, trace, where, x0) if occupancy else ""
     _axis(sheet, place, low, high, "step" if by == "step" else "ms")
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
     for event in steps:
-        begin, end = (event.step - 0.5, event.step + 0.5) if by == "step" else (event.time, event.time + event.seconds)
-        begin, end = (begin, end) if by == "step" else (1e3 * begin, 1e3 * end)
+        begin, end = where[event.step]
         style = PHASE_STYLES.get(event.mode.lower())
         edge = "#ffffff" if (x1 - x0) / (width or len(steps)) > 5 else None
-        sheet.rect(place(begin), sheet.y, place(end) - place(begin), 10, style, edge=edge, name=f"pass {event.step}")
+        sheet.rect(begin, sheet.y, end - begin, 10, style, edge=edge, name=f"pass {event.step}")
     sheet.y += 18
     height = 20.0 if len(shown) <= 12 else 15.0 if len(shown) <= 22 else 11.0
     for i, label in zip(shown, labels, strict=True):
@@ -130,7 +130,11 @@ def draw_timeline(
             edge = ROLES["highlight"].face
             sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6, over=True)
         if i is not None:
-            _lane(sheet, [span for span in drawn if span.request == lanes[i]], ends, height)
+            came = [each for each in fetched if each.request == lanes[i]]
+            lane = [span for span in drawn if span.request == lanes[i]]
+            _lane(sheet, lane, ends, height, {each.step for each in came})
+            for each in came:
+                draw_strip(sheet, each, *where[each.step], height, x0)
             for mark in marks:
                 if mark.request == lanes[i]:
                     at = place(mark.step + 0.5 if by == "step" else 1e3 * mark.time)
@@ -140,10 +144,11 @@ def draw_timeline(
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in drawn)]
     if any(event.mode == ev.FAILED for event in steps):
         present.append(FAILED)
-    sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
+    phases = [(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present]
+    sheet.legend([*phases, *strip_legend(fetched)])
     numbers = "tokens extended in a pass" + (", tokens that a verify gave" if VERIFY in present else "")
     sheet.caption(f"Numbers: {numbers}.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL)
-    return _alt(trace, steps, drawn, marks, lanes, names) + used
+    return _alt(trace, steps, drawn, marks, lanes, names) + _fetched_alt(trace, fetched, names) + used
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
@@ -159,7 +164,14 @@ def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> Non
     sheet.y += 18
 
 
-def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float, float]], height: float) -> None:
+def _lane(
+    sheet: Sheet,
+    lane: Sequence[Span],
+    ends: Callable[[Span], tuple[float, float]],
+    height: float,
+    with_strip: Container[int],
+) -> None:
+    """Draw the spans of a request. `with_strip`: steps in which a strip is drawn over the bottom of the lane."""
     y = sheet.y
     for span in lane:
         left, right = ends(span)
@@ -174,13 +186,13 @@ def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float
             continue
         (left, right), style = ends(span), PHASE_STYLES[span.phase]
         text = str(span.tokens if span.phase == EXTEND else span.sampled)
-        middle = (left + right) / 2
+        middle, room = (left + right) / 2, height - (strip_height(height) if span.first in with_strip else 0)
         if right - left >= text_width(text, SMALL) + 3:
-            sheet.text(middle, y + height / 2, text, size=SMALL, ha="center", colour=style.text)
+            sheet.text(middle, y + room / 2, text, size=SMALL, ha="center", colour=style.text)
         elif (
-            right - left >= TINY * 1.4 and height >= text_width(text, TINY) + 2
+            right - left >= TINY * 1.4 and room >= text_width(text, TINY) + 2
         ):  # upright, rather than over its neighbours
-            sheet.text(middle, y + height / 2, text, size=TINY, ha="center", colour=style.text, rotation=90)
+            sheet.text(middle, y + room / 2, text, size=TINY, ha="center", colour=style.text, rotation=90)
 
 
 def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
@@ -207,6 +219,16 @@ def _alt(
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
     listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
     return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
+
+
+def _fetched_alt(trace: TraceData, fetched: Sequence[FetchedPrefix], names: Mapping[int, str]) -> str:
+    """Whose prefix was fetched, and from where. Nothing if none was."""
+    each = [
+        f"{names.get(i, trace.requests[i].name)}{' again' if again else ''} in step {step}: {from_where(tokens)}"
+        for i, step, tokens, again in fetched[:IN_SHORT]
+    ]
+    more = f"; and {len(fetched) - IN_SHORT} more" if len(fetched) > IN_SHORT else ""
+    return f" Admitted with fetched K/V: {'; '.join(each)}{more}." if each else ""
 
 
 def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:

@@ -98,9 +98,11 @@ class HostStorey(TreeObserver):
             cache.token_to_kv_pool.free(slots)
             raise
         cache.token_to_kv_pool.free(slots[end - start :])
+        middle = min(max(landed.pop(req, end), start), end)
+        if end == start:
+            return {}  # all of it had to leave to make room
         cache.unlock_prefix(req)
         cache.lock_prefix(req)
-        middle = min(max(landed.pop(req, end), start), end)
         parts = {self.tier: (start, middle), "disk": (middle, end)}
         if not req.num_admissions:
             req.fetched = parts

@@ -76,6 +76,21 @@ def test_one_fetch_may_be_of_both_storeys() -> None:
         fetch.check(["host"])
 
 
+@pytest.mark.parametrize("host_cache_tokens", [32, 96])
+def test_what_left_while_room_was_made_is_no_fetch(host_cache_tokens: int, tmp_path: Path) -> None:
+    engine = small(host_cache_tokens)
+    with_files(engine)
+    with record(engine) as trace:
+        serve(engine, *PROMPTS, max_new_tokens=1)
+        (output,) = serve(engine, ASKS_AGAIN, max_new_tokens=2)
+        assert_same(trace, engine)
+    assert output.cached_tokens == 0
+    assert not [event for event in trace.events if event.fetched]
+    assert "fetches" not in trace.describe()
+    trace.save(tmp_path / "a.json")
+    assert Trace.load(tmp_path / "a.json").describe() == trace.describe()
+
+
 @RUNS
 def test_it_is_said_and_what_enters_the_tree_is_only_what_was_computed(make: Made) -> None:
     trace, _, output = make()

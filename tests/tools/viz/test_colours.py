@@ -27,6 +27,7 @@ from notebooks.course.regular_expression import Machine
 from notebooks.course.replicas import ReplicaPass
 from notebooks.course.states_picture import states_picture
 from tests.helpers.pictures import insert, make_metadata, make_pool, make_tree, named, take
+from tests.tools.trace.test_fetches import from_files
 
 LEGEND = "legend "
 EXAMPLE = Path(__file__).parents[3] / "data" / "trace" / "example.json"
@@ -68,6 +69,7 @@ WITHOUT_REQUEST_0 = (
     "replicas",
     "blocks",
     "storeys",
+    "fetched, timeline",
 )
 
 
@@ -122,6 +124,7 @@ def pictures() -> dict[str, viz.Picture]:
     stored = LLM("story", max_total_tokens=64, max_context_len=64, host_cache_tokens=32)
     for start in (100, 200):
         stored.generate(list(range(start, start + 40)), SamplingParams(max_new_tokens=1, temperature=0), use_tqdm=False)
+    fetched, _, _ = from_files()
     return slots_pictures() | {
         "rows": rows_picture(),
         "tree": tree_picture(),
@@ -140,6 +143,8 @@ def pictures() -> dict[str, viz.Picture]:
         "engine": viz.engine(engine),
         "timeline": viz.timeline(trace, occupancy=True, highlight=3),
         "final state": final_state(trace),
+        "fetched, timeline": viz.timeline(fetched, occupancy=True),
+        "fetched, final state": final_state(fetched),
         "map": viz.engine_map("scheduler"),
         "marks": viz.allocator_marks(allocator, 3),
         "states": states_picture(Machine("(a|b)*abb"), ["ab", "ac"]),
@@ -228,7 +233,7 @@ def test_orange_is_computed_in_this_pass(pictures: dict[str, viz.Picture]) -> No
     }
     assert {kind for kind, names in where.items() if names} == {
         "metadata", "decode", "mask", "long mask", "given mask", "decoder", "timeline", "final state", "attention",
-        "replicas", "block rows",
+        "replicas", "block rows", "fetched, timeline", "fetched, final state",
     }  # fmt: skip
     assert where["metadata"] <= {"legend", "out_cache_loc", "kv_indices"}
     assert where["timeline"] <= {"legend", "extend", "pass"}

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from nanoinfer.viz.adapter_rows import ADAPTERS
-from nanoinfer.viz.palette import LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
+from nanoinfer.viz.palette import FETCHED, LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # severity 1.0, for linear RGB.
@@ -33,7 +33,7 @@ PICTURES: dict[str, dict[str, Style]] = {
     "input_metadata": {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES,
     "extend_mask": {role: ROLES[role] for role in ("tree", "new", "hidden")},
     "padded_batch": {"used": REQUESTS[0], "padding": ROLES["padding"]},
-    "timeline": PHASE_STYLES,
+    "timeline": PHASE_STYLES | {f"from {storey}": style for storey, style in FETCHED.items()},
     "adapter_rows": {"free": ROLES["free"]} | {f"adapter {i}": style for i, style in enumerate(ADAPTERS)},
 }
 
