@@ -132,8 +132,9 @@ class EngineUpkeep:
             return self.radix_cache.evict(self.radix_cache.evictable_size())
 
     def save_cache(self, timeout_s: float | None = None) -> int:
-        """Write all cached K/V to the files of `cache_dir`, and wait for that, at most `timeout_s` seconds. Returns how
-        many tokens could not be written by then. Passes go on meanwhile. ValueError without `cache_dir`."""
+        """Write all cached K/V to the files of `cache_dir`, or what was used last of it if `cache_dir_max_bytes` leaves no
+        room for the rest, and wait for that, at most `timeout_s` seconds. Returns how many of these tokens are not in
+        files by then. Passes go on meanwhile. ValueError without `cache_dir`."""
         if (disk := getattr(self.cache.storey, "below", None)) is None:
             raise ValueError("save_cache: needs cache_dir")
         return disk.save(self.turns.visit, timeout_s)

@@ -118,6 +118,8 @@ class NaiveStorey:
 class DictOfFiles:
     """Stands for a FileStore: K/V of blocks by namespace and all tokens to their end. `new`: what was offered lately."""
 
+    max_bytes, is_open = None, True
+
     def __init__(self, block_size: int, token_bytes: int):
         self.block_size, self.token_bytes = block_size, token_bytes
         self.kv: dict[tuple[bytes, tuple[int, ...]], np.ndarray] = {}
@@ -139,8 +141,9 @@ class DictOfFiles:
         if self.listener is not None:
             self.listener.lost([repr(key).encode()])
 
-    def offer(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> bool:
+    def offer(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray, keys: Sequence[bytes]) -> bool:
         assert (len(tokens) - start, self.token_bytes) == kv.shape
+        assert keys == block_keys(namespace, tokens.astype(np.int32), self.block_size)[start // self.block_size :]
         for end in range(start + self.block_size, len(tokens) + 1, self.block_size):
             key = (namespace, tuple(tokens[:end].tolist()))
             self.kv[key] = kv[end - self.block_size - start : end - start]
@@ -165,6 +168,19 @@ class DictOfFiles:
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         known = {block_keys(name, np.array(tokens, np.int32), self.block_size)[-1] for name, tokens in self.kv}
         return [key in known for key in keys]
+
+    keeps = has
+
+    def has_room(self, num_bytes: int) -> bool:
+        return True
+
+    def note_use(self, parts: Sequence[tuple[Sequence[bytes], int]]) -> None:
+        """It has room for all."""
+
+    def refresh(self) -> Future[None]:
+        looked = Future[None]()
+        looked.set_result(None)
+        return looked
 
     def flush(self, timeout: float | None = None) -> int:
         return 0

@@ -18,7 +18,8 @@ from tests.helpers.kv_files import look
 from tests.helpers.oracles import make_model
 from tests.helpers.storeys import SlowStore, disk_of, storey_of
 from tests.helpers.waiting import HANG_S, until
-from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, one_waits, served
+from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, served
+from tests.numerics.test_disk_storey_waits import one_waits
 
 
 @pytest.fixture(scope="module")

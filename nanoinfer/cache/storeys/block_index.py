@@ -21,17 +21,17 @@ TOKEN_BYTES = 8  # token ids are int64
 class Block:
     """The tokens of one block (`key`: their bytes), behind those of `parent`. A root has none; its key is an `extra_key`.
 
-    `start`: the first of its slots. None: its K/V isn't here; the node is only on the way to a block that is. `saved`: the
-    storey below has it, or was offered it.
+    `start`: the first of its slots. None: its K/V isn't here; the node is only on the way to a block that is. `file_key`:
+    what the storey below calls it, once that is known.
     """
 
-    __slots__ = ("children", "key", "parent", "saved", "start")
+    __slots__ = ("children", "file_key", "key", "parent", "start")
 
     def __init__(self, key: Hashable, parent: "Block | None"):
         self.key, self.parent = key, parent
         self.children: dict[Hashable, Block] = {}
         self.start: int | None = None
-        self.saved = False
+        self.file_key: bytes | None = None
 
 
 class BlockIndex:
@@ -52,7 +52,7 @@ class BlockIndex:
     def clear(self) -> None:
         """Forget all blocks."""
         for block in self._held:  # others may still know them
-            block.start, block.saved = None, False
+            block.start = None
         self._free = list(range(0, self.size, self.block_size))  # where blocks may begin: a heap, the lowest first
         self._roots: dict[Hashable, Block] = {}
         self._held.clear()
@@ -76,12 +76,22 @@ class BlockIndex:
         return start // self.block_size * self.block_size + held * self.block_size if held else start
 
     def use(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> np.ndarray:
-        """The slots of the positions `start .. reach(...) - 1`, int64. These blocks have been used now."""
+        """As `look_up`. These blocks have been used now."""
+        slots = self.look_up(tokens, extra_key, start)
+        if slots.size:
+            self._touch(self._path(tokens, extra_key))
+        return slots
+
+    def look_up(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> np.ndarray:
+        """The slots of the positions `start .. reach(...) - 1`, int64."""
         starts = np.array([block.start for block in self._from(tokens, extra_key, start)], dtype=np.int64)
-        if not starts.size:
-            return starts
-        self._touch(self._path(tokens, extra_key))
         return self.slots_of(starts)[start % self.block_size :]
+
+    def next_held(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int | None:
+        """The position of the first held block of `tokens` at or behind `start`; None if there is none."""
+        path = self._path(tokens, extra_key)
+        held = (i for i in range(start // self.block_size, len(path)) if path[i].start is not None)
+        return next((i * self.block_size for i in held), None)
 
     def add(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Give slots to the blocks of `tokens` (int64 `[k]`) that end behind position `start`, as far as they have none.
@@ -109,11 +119,6 @@ class BlockIndex:
             self._prune(block)
         positions = np.array(added, dtype=np.int64) * size
         return self.slots_of(positions), self.slots_of(np.array([path[i].start for i in added], dtype=np.int64))
-
-    def mark_saved(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> None:
-        """The storey below has the held blocks of `tokens` from position `start` on."""
-        for block in self._from(tokens, extra_key, start):
-            block.saved = True
 
     def forget(self, unwanted: Callable[[Hashable], bool]) -> None:
         """Drop all blocks under the `extra_key`s of which `unwanted` is true."""
@@ -190,7 +195,7 @@ class BlockIndex:
     def _drop(self, block: Block) -> None:
         assert block.start is not None
         heappush(self._free, block.start)
-        block.start, block.saved = None, False
+        block.start = None
         del self._held[block]
 
     def _prune(self, block: Block) -> None:

@@ -6,9 +6,8 @@ Nothing here waits for a disk, except whoever has nothing else to do, and then f
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,20 +17,15 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.block_index import Block
 from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import Fetch, FileStats, FileStore, plain_namespace
-from nanoinfer.cache.storeys.files.chain import first_key
+from nanoinfer.cache.storeys.files.chain import first_key, next_keys
 from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.saving import RUN_BYTES, Saving, Visit
 from nanoinfer.cache.storeys.storey_blocks import FileBlocks
-from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.cache.tree_observer import path_to
 from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.req import Req
 
-RUN_BYTES = 8 << 20  # of K/V that is offered at once: about a file
 LEAST_PATIENCE_S = 1.0
 MOMENT_S = 0.05  # so long an engine that has nothing else to do waits in one step, in which others wait for their turn
-
-Run = tuple[bytes, np.ndarray, int, np.ndarray]  # namespace, all tokens to the end, where K/V begins, K/V
-Made = tuple[Run, Block | None]  # a run, and the last block of host memory that it is from
 
 
 class Coming:
@@ -62,10 +56,11 @@ class DiskStorey:
         self.costs, self._clock = costs, clock
         self.fetched_tokens, self.least_patience_s = 0, LEAST_PATIENCE_S
         self._coming: dict[Req, Coming] = {}
-        self._failed_bytes = 0  # that the disk had not taken when `save` looked last
+        self._saving = Saving(cache, host, store, namespace_of, clock)
         self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
-        self._put_off: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # likewise: too much was on its way for others
+        # Likewise, and since when: too much was on its way for others.
+        self._put_off: WeakKeyDictionary[Req, tuple[int, float]] = WeakKeyDictionary()
         host.below = self
 
     @property
@@ -100,38 +95,22 @@ class DiskStorey:
 
     def offer(self, block: Block) -> None:
         """`block` is about to leave host memory: have it written, with those before it that are there, in one file."""
-        if not block.saved and (run := self._run_to(block)) is not None and self._store.offer(*run):
-            self._mark(block, len(run[3]))
+        index, memory, run = self._host.index, self._host.memory, self._not_kept(block)
+        if not run:
+            return
+        if not self._store.has_room(len(run) * index.block_size * memory.token_bytes):
+            self._store.count_lost()
+            return
+        tokens, extra_key = index.tokens_of(block)
+        namespace = self._namespace_of(extra_key)
+        assert namespace is not None, "or it would have no key"
+        kv = memory.read(index.slots_of([each.start for each in run if each.start is not None]))
+        keys = [each.file_key for each in run if each.file_key is not None]
+        self._store.offer(namespace, tokens, len(tokens) - len(kv), kv, keys)
 
-    def save(self, visit: Callable[[], AbstractContextManager[object]], timeout: float | None = None) -> int:
-        """Write what the pool's tree and host memory hold and files do not; wait for it, at most `timeout` seconds.
-
-        `visit`: entered to look at the tree and host memory. What was used least recently is written first, so that within
-        the folder's bound the rest stays. Returns how many tokens are not written by then.
-        """
-        ends = None if timeout is None else self._clock() + timeout
-        refused, failed = list[tuple[Block | None, int]](), self._store.stats().failed_bytes
-        with visit():
-            if failed != self._failed_bytes:  # nobody knows of which blocks: offer all of them again
-                self._failed_bytes = failed
-                for block in self._host.index:
-                    block.saved = False
-            makers = [*self._of_tree(), *self._of_host()]
-        try:
-            for make in makers:
-                with visit():
-                    runs = make()
-                for run, last in runs:
-                    refused.append((last, len(run[3])))
-                    is_full = not self._store.offer(*run)  # then once more, when all that waits has been written
-                    if not is_full or (not self._flush(ends) and self._store.offer(*run)):
-                        refused.pop()
-            waiting = self._flush(ends) + self._store.stats().failed_bytes - failed
-        finally:
-            for last, tokens in refused:
-                if last is not None:
-                    self._mark(last, tokens, saved=False)
-        return sum(tokens for _, tokens in refused) + waiting // self._store.token_bytes
+    def save(self, visit: Visit, timeout: float | None = None) -> int:
+        """See Saving."""
+        return self._saving.save(visit, timeout)
 
     # --- up ----------------------------------------------------------------------------------------------------------
 
@@ -157,11 +136,14 @@ class DiskStorey:
         if self._asked.get(req) == req.num_admissions:
             return True
         is_full = sum(each.tokens for each in self._coming.values()) >= self._host.index.size
-        if is_full and self._put_off.get(req) == req.num_admissions:
+        admission, since = self._put_off.get(req, (None, self._clock()))
+        is_put_off = admission == req.num_admissions
+        is_patient = not is_put_off or self._clock() - since < self._patience(req)
+        if is_full and is_put_off and is_patient:
             return False
-        wanted = self._wanted(req)
+        wanted = self._wanted(req) if is_patient or not is_full else None
         if wanted is not None and is_full:
-            self._put_off[req] = req.num_admissions
+            self._put_off[req] = req.num_admissions, self._clock()
             return False
         self._asked[req] = req.num_admissions
         if wanted is None:
@@ -201,10 +183,6 @@ class DiskStorey:
 
     # --- how it works ------------------------------------------------------------------------------------------------
 
-    def _flush(self, ends: float | None) -> int:
-        """Have everything written until the time `ends`. Returns how many bytes are not."""
-        return self._store.flush(None if ends is None else max(ends - self._clock(), 0.0))
-
     def _patience(self, req: Req) -> float:
         """For how many seconds a request waits: a moment, or twice as long as it would take to compute its tokens again."""
         return max(self.least_patience_s, 2 * self.costs.computing * req.num_tokens)
@@ -233,60 +211,33 @@ class DiskStorey:
             if (is_late or req.finished) and not coming.fetch.is_done:
                 self._coming.pop(req).fetch.give_up()
 
-    def _run_to(self, block: Block) -> Run | None:
-        """A block of host memory, and those directly before it that are there and not saved."""
-        index, memory, blocks = self._host.index, self._host.memory, [block]
-        most = max(1, RUN_BYTES // (memory.token_bytes * index.block_size))
-        while len(blocks) < most and (above := blocks[-1].parent) is not None:
-            if above.start is None or above.saved:
+    def _not_kept(self, block: Block) -> list[Block]:
+        """A block of host memory behind those directly before it that are there, as far as files lack them: a file's K/V at
+        most. Empty if files have the block, or may not have it."""
+        most = max(1, RUN_BYTES // (self._host.memory.token_bytes * self._host.block_size))
+        run, each = list[Block](), block
+        while len(run) < most and each.start is not None and (key := self._key(each)) is not None:
+            if self._store.keeps([key])[0]:
                 break
-            blocks.append(above)
-        tokens, extra_key = index.tokens_of(block)
-        if (namespace := self._namespace_of(extra_key)) is None:
-            return None
-        kv = memory.read(index.slots_of([each.start for each in reversed(blocks) if each.start is not None]))
-        return namespace, tokens, len(tokens) - len(kv), kv
+            run.append(each)
+            assert each.parent is not None, "a root is not held"
+            each = each.parent
+        return run[::-1]
 
-    def _mark(self, block: Block | None, tokens: int, saved: bool = True) -> None:
-        for _ in range(tokens // self._host.block_size):
-            assert block is not None
-            block.saved, block = saved, block.parent
-
-    def _of_host(self) -> Iterator[Callable[[], list[Made]]]:
-        """Makes the runs of each block of host memory that is not saved, the least recently used first."""
-
-        def make(block: Block) -> list[Made]:
-            if block.start is None or block.saved or (run := self._run_to(block)) is None:
-                return []
-            self._mark(block, len(run[3]))
-            return [(run, block)]
-
-        for block in self._host.index:
-            yield lambda block=block: make(block)  # type: ignore[misc]
-
-    def _of_tree(self) -> Iterator[Callable[[], list[Made]]]:
-        """Makes the runs of each leaf of the pool's tree, the least recently used first."""
-
-        def make(leaf: TreeNode) -> list[Made]:
-            if leaf.parent is None:
-                return []  # it has left the tree meanwhile
-            path, extra_key = path_to(leaf)[::-1], leaf.edge[0]
-            tokens, namespace = np.concatenate([node.key for node in path]), self._namespace_of(extra_key)
-            slots = self._cache.radix_cache.match_prefix(tokens, extra_key, count_hit=False).indices.numpy()
-            if namespace is None:
-                return []
-            size = self._host.block_size
-            start, end = self._store.match(namespace, tokens, 0), len(slots) - len(slots) % size
-            step = max(1, RUN_BYTES // (self._host.memory.token_bytes * size)) * size
-            cuts = [*range(start, end, step), max(start, end)]
-            return [
-                ((namespace, tokens[:stop], begin, self._host.memory.read_pool(slots[begin:stop])), None)
-                for begin, stop in pairwise(cuts)
-            ]
-
-        leaves = [node for _, node in self._cache.radix_cache.nodes() if not node.children]
-        for leaf in sorted(leaves, key=lambda node: node.last_access_time):
-            yield lambda leaf=leaf: make(leaf)  # type: ignore[misc]
+    def _key(self, block: Block) -> bytes | None:
+        """What files call a block, and from now on those before it know it, too. None for what may not go into files."""
+        below = []
+        while block.file_key is None and block.parent is not None:
+            below.append(block)
+            block = block.parent
+        key = self.first_key(block.key) if block.parent is None else block.file_key
+        for each in reversed(below) if key is not None else ():
+            assert key is not None
+            assert isinstance(each.key, bytes)
+            tokens = np.frombuffer(each.key, dtype=np.int64).astype(np.int32)
+            (key,) = next_keys(key, tokens, self._host.block_size)
+            each.file_key = key
+        return key
 
 
 def _extra_keys(namespace: bytes) -> list[Hashable]:

@@ -114,7 +114,6 @@ class HostStorey(TreeObserver):
         try:
             positions, slots = self.index.add(tokens, extra_key, start)
             self.memory.put(kv[positions - start], slots)
-            self.index.mark_saved(tokens, extra_key, start)
         except BaseException:
             self.index.clear()
             raise

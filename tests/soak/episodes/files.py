@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.cache.storeys.files import FileStore, last_use
+from nanoinfer.cache.storeys.files.chain import as_tokens, block_keys
 from tests.helpers.kv_files import BLOCK, faulty, hit, kv_files, kv_of, look, open_store, put, unfinished_files
 
 MAX_BYTES, FILE_BYTES = 60_000, 8 * BLOCK * 6
@@ -78,6 +79,8 @@ def use(folder: Path, seed: int) -> None:
             store.offer(b"", tokens, start, kv_of(b"", tokens, start, len(tokens)))
         elif deed < 0.55:
             look(store)
+        elif deed < 0.6:
+            store.note_use([(block_keys(b"", as_tokens(tokens), BLOCK), start // BLOCK)])
         elif hit(store, tokens, start) > start:  # AssertionError if other bytes come back
             hits += 1
             if hits % 100 == 0:
@@ -89,7 +92,8 @@ def damage(folder: Path, rng: random.Random) -> bool:
     files = list(folder.glob("*-*.safetensors")) + unfinished_files(folder)
     with suppress(OSError, IndexError):
         file = rng.choice(files)
-        size = file.stat().st_size
+        if not (size := file.stat().st_size):
+            return False  # it has been cut to nothing already
         with file.open("r+b") as opened:
             at = rng.randrange(size)
             if rng.random() < 0.3:

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ logger = logging.getLogger("nanoinfer.cache")
 @dataclass(frozen=True)
 class FileStats:
     """What a store has (`bytes`: of its files) and has done. `misses`: files that could not be used; `lost`: runs that were
-    not written. `failed_bytes`: of K/V that the writer had, and that the disk did not take."""
+    not written."""
 
     files: int = 0
     blocks: int = 0
@@ -35,7 +35,6 @@ class FileStats:
     write_seconds: float = 0.0
     misses: int = 0
     lost: int = 0
-    failed_bytes: int = 0
 
 
 class BlockFiles:
@@ -113,15 +112,14 @@ class BlockFiles:
             while first < end and self._index.has(keys[end - 1]):
                 end -= 1
         written = 0
-        for begin in range(first, end, self._blocks_per_file):
-            until = min(end, begin + self._blocks_per_file)
-            part = Part(namespace, begin * size, until * size)
+        for part in self._parts(namespace, first, end):
+            begin, until = part.start // size, part.end // size
             name = self._folder.name(keys[until - 1], part.start)
             piece = kv[part.start - start : part.end - start]
             try:
                 identity, num_bytes, gone = self._folder.write(name, part, tokens[: part.end], piece)
             except (Refused, OSError) as error:
-                self._count(lost=1, failed_bytes=kv[part.start - start : end * size - start].nbytes)
+                self.count_lost()
                 self._complain(f"a file is not written: {_words(error)}")
                 return None
             self._forget(gone)
@@ -134,6 +132,30 @@ class BlockFiles:
         self._touch(keys, first)  # or what this continues would go first, and this would be of no use
         self._count(write_seconds=self._clock() - began)
         return written
+
+    def size_of(self, namespace: bytes, keys: Sequence[bytes], first: int, counted: Set[str]) -> tuple[int, set[str]]:
+        """See FileStore."""
+        with self._lock:
+            files = [file for file in self._index.up_to(first, keys) if file.name not in counted]
+            there = [self._index.has(key) for key in keys[first:]]
+        missing, size = [i for i, is_there in enumerate(there, start=first) if not is_there], 0
+        for i, block in enumerate(missing):
+            if not i or missing[i - 1] != block - 1:
+                begin = block
+            if i + 1 == len(missing) or missing[i + 1] != block + 1:
+                parts = self._parts(namespace, begin, block + 1)
+                size += sum(self._folder.format.places(part)["checksum"].stop for part in parts)
+        return size + sum(file.size for file in files), {file.name for file in files}
+
+    def note_use(self, parts: Sequence[tuple[Sequence[bytes], int]]) -> None:
+        """See FileStore."""
+        names = dict[str, None]()
+        with self._lock:
+            for keys, first in parts:
+                for file in self._index.up_to(first, keys):
+                    names.pop(file.name, None)
+                    names[file.name] = None  # last
+        self._folder.last_use.now(names)
 
     def first_look(self) -> None:
         """`look`, and remove what is beyond the folder's bound: it may have been higher when the files were written."""
@@ -187,6 +209,11 @@ class BlockFiles:
             except (Refused, OSError) as error:
                 self._miss(name, identity, error)
 
+    def _parts(self, namespace: bytes, first: int, end: int) -> Iterator[Part]:
+        """What each file has if the blocks `first..end` are written."""
+        for begin in range(first, end, self._blocks_per_file):
+            yield Part(namespace, begin * self._size, min(end, begin + self._blocks_per_file) * self._size)
+
     def _found(self, name: str) -> None:
         part, tokens, identity, num_bytes = self._folder.describe(name)
         if part.start % self._size or part.end % self._size:
@@ -216,7 +243,7 @@ class BlockFiles:
     def _touch(self, keys: Sequence[bytes], end: int) -> None:
         """Note that the files with the blocks before `end` are used now: the first block last, so that it goes last."""
         with self._lock:
-            names = [file.name for file in self._index.up_to_the_start(keys, end)]
+            names = [file.name for file in self._index.up_to(0, keys[:end])]
         self._folder.last_use.now(names)
 
     def _miss(self, name: str, identity: Identity | None, error: Refused | OSError) -> None:

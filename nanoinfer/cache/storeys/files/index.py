@@ -95,9 +95,10 @@ class FileIndex:
         ends = [(file, _common(file, keys, first, end)) for file in files]
         return max(ends, key=lambda pair: pair[1], default=None)
 
-    def up_to_the_start(self, keys: Sequence[bytes], end: int) -> Iterator[StoredFile]:
-        """The files with blocks before `end`, the last ones first."""
-        while end > 0:
+    def up_to(self, first: int, keys: Sequence[bytes]) -> Iterator[StoredFile]:
+        """The files with the blocks from `first` on of a sequence with these `keys`, the last ones first."""
+        end = len(keys)
+        while end > first:
             files = self._by_key.get(keys[end - 1])
             if files:
                 yield files[0]

@@ -13,7 +13,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.cache.storeys.files.block_files import BlockFiles, FileStats
-from nanoinfer.cache.storeys.files.chain import as_tokens
+from nanoinfer.cache.storeys.files.chain import as_tokens, block_keys
 from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat
 from nanoinfer.cache.storeys.files.file_operations import FileOperations
 from nanoinfer.cache.storeys.files.fingerprint import Field, fingerprint
@@ -105,7 +106,8 @@ class FileStore:
         for name, value in limits.items():
             if value is not None and not value >= 1:
                 raise ValueError(f"{name}={value}: must be at least 1")
-        self.block_size, self.token_bytes, self._clock = block_size, token_bytes, clock
+        self.block_size, self.token_bytes, self.max_bytes, self._clock = block_size, token_bytes, max_bytes, clock
+        self._lock, self._offered = threading.Lock(), Counter[bytes]()  # the keys of blocks that are not written yet
         fields: dict[str, Field] = {"format": VERSION, "package": __version__}
         fields |= {"token_bytes": token_bytes, "block_size": block_size}
         self.fingerprint = fingerprint(
@@ -144,6 +146,16 @@ class FileStore:
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of the blocks with these keys (see chain.py) are in files. It looks into memory only."""
         return self._blocks.has(keys) if self._works() else [False] * len(keys)
+
+    def keeps(self, keys: Sequence[bytes]) -> list[bool]:
+        """As `has`, also for blocks that were offered and are not written yet."""
+        if not self._works():
+            return [False] * len(
+                keys
+            )  # without the lock, which another thread may have had when this process was forked
+        with self._lock:
+            offered = [key in self._offered for key in keys]  # first: what is written meanwhile is in files then
+        return [here or there for here, there in zip(offered, self.has(keys), strict=True)]
 
     def refresh(self) -> "Future[None]":
         """Look, in the reader's thread, for files that other processes have written or removed. Cancelled by `close`."""
@@ -193,19 +205,57 @@ class FileStore:
         known = self._checked(namespace, tokens, start, kv)
         return self._works() and self._blocks.write(namespace, known, start, kv) is not None
 
-    def offer(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, kv: np.ndarray) -> bool:
+    def offer(
+        self,
+        namespace: bytes,
+        tokens: np.ndarray | Sequence[int],
+        start: int,
+        kv: np.ndarray,
+        keys: Sequence[bytes] | None = None,
+    ) -> bool:
         """`write` in the writer's thread. False, at once, if too much is waiting for it already; always False when the
         store is closed, and in a forked process. Then nothing is written.
 
-        `kv` is the store's from now on, and must not be changed any more.
+        `kv` is the store's from now on, and must not be changed any more. `keys`: of its blocks, if they are known.
         """
         known = self._checked(namespace, tokens, start, kv)
-        job = _job(self._write_in_pace, Future[None](), namespace, known, start, kv)
-        if self._works() and self._writer.put(job, kv.nbytes):
+        if not self._works():
+            return False
+        if keys is None:
+            keys = block_keys(namespace, known, self.block_size)[start // self.block_size :]
+        with self._lock:
+            self._offered.update(keys)
+        job = _job(self._write_in_pace, Future[None](), namespace, known, start, kv, keys)
+        if self._writer.put(job, kv.nbytes):
             return True
+        self._no_longer_offered(keys)
+        self._blocks.count_lost()
+        return False
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether `offer` would take so many bytes now."""
+        return self._works() and self._writer.has_room(num_bytes)
+
+    def count_lost(self) -> None:
+        """Note that a run of blocks is not written."""
         if self._works():
             self._blocks.count_lost()
-        return False
+
+    def note_use(self, parts: Sequence[tuple[Sequence[bytes], int]]) -> None:
+        """Have the writer's thread note that blocks are used now, those of the last part last, after all that has been
+        offered is written. A part: the keys of a sequence's blocks from its start on, and the first of them that counts."""
+        if self._works():
+            self._writer.put(_job(self._blocks.note_use, Future[None](), parts))
+
+    def size_of(self, namespace: bytes, keys: Sequence[bytes], first: int, counted: Set[str]) -> tuple[int, set[str]]:
+        """How many bytes files with the blocks from `first` on of a sequence with these `keys` take up, and their names:
+        the files that there are, without those `counted` already, and those that would be written for the other blocks."""
+        return self._blocks.size_of(namespace, keys, first, counted)
+
+    @property
+    def is_open(self) -> bool:
+        """False when it is closed, and in a forked process."""
+        return self._works()
 
     def flush(self, timeout: float | None = None) -> int:
         """Write what was offered as fast as the disk can, and wait for it, at most `timeout` seconds.
@@ -233,11 +283,23 @@ class FileStore:
             logger.warning("files of K/V: closed when %d bytes were not written yet", lost)
         return lost
 
-    def _write_in_pace(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> None:
+    def _write_in_pace(
+        self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray, keys: Sequence[bytes]
+    ) -> None:
         began = self._clock()
-        num_bytes = self._blocks.write(namespace, tokens, start, kv)
+        try:
+            num_bytes = self._blocks.write(namespace, tokens, start, kv)
+        finally:
+            self._no_longer_offered(keys)
         if not self._hurry.is_set():  # or else the pauses that were left out would follow afterwards
             self._hurry.wait(self._pace.pause_after(num_bytes or 0, began))
+
+    def _no_longer_offered(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._offered[key] -= 1
+                if not self._offered[key]:
+                    del self._offered[key]
 
     # --- checks ------------------------------------------------------------------------------------------------------
 

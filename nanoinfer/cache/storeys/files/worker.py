@@ -33,7 +33,7 @@ class Worker:
         if os.getpid() != self._process:
             return False
         with self._changed:
-            if self._is_closed or (self._most is not None and self.load + weight > self._most):
+            if self._is_closed or not self.has_room(weight):
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -46,6 +46,10 @@ class Worker:
             self.load += weight
             self._changed.notify_all()
             return True
+
+    def has_room(self, weight: int) -> bool:
+        """Whether it has room for a job of this weight now."""
+        return self._most is None or self.load + weight <= self._most
 
     def busy_for(self) -> float:
         """How many seconds it has been at the same job."""
