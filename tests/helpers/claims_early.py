@@ -124,7 +124,7 @@ EARLY: tuple[Claim, ...] = (
     ),
     Claim(
         "04",
-        "So its `ratio` is its tokens per second divided by those of one by one, and not a median over rounds",
+        "so its `ratio` is its tokens per second divided by those of one by one.",
         THREE_WAYS,
         lambda *rows: abs(rows[-2] / rows[0] / rows[-1] - 1) < 0.01,
     ),

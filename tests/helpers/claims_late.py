@@ -179,7 +179,7 @@ LATE: tuple[Claim, ...] = (
     ),
     Claim(
         "13",
-        "Bytes give the order: a pass takes longer with larger ranks, and with more distinct adapters",
+        "A pass takes longer with larger ranks, and with more distinct adapters, as bytes say",
         r"distinct adapters: 1 ([\d.]+) [\d.]+ [\d.]+ ([\d.]+) .*?distinct adapters: 16 ([\d.]+) [\d.]+ [\d.]+ ([\d.]+)",
         lambda one_small, one_large, many_small, many_large: (
             many_large > max(one_large, many_small) and min(one_large, many_small) > one_small - 0.03

@@ -114,7 +114,7 @@ def test_counts_come_back_to_nothing_and_the_gone_get_nothing(kind: str, steps: 
     if isinstance(policy, PrefixRouter):
         assert all(policy.seconds_ahead(each) == 0 for each in seqs)
         policy.pending.expire(now[0])
-        assert policy.pending._runs == {}
+        assert policy.pending._stretches == {}
         for each in list(seqs):
             policy.remove_replica(each)
         assert policy.index.sets.masks == {}
