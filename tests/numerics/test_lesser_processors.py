@@ -68,25 +68,44 @@ def environment() -> Callable[[str], dict[str, str]]:
     return make
 
 
-@pytest.mark.parametrize("lacks", [lacks for lacks, (_, files) in LESSER.items() if files])
-def test_the_tests_of_kernels_hold(lacks: str, environment: Callable[[str], dict[str, str]]) -> None:
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import pytest
+from tests.helpers.quantized import product_bits
+result, *files = sys.argv[1:]
+Path(result).write_text(json.dumps(product_bits()))
+sys.exit(pytest.main(["-p", "no:cacheprovider", *files]) if files else 0)
+"""
+
+
+@pytest.fixture(scope="module", params=LESSER)
+def done(
+    request: pytest.FixtureRequest,
+    environment: Callable[[str], dict[str, str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> "tuple[str, subprocess.CompletedProcess[str], Path]":
+    """What such a processor lacks, and a process that has written its products there and has run its tests of kernels."""
+    lacks, result = request.param, tmp_path_factory.mktemp("lesser") / "products.json"
     files = [str(ROOM / file) for file in LESSER[lacks][1]]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, env=environment(lacks), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "....." in done.stdout, "not all are skipped"
-
-
-@pytest.mark.parametrize("lacks", LESSER)
-def test_products_in_8_and_4_bits_are_the_same_numbers(
-    lacks: str, environment: Callable[[str], dict[str, str]]
-) -> None:
-    program = "import json; from tests.helpers.quantized import product_bits; print(json.dumps(product_bits()))"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
+    command = [sys.executable, "-c", PROGRAM, str(result), *files]
+    return lacks, subprocess.run(
         command, env=environment(lacks), cwd=ROOM.parent.parent, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found, wanted = json.loads(done.stdout), product_bits()
+    ), result  # fmt: skip
+
+
+def test_the_tests_of_kernels_hold(done: "tuple[str, subprocess.CompletedProcess[str], Path]") -> None:
+    lacks, process, _ = done
+    assert LESSER[lacks][1], "it has tests"
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
+    assert "....." in process.stdout, "not all are skipped"
+
+
+def test_products_in_8_and_4_bits_are_the_same_numbers(
+    done: "tuple[str, subprocess.CompletedProcess[str], Path]",
+) -> None:
+    _, process, result = done
+    assert result.exists(), process.stderr[-3000:]
+    found, wanted = json.loads(result.read_text()), product_bits()
     assert found
     assert found == {name: wanted[name] for name in found}
