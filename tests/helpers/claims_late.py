@@ -187,6 +187,12 @@ LATE: tuple[Claim, ...] = (
     ),
     Claim(
         "13",
+        "by bytes, 16 adapters of rank 8 cost more than one of rank 64, and measured, they hardly differ",
+        r"16 of rank +8: ([\d.]+) by bytes, ([\d.]+) measured +1 of rank 64: ([\d.]+) by bytes, ([\d.]+) measured",
+        lambda many_bytes, many, one_bytes, one: many_bytes > one_bytes and abs(many - one) < 0.1,
+    ),
+    Claim(
+        "13",
         "One adapter of rank 8 barely shows",
         r"distinct adapters: 1 ([\d.]+)",
         lambda ratio: 0.9 < ratio < 1.1,

@@ -79,22 +79,25 @@ sys.exit(pytest.main(["-p", "no:cacheprovider", *files]) if files else 0)
 """
 
 
+Done = tuple[str, subprocess.CompletedProcess[str], Path]
+
+
 @pytest.fixture(scope="module", params=LESSER)
 def done(
     request: pytest.FixtureRequest,
     environment: Callable[[str], dict[str, str]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> "tuple[str, subprocess.CompletedProcess[str], Path]":
+) -> Done:
     """What such a processor lacks, and a process that has written its products there and has run its tests of kernels."""
     lacks, result = request.param, tmp_path_factory.mktemp("lesser") / "products.json"
     files = [str(ROOM / file) for file in LESSER[lacks][1]]
     command = [sys.executable, "-c", PROGRAM, str(result), *files]
-    return lacks, subprocess.run(
-        command, env=environment(lacks), cwd=ROOM.parent.parent, capture_output=True, text=True, check=False
-    ), result  # fmt: skip
+    folder, env = ROOM.parent.parent, environment(lacks)
+    process = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    return lacks, process, result
 
 
-def test_the_tests_of_kernels_hold(done: "tuple[str, subprocess.CompletedProcess[str], Path]") -> None:
+def test_the_tests_of_kernels_hold(done: Done) -> None:
     lacks, process, _ = done
     assert LESSER[lacks][1], "it has tests"
     assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
@@ -102,7 +105,7 @@ def test_the_tests_of_kernels_hold(done: "tuple[str, subprocess.CompletedProcess
 
 
 def test_products_in_8_and_4_bits_are_the_same_numbers(
-    done: "tuple[str, subprocess.CompletedProcess[str], Path]",
+    done: Done,
 ) -> None:
     _, process, result = done
     assert result.exists(), process.stderr[-3000:]

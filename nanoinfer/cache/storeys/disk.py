@@ -137,11 +137,12 @@ class DiskStorey:
             return True
         is_full = sum(each.tokens for each in self._coming.values()) >= self._host.index.size
         admission, since = self._put_off.get(req, (None, self._clock()))
-        is_put_off = admission == req.num_admissions
-        is_patient = not is_put_off or self._clock() - since < self._patience(req)
-        if is_full and is_put_off and is_patient:
-            return False
-        wanted = self._wanted(req) if is_patient or not is_full else None
+        if is_full and admission == req.num_admissions:  # it was put off: until its patience ends
+            wanted = None
+            if self._clock() - since < self._patience(req):
+                return False
+        else:
+            wanted = self._wanted(req)
         if wanted is not None and is_full:
             self._put_off[req] = req.num_admissions, self._clock()
             return False

@@ -19,11 +19,11 @@ RUN_BYTES = 8 << 20  # of K/V that is offered at once: about a file
 TRIES = 8
 
 Visit = Callable[[], AbstractContextManager[object]]
-Path = tuple[Hashable, list[np.ndarray]]  # an `extra_key`, and tokens from a sequence's start on, part by part
+TokenPath = tuple[Hashable, list[np.ndarray]]  # an `extra_key`, and tokens from a sequence's start on, part by part
 
 
 @dataclass
-class Sequence:
+class TokenSequence:
     """A path through the tree or host memory, from the start to its end in whole blocks: `tokens` int64 `[n]`, the keys of
     its blocks (see files/chain.py), and the `first` one that does not belong to a sequence that was used later."""
 
@@ -79,22 +79,28 @@ class Saving:
         keys = [key for each in chosen for key in each.keys[each.first :]]
         return self._host.block_size * self._store.has(keys).count(False)
 
-    def _of_tree(self) -> Iterator[Path]:
+    def _of_tree(self) -> Iterator[TokenPath]:
         """Those that end in a leaf of the pool's tree, what was used last first."""
         leaves = [node for _, node in self._cache.radix_cache.nodes() if not node.children]
         for leaf in sorted(leaves, key=lambda node: node.last_access_time, reverse=True):
             yield leaf.edge[0], [node.key for node in path_to(leaf)[::-1]]
 
-    def _of_host(self) -> Iterator[Path]:
+    def _of_host(self) -> Iterator[TokenPath]:
         """Those that end in a block of host memory behind which there is none, what was used last first."""
         for block in reversed(list(self._host.index)):
             if all(child.start is None for child in block.children.values()):
                 tokens, extra_key = self._host.index.tokens_of(block)
                 yield extra_key, [tokens]
 
-    def _chosen(self, paths: Iterable[Path]) -> list[Sequence]:
+    def _chosen(self, paths: Iterable[TokenPath]) -> list[TokenSequence]:
         """The first ones that have room in the folder together; of the last of them, as many blocks as have."""
-        chosen, seen, counted, room, before = list[Sequence](), set[bytes](), set[str](), self._store.max_bytes, None
+        chosen, seen, counted, room, before = (
+            list[TokenSequence](),
+            set[bytes](),
+            set[str](),
+            self._store.max_bytes,
+            None,
+        )
         for extra_key, parts in paths:
             if (namespace := self._namespace_of(extra_key)) is None:
                 continue
@@ -118,7 +124,9 @@ class Saving:
                 break
         return chosen
 
-    def _sequence(self, extra_key: Hashable, namespace: bytes, tokens: np.ndarray, before: Sequence | None) -> Sequence:
+    def _sequence(
+        self, extra_key: Hashable, namespace: bytes, tokens: np.ndarray, before: TokenSequence | None
+    ) -> TokenSequence:
         """With its keys, of which those that it shares with the one `before` are known."""
         size = self._host.block_size
         tokens, keys = tokens[: len(tokens) - len(tokens) % size], list[bytes]()
@@ -128,13 +136,13 @@ class Saving:
             keys = before.keys[: (int(differ[0]) if differ.size else shorter) // size]
         rest = as_tokens(tokens[len(keys) * size :])
         keys = [*keys, *next_keys(keys[-1] if keys else first_key(namespace), rest, size)]
-        return Sequence(extra_key, namespace, tokens, keys, 0)
+        return TokenSequence(extra_key, namespace, tokens, keys, 0)
 
-    def _bytes(self, each: Sequence, end: int, counted: Set[str]) -> tuple[int, set[str]]:
+    def _bytes(self, each: TokenSequence, end: int, counted: Set[str]) -> tuple[int, set[str]]:
         """How much files take up that have its blocks before `end`, beside those that are counted; and their names."""
         return self._store.size_of(each.namespace, each.keys[:end], each.first, counted)
 
-    def _write(self, each: Sequence, visit: Visit, ends: float | None) -> bool:
+    def _write(self, each: TokenSequence, visit: Visit, ends: float | None) -> bool:
         """Have the writer write the blocks that files lack and that are still held. False if that would take too long."""
         size, most = self._host.block_size, max(1, RUN_BYTES // (self._store.token_bytes * self._host.block_size))
         kept, at = self._store.keeps(each.keys), each.first
@@ -154,7 +162,7 @@ class Saving:
             at = (start + len(kv)) // size
         return True
 
-    def _offer(self, each: Sequence, start: int, kv: np.ndarray, ends: float | None) -> bool:
+    def _offer(self, each: TokenSequence, start: int, kv: np.ndarray, ends: float | None) -> bool:
         """Offer K/V of positions from `start` on. If too much is waiting to be written, that is written first."""
         size, end = self._host.block_size, start + len(kv)
         for _ in range(TRIES):  # others offer, too
@@ -166,7 +174,7 @@ class Saving:
                 return False
         return False
 
-    def _kv(self, each: Sequence, start: int, end: int) -> tuple[int, np.ndarray]:
+    def _kv(self, each: TokenSequence, start: int, end: int) -> tuple[int, np.ndarray]:
         """The first K/V that is held of positions `start..end`, uint8 `[k, token_bytes]`, and where it begins; if none is,
         where to go on."""
         size, memory, index = self._host.block_size, self._host.memory, self._host.index

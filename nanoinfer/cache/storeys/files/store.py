@@ -149,10 +149,8 @@ class FileStore:
 
     def keeps(self, keys: Sequence[bytes]) -> list[bool]:
         """As `has`, also for blocks that were offered and are not written yet."""
-        if not self._works():
-            return [False] * len(
-                keys
-            )  # without the lock, which another thread may have had when this process was forked
+        if not self._works():  # asked without the lock: another thread may have had it when this process was forked
+            return [False] * len(keys)
         with self._lock:
             offered = [key in self._offered for key in keys]  # first: what is written meanwhile is in files then
         return [here or there for here, there in zip(offered, self.has(keys), strict=True)]
