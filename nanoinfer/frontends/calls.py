@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from operator import setitem
-from queue import Empty, SimpleQueue
+from queue import Empty
 from weakref import ReferenceType, ref
 
 from nanoinfer.engine.engine import Engine
@@ -16,7 +16,8 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.request_group import RequestGroup, Update
 from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
 from nanoinfer.threads.exit_gate import exit_gate
-from nanoinfer.threads.signals import interruptible, uninterrupted
+from nanoinfer.threads.mailbox import Mailbox
+from nanoinfer.threads.signals import uninterrupted
 
 SECONDS_BETWEEN_LOOKS = 0.5  # a signal handler may have paused, in the thread that waits, what it waits for
 
@@ -32,7 +33,7 @@ class Call:
         self.outputs: dict[int, RequestOutput] = {}
         self._reader = PieceReader(groups[0]) if stream else None
         self._error: BaseException | None = None  # raised when all that came before it has been received
-        self._news: SimpleQueue[list[StreamPiece] | RequestOutput | BaseException] = SimpleQueue()
+        self._news = Mailbox[list[StreamPiece] | RequestOutput | BaseException]()
 
     @property
     def done(self) -> bool:
@@ -44,25 +45,21 @@ class Call:
         and the last outputs of requests. queue.Empty after `timeout_s`; raises what has ended a request."""
         if self._error is not None:
             raise self._error
-        with interruptible():
-            news = self._news.get(timeout=timeout_s)
         pieces, ended = dict[int, StreamPiece](), list[RequestOutput]()
-        while True:
+        for news in self._news.take_all(timeout_s):
             if isinstance(news, BaseException):
                 self._error = news
-                if pieces:
-                    return list(pieces.values()), ended
-                raise news
+                break
             if isinstance(news, RequestOutput):
                 self.outputs[news.request_id] = news
                 ended.append(news)
-            else:
-                for piece in news:
-                    before = pieces.get(piece.index)
-                    pieces[piece.index] = piece if before is None else before + piece
-            if self._news.empty():
-                return list(pieces.values()), ended
-            news = self._news.get()
+                continue
+            for piece in news:
+                before = pieces.get(piece.index)
+                pieces[piece.index] = piece if before is None else before + piece
+        if self._error is not None and not pieces:
+            raise self._error
+        return list(pieces.values()), ended
 
     def put(self, update: Update) -> None:
         """Add what a step says of a request. Call it between two passes."""

@@ -42,6 +42,10 @@ class Paced:
         self._permits = threading.Semaphore(passes)
         self._is_open = self.is_waiting = False
 
+    def arrival(self) -> None:
+        """Until a pass waits. Whoever wants a turn from then on waits as well."""
+        until(lambda: self.is_waiting, "a pass that waits")
+
     def open(self) -> None:
         """Let all passes through from now on."""
         self._is_open = True

@@ -201,6 +201,8 @@ def test_a_thousand_connections_that_open_and_drop(server: Running) -> None:
         socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
         for sock in socks:
             sock.close()
+    # Served after those that came before: till then, some may not even have been accepted, or are open still.
+    until(lambda: server.get("/health").status_code == 200, "a place")
 
 
 def test_more_connections_than_allowed_are_refused_and_the_others_are_served(server: Running) -> None:

@@ -17,6 +17,7 @@ def test_shutdown_ends_streams_and_may_be_called_again() -> None:
         stream = await front.add([1], greedy(40))
         gate.let_one_through()
         await anext(stream)
+        await arrival(gate, 2)  # else all three could come between two passes, and none would wait
         closing = [asyncio.create_task(front.shutdown()) for _ in range(3)]
         await until_async(lambda: engine.turns.waiting, "one of them")
         gate.open()

@@ -65,9 +65,13 @@ def test_a_request_whose_reader_is_behind_is_paused_until_half_is_read(how: str)
 
 def test_a_request_that_is_aborted_while_its_reader_is_behind_ends() -> None:
     async def test() -> None:
-        core, _ = gated(True)
+        core, gate = gated(False)
         async with AsyncEngine(core) as engine:
             (stream,) = await engine.add_all([Request([5], greedy(40))], max_unread=2)
+            for _ in range(2):
+                gate.let_one_through()
+            await until_async(lambda: stream._delivery.is_held, "a reader that is behind")
+            gate.open()
             while not (await engine.stats()).paused:
                 pass
             stream.close()

@@ -250,6 +250,7 @@ def test_streams_that_are_being_read_end_with_a_shutdown() -> None:
     paced = Paced(1)
     stream = llm.stream("Once upon a time", SamplingParams(max_new_tokens=50, logits_processors=[paced]))
     next(stream)
+    paced.arrival()
     ending = Worker(llm.shutdown)
     until(lambda: llm.engine.turns.waiting, "the shutdown")
     paced.open()

@@ -124,6 +124,7 @@ def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> Non
     aborted, paced = llm.engine.stats()["aborted"], Paced(1)
     stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
     next(stream)
+    paced.arrival()
     other = Worker(llm.generate, "The dog", greedy(6))
     until(lambda: llm.engine.turns.waiting, "the other call")
     stream.close()  # type: ignore[attr-defined]
@@ -154,6 +155,7 @@ def test_a_stream_whose_request_is_aborted_ends_and_says_so(llm: LLM) -> None:
     paced = Paced(1)
     stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
     rid = next(stream).request_id
+    paced.arrival()
     abort = Worker(llm.engine.abort, rid)
     until(lambda: llm.engine.turns.waiting, "who aborts")
     paced.open()
