@@ -1,10 +1,10 @@
 """Player: a trace as one self-contained HTML page that steps through the run and never loads anything from a network.
 
-The page is written by hand. storeys.css, draw_storeys.js and player_storeys.js are only in the page of a trace that has
-storeys. player.html says what is where, drawings.css and player.css how it looks. The scripts are,
-in this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
+The page is written by hand. player.html says what is where, drawings.css and player.css how it looks. The scripts are, in
+this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
 events), player_draw.js and player_timeline.js (draw what only a trace has), and player_controls.js (slider, keys,
-playback). This file puts them together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
+playback). STOREYS and storeys.css are only in the page of a trace that has storeys. This file puts them together, with the
+trace as JSON and the palette of nanoinfer.viz as CSS.
 """
 
 import html
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
+from nanoinfer.trace.fetches import fetched_prefixes
 from nanoinfer.trace.file import to_document
 
 DRAWINGS = ("draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")
 BEFORE, LAST = ("player_state.js", "player_draw.js", "player_timeline.js"), "player_controls.js"
+STOREYS = ("draw_storeys.js", "draw_strips.js", "player_storeys.js", "player_strips.js")
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
 INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
@@ -37,11 +39,13 @@ class Player:
 
         below = bool(self.trace.storeys)
         styles = ("drawings.css", "player.css", *["storeys.css"] * below)
-        scripts = (*DRAWINGS, *BEFORE, *["draw_storeys.js", "player_storeys.js"] * below, LAST)
+        scripts = (*DRAWINGS, *BEFORE, *STOREYS * below, LAST)
 
         document = to_document(self.trace)
         said = [asdict(text) for _, text in descriptions(self.trace)]
         data = {"trace": document, "said": said, "start": self.start}
+        if below:
+            data["fetched"] = [prefix._asdict() for prefix in fetched_prefixes(self.trace)]
         parts = {
             "title": html.escape(self.title),
             "palette": palette_css(WITH_STOREYS if below else OWNERS),

@@ -49,7 +49,7 @@ class Trace(TraceData):
         return Player(self, title)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON: format "nanoinfer trace", version 2 (see file.py)."""
+        """Write it as JSON: format "nanoinfer trace", version 2, or 3 with storeys (see file.py)."""
         file.save(self, path)
 
     @classmethod

@@ -20,7 +20,7 @@ HEADERS = {
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PALETTE = "palette.css"
 SHARED = ("drawings.css", "draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")  # with the player
-STOREYS = ("storeys.css", "draw_storeys.js")  # likewise
+STOREYS = ("storeys.css", "draw_storeys.js", "draw_strips.js")  # likewise
 OWN = (
     *("page.html", "live.css", "chat.css", "icon.svg"),
     *(

@@ -34,11 +34,20 @@ class History {
     let lane = this.lanes.get(index);
     if (lane?.hasEnded) return;
     if (lane === undefined) this.lanes.set(index, (lane = { index, id: req.id, name: req.name, look: req.look, runs: [], hasEnded: false }));
+    const tokens = this.isAdmission(lane, req) ? fetchedTokens(req) : {};
+    if (Object.keys(tokens).length) lane.runs.push({ phase: FETCHED, from: position, to: position + 1, tokens });
     if (req.phase !== "ended") extend(lane.runs, req.phase, position);
     if (req.status !== "ended") return;
     lane.hasEnded = true;
     const at = position + (req.phase === "ended" ? 0 : 1);
     lane.runs.push({ phase: req.reason === "stop" || req.reason === "length" ? "end" : "cut", from: at, to: at });
+  }
+
+  /** Whether a request was admitted for the first time since the frame before; of later admissions, no frame says what was fetched. What
+   *  was before the first frame is not known. */
+  isAdmission(lane, req) {
+    const hasWaited = lane.runs.every((run) => run.phase === "waiting" || run.phase === "paused");
+    return this.frames.length > 1 && req.phase === "extend" && hasWaited && !req.again;
   }
 
   forget() {
@@ -61,6 +70,12 @@ class History {
     const lanes = all.slice(-MOST_LANES);
     return { passes: cut(this.passes), lanes, left: all.length - lanes.length };
   }
+}
+
+/** Storey → how many of the tokens that were found for a request came from it, without storeys that gave none. */
+function fetchedTokens({ cached, fetched }) {
+  const counts = origins({ found: cached, fetched });
+  return Object.fromEntries(Object.keys(STOREYS).filter((storey) => counts[storey]).map((storey) => [storey, counts[storey]]));
 }
 
 /** Add what happened at a position to runs of the same. */
