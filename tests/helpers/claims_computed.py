@@ -1,5 +1,5 @@
-"""Claims of 17: what is said of its routers is true of the runs that are stored. A change of a router, or of how a new
-prefix finds its replica, changes all of these numbers: then the sentences must change, too."""
+"""Claims about numbers that are the same in each run. A change of the package may make them others: then the sentences
+must change, too. A change of a router, or of how a new prefix finds its replica, changes all that is said of them in 17."""
 
 from functools import partial
 
@@ -77,5 +77,48 @@ COMPUTED = (
         "That takes half of the time, and four tenths of the work",
         rf"longest match{LINE} prefix router{LINE} The first request of a story",
         lambda _, most, slow, __, least, quick: least < 0.45 * most and quick < 0.55 * slow,
+    ),
+    claim("There isn't room for all that", rf"A dies{LINE}", lambda hits, *_: hits < 75),
+    Claim(
+        "11",
+        "Even `random` computes fewer than `fcfs` does",
+        r"fcfs +\d+ +\d+ +\d+ +(\d+) .*?random +\d+ +\d+ +\d+ +(\d+) .*?lpm +\d+ +\d+ +\d+ +(\d+) ",
+        lambda in_order, at_random, longest_first: longest_first < at_random < in_order,
+        computed=True,
+    ),
+    Claim(
+        "14",
+        "both models together make as many passes as without drafts",
+        r"(\d+) passes of the model, and at least (\d+) of the draft model, which is as large: at least (\d+)",
+        lambda model, drafting, both: model + drafting == both == 100,
+        computed=True,
+    ),
+    Claim(
+        "16",
+        "FOX asks for 200 tokens. Ten passes later, BEAR arrives, from another program, and asks for 5.",
+        r"one after the other: (\d+) passes for FOX and 5 of its own, so (\d+)\. Shared: (\d+)",
+        lambda left, alone, shared: left == 200 - 10 and alone == left + 5 and shared == 5,
+        computed=True,
+    ),
+    Claim(
+        "18",
+        "In the first one, each request has 14 tokens before it",
+        r"slots with a token: +(\d+) to (\d+), .*?numbers per request, in the end: (\d+) in a row of slots",
+        lambda first, last, of_each: first == 2 * 14 and last == 2 * of_each and of_each == 14 + 9,
+        computed=True,
+    ),
+    Claim(
+        "19",
+        "A's 40 tokens were computed again, although they were all in host memory.",
+        r"A, 80 tokens: pool 0\.\.39, host memory (\d+)\.\.(\d+)",
+        lambda first, last: first <= 40 and last == 79,
+        computed=True,
+    ),
+    Claim(
+        "19",
+        "The second time, 24 of them were fetched",
+        r"after a slow fetch: A: \{'device': (\d+), 'host': (\d+), .*?C: .*? A: \{'device': 40, 'host': (\d+),",
+        lambda in_pool, fetched, fetched_later: (in_pool, fetched, fetched_later) == (40, 0, 24),
+        computed=True,
     ),
 )

@@ -148,11 +148,32 @@ def test_a_notebook_promises_the_minutes_that_the_map_promises() -> None:
         assert int(said[1]) == promised()[path.stem[:2]], path.name
 
 
-def test_the_map_adds_up_its_minutes() -> None:
-    hours = ("seventeen", "eighteen", "nineteen", "twenty", "twenty-one", "twenty-two", "twenty-three", "twenty-four")
-    said = re.search(r"with the questions: about ([a-z-]+) hours in all", " ".join(markdown_texts(read(SERIES[0]))))
+HOURS = ("fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")
+HOURS += ("twenty-one", "twenty-two", "twenty-three", "twenty-four", "twenty-five")
+
+
+def minutes_of_exercises(number: str) -> int:
+    """What the head of a notebook promises for its exercises; 0 if it has none."""
+    opening = " ".join(markdown_texts(read(SERIES[int(number)]))[0].split())
+    _, _, said = opening.partition("**Time:**")
+    if re.search(r"as long again", said):
+        return promised()[number]
+    found = re.search(r"and (an hour|\d+)(?: more)? for the exercises|the exercises take another (\d+)", said)
+    if found is None:
+        return 0
+    return 60 if found[1] == "an hour" else int(found[1] or found[2])
+
+
+def test_the_map_adds_up_the_minutes_of_reading_and_of_the_exercises() -> None:
+    text = " ".join(" ".join(markdown_texts(read(SERIES[0]))).split())
+    said = re.search(
+        r"with the questions: about ([a-z-]+) hours in all\. The exercises take about ([a-z-]+) hours more", text
+    )
     assert said is not None
-    assert abs(17 + hours.index(said[1]) - sum(promised().values()) / 60) <= 0.5
+    reading, exercises = promised(), {number: minutes_of_exercises(number) for number in promised()}
+    assert [number for number, minutes in exercises.items() if not minutes] == ["01", "02"]
+    for name, minutes in ((said[1], reading), (said[2], exercises)):
+        assert abs(15 + HOURS.index(name) - sum(minutes.values()) / 60) <= 0.5
 
 
 def test_the_short_way_names_sections_in_their_order_and_takes_three_hours() -> None:
