@@ -59,6 +59,11 @@ class _Shield:
         self._run()
         self.is_open = True
 
+    @property
+    def holds_any(self) -> bool:
+        """True when a handler has to wait."""
+        return bool(self._held)
+
     def _restore(self) -> None:
         """Restore all of them, even if one that is restored already raises in the meantime."""
         try:
@@ -142,6 +147,12 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         shield.is_open = False
+
+
+def handlers_wait() -> bool:
+    """True in the main thread when a signal has arrived whose handler has to wait."""
+    shield = _active
+    return shield is not None and _concerned() and shield.holds_any
 
 
 def raised_by_handler(error: BaseException) -> bool:

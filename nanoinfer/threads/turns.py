@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 from nanoinfer.threads import cache_locks  # noqa: F401 - before this module: at a fork, its locks are taken after all turns
 from nanoinfer.threads.exit_gate import exit_gate
-from nanoinfer.threads.signals import interruptible, uninterrupted
+from nanoinfer.threads.signals import handlers_wait, interruptible, uninterrupted
 
-# While the main thread waits, it lets signal handlers run this often. (None runs inside `Condition.wait`, because a handler
-# that raises there could leave the lock in an undefined state.)
+# While the main thread waits, it looks this often whether a signal handler has to wait, and lets it run. (None runs inside
+# `Condition.wait`, because a handler that raises there could leave the lock in an undefined state.)
 SECONDS_BETWEEN_HANDLERS = 0.02
 
 IN_PASS = "this engine is computing a pass: wait until it ends to serve, pause or abort requests, or to shut down"
@@ -79,16 +79,17 @@ class Turns:
             with self._changed:
                 place(me)
                 while not (is_first := self._holder is None and self.waiting[0] is me):
-                    if not self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None):
+                    self._changed.wait(SECONDS_BETWEEN_HANDLERS if let_handlers_in else None)
+                    if let_handlers_in and handlers_wait():
                         break
                 self.waiting.remove(me)
                 if is_first:
                     self._holder = me
                     return
                 self._changed.notify_all()
-            with interruptible():  # outside the queue, because a handler may need a turn itself
+            with interruptible():  # outside the queue, because a handler may need a turn itself, or wait for others'
                 pass
-            place = self.waiting.appendleft  # the place that it had, or nearly
+            place = self.waiting.appendleft  # the place that it had, or nearly: others may have had their turns meanwhile
 
     def _give_back(self) -> None:
         try:
