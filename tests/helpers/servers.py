@@ -46,6 +46,14 @@ class Running:
         assert len(lines) == 1, lines
         return float(lines[0].rpartition(" ")[2])
 
+    def closed_by(self) -> list[str | None]:
+        """Of each open request, why it ends early. Asked in the event loop that ends them, where nothing is half done."""
+
+        async def ask() -> list[str | None]:
+            return [generation.closed_by for generation in self.service.open]
+
+        return self.call(ask())
+
     def write_time_is_over(self) -> None:
         """As if `write_timeout_s` had passed for every client that does not read."""
 

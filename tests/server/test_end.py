@@ -51,7 +51,7 @@ def test_it_says_what_it_waits_for_and_told_to_end_once_more_waits_no_longer() -
         until(told.getvalue)
         assert told.getvalue().startswith("nanoinfer is ending: it waits for 2 requests, until ")
         server.end()
-        until(lambda: [generation.closed_by for generation in server.service.open] == ["shutdown"] * 2)
+        until(lambda: server.closed_by() == ["shutdown"] * 2)
         gate.open()
         for answer in answers:
             assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (503, "shutting_down")
@@ -65,7 +65,7 @@ def test_after_the_drain_timeout_requests_are_told_that_they_were_ended() -> Non
         let_in(server, gate, engine, 2)
         until(lambda: len(server.service.open) == 2)
         server.end()
-        until(lambda: [generation.closed_by for generation in server.service.open] == ["shutdown"] * 2)
+        until(lambda: server.closed_by() == ["shutdown"] * 2)
         gate.let_one_through()
         for answer in answers:
             assert '"code":"shutting_down"' in answer.result().text.replace('": "', '":"')

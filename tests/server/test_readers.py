@@ -17,7 +17,7 @@ from tests.server.test_lock import ask
 
 def all_closed(server: Running) -> bool:
     """Everything that is open is to be aborted, when the pass ends."""
-    return all(generation.closed_by for generation in server.service.open)
+    return all(server.closed_by())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -48,7 +48,7 @@ def test_a_client_that_goes_before_its_request_has_begun_is_aborted_too() -> Non
         send(second, BODY)
         let_in(server, gate, engine, 2)
         second.close()
-        until(lambda: any(generation.closed_by for generation in server.service.open))
+        until(lambda: any(server.closed_by()))
         gate.open()
         answer = first.recv(65536)
         assert b"200 OK" in answer
