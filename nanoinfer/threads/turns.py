@@ -89,7 +89,9 @@ class Turns:
                 self._changed.notify_all()
             with interruptible():  # outside the queue, because a handler may need a turn itself, or wait for others'
                 pass
-            place = self.waiting.appendleft  # the place that it had, or nearly: others may have had their turns meanwhile
+            place = (
+                self.waiting.appendleft
+            )  # the place that it had, or nearly: others may have had their turns meanwhile
 
     def _give_back(self) -> None:
         try:
