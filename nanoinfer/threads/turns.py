@@ -87,11 +87,9 @@ class Turns:
                     self._holder = me
                     return
                 self._changed.notify_all()
-            with interruptible():  # outside the queue, because a handler may need a turn itself, or wait for others'
+            with interruptible():  # outside the queue, because a handler may need a turn itself, or wait for others
                 pass
-            place = (
-                self.waiting.appendleft
-            )  # the place that it had, or nearly: others may have had their turns meanwhile
+            place = self.waiting.appendleft  # the place that it had, or nearly: meanwhile, others may have had turns
 
     def _give_back(self) -> None:
         try:
