@@ -90,8 +90,9 @@ class ClusterRun:
 
     @property
     def hit_rate(self) -> float:
-        """The share of all prompt tokens that were found in a tree."""
-        return sum(each.cached_tokens for each in self.served) / sum(len(each.prompt) for each in self.served)
+        """The share of all prompt tokens that were found in a tree. A request that was sent again counts with each prompt."""
+        found = sum(each.cached for passes in self.passes.values() for each in passes)
+        return found / (found + self.computed)
 
     @property
     def computed(self) -> int:

@@ -305,7 +305,7 @@ LATE: tuple[Claim, ...] = (
     ),
     Claim(
         "16",
-        "The time between two steps may be short",
+        "The line above it says how long the gaps are",
         r"of ([\d.]+) ms, ([\d.]+) are between two steps",
         lambda whole, between: between < 0.2 * whole,
     ),

@@ -149,7 +149,7 @@ def test_a_notebook_promises_the_minutes_that_the_map_promises() -> None:
 
 
 HOURS = ("fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty")
-HOURS += ("twenty-one", "twenty-two", "twenty-three", "twenty-four", "twenty-five")
+HOURS += ("twenty-one", "twenty-two", "twenty-three", "twenty-four", "twenty-five", "twenty-six")
 
 
 def minutes_of_exercises(number: str) -> int:
