@@ -90,7 +90,7 @@ class ClusterRun:
 
     @property
     def hit_rate(self) -> float:
-        """The share of all prompt tokens that were found in a tree. Of a request that was sent again, both prompts count."""
+        """The share of all prompt tokens that were found in a tree. Of a request sent again, both prompts count."""
         found = sum(each.cached for passes in self.passes.values() for each in passes)
         return found / (found + self.computed)
 

@@ -51,7 +51,7 @@ def with_feed(
     async def body() -> None:
         engine, _ = gated(tokenizer=SpellingTokenizer())
         async with AsyncEngine(engine) as front:
-            feed = SteppedFeed(front, limits or Limits(), **options)
+            feed = SteppedFeed(front, limits or Limits(send_seconds=HANG_S), **options)
             await test(feed, front)
             feed.is_over = True
             feed._go.release()

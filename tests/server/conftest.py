@@ -10,6 +10,13 @@ from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.waiting import HANG_S
 
 
+@pytest.fixture(autouse=True)
+def _patient_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a server does by the clock, it does not do because the machine is busy."""
+    for name in ("run.SECONDS_FOR_LAST_ANSWERS", "live.event_stream.SILENCE_SECONDS", "block_routes.SILENCE_SECONDS"):
+        monkeypatch.setattr(f"nanoinfer.server.{name}", HANG_S)
+
+
 @pytest.fixture(scope="session")
 def reference() -> LLM:
     """The same model, without a server: what its answers should be."""

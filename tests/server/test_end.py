@@ -11,11 +11,6 @@ from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in,
 from tests.helpers.waiting import HANG_S, until
 
 
-@pytest.fixture(autouse=True)
-def _time_for_last_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanoinfer.server.run.SECONDS_FOR_LAST_ANSWERS", HANG_S)
-
-
 def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> None:
     with gated_server() as (server, gate, engine), ThreadPoolExecutor(3) as threads:
         bodies = [{**BODY, "max_tokens": 60, "stream": stream} for stream in (True, False)]

@@ -9,7 +9,7 @@ from nanoinfer.server.live.limits import Limits
 from tests.helpers.engines import greedy
 from tests.helpers.live import merged, read_frame
 from tests.helpers.live_feed import Client, SteppedFeed, next_frame, with_feed
-from tests.helpers.waiting import until_async
+from tests.helpers.waiting import HANG_S, until_async
 
 ROUNDS = 12
 
@@ -71,7 +71,7 @@ def test_a_client_that_was_dropped_is_told_so_when_it_comes_back_and_others_are_
         frozen.takes.release()  # it takes the headers, and then nothing
         await frozen.watch(feed, feed.limits)
         away.takes.release()
-        stream = away.watch(feed, Limits())
+        stream = away.watch(feed, Limits(send_seconds=HANG_S))
         await until_async(lambda: bool(away.messages))
         away.gone.set()
         await stream
@@ -79,9 +79,9 @@ def test_a_client_that_was_dropped_is_told_so_when_it_comes_back_and_others_are_
         for client, told in ((frozen, True), (away, False)):
             again = Client()
             again.takes = asyncio.Semaphore(9)
-            stream = again.watch(feed, Limits(), earlier=name_of(client))
+            stream = again.watch(feed, Limits(send_seconds=HANG_S), earlier=name_of(client))
             await until_async(lambda again=again: any(b"event: frame" in body for body in again.bodies))
-            assert (again.bodies[0] == b'event: dropped\ndata: {"after_seconds":30}\n\n') is told
+            assert (again.bodies[0] == f'event: dropped\ndata: {{"after_seconds":{HANG_S:g}}}\n\n'.encode()) is told
             again.gone.set()
             await stream
 

@@ -40,6 +40,7 @@ def test_it_serves_says_where_and_ends_when_all_is_answered(tmp_path: Path) -> N
     keys = tmp_path / "keys"
     keys.write_text("from-file\n")
     options = ("story", "--api-key-file", str(keys), "--served-model-name", "tales", "--adapter", "sea")
+    options += ("--drain-timeout", "3600")
     process, url = started(*options, NANOINFER_API_KEY="from-environment, another")
     try:
         assert get(f"{url}/health").status_code == 200

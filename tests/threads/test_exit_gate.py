@@ -111,10 +111,11 @@ def test_a_handler_that_raises_at_the_gate_leaves_its_lock_free(monkeypatch: pyt
     original = getattr(threading.Condition, method)
 
     def strike(condition: threading.Condition, *args: Any) -> Any:
-        if method == "__exit__":
+        is_meant = condition is gate._changed and threading.current_thread() is threading.main_thread()
+        if is_meant and method == "__exit__":
             signal.raise_signal(signal.SIGALRM)
         result = original(condition, *args)
-        if method == "__enter__":
+        if is_meant and method == "__enter__":
             signal.raise_signal(signal.SIGALRM)
         return result
 
