@@ -74,11 +74,12 @@ class FaultyOperations(FileOperations):
 
     def __getattribute__(self, name: str) -> Any:
         operation = super().__getattribute__(name)
-        if name.startswith("_") or name == "before" or name not in self.before:
+        before = None if name.startswith("_") or name == "before" else self.before.get(name)
+        if before is None:
             return operation
 
         def call(*args: Any) -> Any:
-            instead = self.before[name](*args)
+            instead = before(*args)
             return operation(*args) if instead is None else instead
 
         return call
