@@ -25,9 +25,11 @@ def kv_of(namespace: bytes, tokens: Sequence[int], start: int, end: int) -> np.n
 
 
 def open_store(folder: Path, **options: Any) -> FileStore:
-    """A store that knows what is in the folder."""
+    """A store that knows what is in the folder. Without a clock of its own, no time passes for it: it does not look again
+    unless it is told to, and no thread that is late seems to be stalled."""
     settings: dict[str, Any] = {"max_bytes": None, "fingerprint_fields": {"weights": "a"}}
-    settings |= {"token_bytes": TOKEN_BYTES, "block_size": BLOCK, "bytes_per_second": None, **options}
+    settings |= {"token_bytes": TOKEN_BYTES, "block_size": BLOCK, "bytes_per_second": None}
+    settings |= {"clock": lambda: 0.0, **options}
     store = FileStore(folder, **settings)
     look(store)
     return store

@@ -215,7 +215,7 @@ def test_a_stalled_disk_does_not_hold_up_opening_and_closing(
 ) -> None:
     stall = Stall()
     before["names"] = stall
-    store = FileStore(tmp_path, None, {}, TOKEN_BYTES, BLOCK, operations=faulty(before))
+    store = FileStore(tmp_path, None, {}, TOKEN_BYTES, BLOCK, operations=faulty(before), clock=lambda: 0.0)
     assert stall.is_waiting.wait(HANG_S)
     assert store.match(b"", TOKENS) == 0
     assert put(store, TOKENS)
