@@ -137,6 +137,21 @@ def _no_terminal() -> None:
     os.environ.pop("COLUMNS", None)
 
 
+@pytest.fixture(scope="module")
+def patient_files() -> Iterator[None]:
+    """Engines with a `cache_dir` wait for their files as long as tests wait: a thread that is late is no stalled disk. They
+    look for files of other processes when they start and when they are told to."""
+    from tests.helpers.waiting import HANG_S
+
+    store = "nanoinfer.cache.storeys.files.store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanoinfer.engine.files.FIRST_LOOK_S", HANG_S)
+        patch.setattr("nanoinfer.engine.upkeep.SAVE_AT_SHUTDOWN_S", HANG_S)
+        patch.setattr(f"{store}.STALLED_S", HANG_S)
+        patch.setattr(f"{store}.LOOK_AGAIN_S", HANG_S)
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`checkpoint("qwen3", tie_word_embeddings=True)` → a directory with such a random checkpoint, made once."""

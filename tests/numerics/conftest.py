@@ -9,6 +9,11 @@ from nanoinfer.model.loader import LoadedModel
 from tests.helpers.storeys import SlowStore
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _files_are_patient(patient_files: None) -> None:
+    """Here all engines with files are."""
+
+
 @pytest.fixture
 def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
     """An engine with two rows and K/V of the first prompt in files that are slow; `model` is that of the test's file."""

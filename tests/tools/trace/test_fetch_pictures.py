@@ -169,6 +169,7 @@ def test_a_strip_that_is_wider_than_its_pass_stays_right_of_the_labels() -> None
     assert_readable(picture)
 
 
+@pytest.mark.usefixtures("patient_files")
 def test_a_request_that_waits_for_files_is_seen_to_wait(tmp_path: Path) -> None:
     one, more = (SamplingParams(max_new_tokens=n, temperature=0, ignore_eos=True) for n in (1, 12))
 

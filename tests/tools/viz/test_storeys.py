@@ -17,7 +17,7 @@ A, B = [5, *range(100, 163)], [5, *range(200, 263)]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> CacheManager:
+def cache(tmp_path_factory: pytest.TempPathFactory, patient_files: None) -> CacheManager:
     """A was evicted by B: two blocks of its end are in host memory, and all that is held is in files, too."""
     folder: Path = tmp_path_factory.mktemp("kv")
     llm = LLM("story", max_total_tokens=96, max_context_len=80, host_cache_tokens=32, cache_dir=folder)

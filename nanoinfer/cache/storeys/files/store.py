@@ -122,8 +122,9 @@ class FileStore:
         self._pace, self._hurry = Pace(bytes_per_second, clock), threading.Event()
         self._process, self._is_closed = os.getpid(), False
         self._looking, self._looked_at = Future[None](), self._clock()
+        _close_folder_in_the_end(self._reader, self._writer, self._operations)
         # Without it, threads and the open folder would be there for ever.
-        self._end_later = weakref.finalize(self, _end, self._reader, self._writer, self._operations)
+        self._end_later = weakref.finalize(self, _end, self._reader, self._writer)
         self._end_later.atexit = False
         self._reader.put(_job(self._blocks.first_look, self._looking), 0, self._looking.cancel)
 
@@ -323,10 +324,15 @@ class FileStore:
         return known
 
 
-def _end(reader: Worker, writer: Worker, operations: FileOperations) -> None:
-    """End both threads, and close the folder unless one of them still uses it."""
-    if all([reader.close(), writer.close()]):
-        operations.end()
+def _close_folder_in_the_end(reader: Worker, writer: Worker, operations: FileOperations) -> None:
+    """Close the folder when neither worker does anything any more."""
+    reader.ended.add_done_callback(lambda _: writer.ended.add_done_callback(lambda _: operations.end()))
+
+
+def _end(reader: Worker, writer: Worker) -> None:
+    """Have both threads end."""
+    reader.close()
+    writer.close()
 
 
 def _job(method: Callable[..., Any], result: "Future[Any]", *args: Any) -> Callable[[], None]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 Job = Callable[[], object]
 logger = logging.getLogger("nanoinfer.cache")
@@ -15,7 +16,8 @@ class Worker:
     """Does jobs in order in a thread of its own, which starts with the first one and is a daemon. For any thread.
 
     `most`: how much the jobs that are not done yet may weigh together. A job must not keep a reference to what owns the
-    worker longer than it takes. In a forked process it does nothing.
+    worker longer than it takes. `ended` is done when it is closed and does no job any more. In a forked process it does
+    nothing.
     """
 
     def __init__(self, name: str, most: int | None = None, clock: Callable[[], float] = time.monotonic):
@@ -26,6 +28,7 @@ class Worker:
         self._began: float | None = None  # the job that it does now
         self._is_closed, self._process = False, os.getpid()
         self.load = 0  # the weight of all jobs that are not done yet
+        self.ended = Future[None]()
 
     def put(self, job: Job, weight: int = 0, dropped: Job = lambda: None) -> bool:
         """Have a job done, or `dropped` if that is never begun. False, at once, if there is no room for it or the worker is
@@ -71,7 +74,7 @@ class Worker:
         done = self.wait(timeout)
         with self._changed:
             never_begun, self._jobs = self._jobs, deque()
-            self._changed.notify_all()
+            self._has_changed()
         for _, _, dropped in never_begun:
             dropped()
         return done
@@ -90,7 +93,12 @@ class Worker:
             del job  # it may refer to what owns this worker
             with self._changed:
                 self._began, self.load = None, self.load - weight
-                self._changed.notify_all()
+                self._has_changed()
+
+    def _has_changed(self) -> None:
+        self._changed.notify_all()
+        if self._is_closed and not self._jobs and self._began is None and not self.ended.done():
+            self.ended.set_result(None)
 
 
 class Pace:

@@ -49,6 +49,23 @@ def offer(store: FileStore, tokens: list[int], start: int = 0) -> bool:
     return store.offer(b"", tokens, start, kv_of(b"", tokens, start, len(tokens)))
 
 
+def ends_of(store: FileStore) -> list[int]:
+    """Gets a 1 whenever the store's folder is closed."""
+    ends, end = list[int](), store._operations.end
+    store._operations.end = lambda: (end(), ends.append(1))  # type: ignore[method-assign,assignment]
+    return ends
+
+
+def threads_of(store: FileStore) -> list[threading.Thread]:
+    return [thread for thread in (store._reader._thread, store._writer._thread) if thread is not None]
+
+
+def join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+
+
 @pytest.fixture
 def before() -> dict[str, Callable[..., Any]]:
     return {}
@@ -198,7 +215,7 @@ def test_a_stalled_disk_does_not_hold_up_opening_and_closing(
 ) -> None:
     stall = Stall()
     before["names"] = stall
-    store = FileStore(tmp_path, None, {}, TOKEN_BYTES, BLOCK, operations=faulty(before))
+    store = FileStore(tmp_path, None, {}, TOKEN_BYTES, BLOCK, operations=faulty(before), clock=lambda: 0.0)
     assert stall.is_waiting.wait(HANG_S)
     assert store.match(b"", TOKENS) == 0
     assert put(store, TOKENS)
@@ -228,26 +245,59 @@ def test_a_store_that_nobody_refers_to_ends_its_threads(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     offer(store, TOKENS)
     store.flush(HANG_S)
-    threads = [thread for thread in (store._reader._thread, store._writer._thread) if thread is not None]
-    ended, end = threading.Event(), store._operations.end
-    store._operations.end = lambda: (end(), ended.set())  # type: ignore[method-assign,assignment]
-    gone = weakref.ref(store)
+    threads, ends, gone = threads_of(store), ends_of(store), weakref.ref(store)
     del store
     until(lambda: gc.collect() >= 0 and gone() is None)
-    for thread in threads:
-        thread.join(HANG_S)
-        assert not thread.is_alive()
-    assert ended.is_set(), "its folder is closed"
+    join(threads)
+    assert ends == [1], "its folder is closed"
 
 
 def test_a_store_that_was_closed_closes_its_folder_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    ends, end = list[int](), store._operations.end
-    store._operations.end = lambda: (end(), ends.append(1))  # type: ignore[method-assign,assignment]
+    threads, ends, gone = threads_of(store), ends_of(store), weakref.ref(store)
     store.close()
-    gone = weakref.ref(store)
     del store
     until(lambda: gc.collect() >= 0 and gone() is None)
+    join(threads)
+    assert ends == [1]
+
+
+@pytest.mark.parametrize("last", ["read", "write"])
+def test_of_two_threads_that_are_at_work_when_a_store_is_closed_the_last_one_closes_its_folder(
+    tmp_path: Path, before: dict[str, Callable[..., Any]], last: str
+) -> None:
+    store, stalls = open_store(tmp_path, operations=faulty(before)), {"read": Stall(), "write": Stall()}
+    put(store, TOKENS)
+    before |= stalls
+    store.fetch(b"", TOKENS, 0, 12)
+    offer(store, [7] * 4)
+    workers, ends = {"read": store._reader, "write": store._writer}, ends_of(store)
+    for stall in stalls.values():
+        assert stall.is_waiting.wait(HANG_S)
+    store.close(0)
+    (first,) = workers.keys() - {last}
+    stalls[first].go()
+    workers[first].ended.result(HANG_S)
+    assert ends == [], "it is still used"
+    threads = threads_of(store)
+    stalls[last].go()
+    join(threads)
+    assert ends == [1]
+
+
+def test_a_store_that_only_its_writers_job_refers_to_closes_its_folder_after_it(
+    tmp_path: Path, before: dict[str, Callable[..., Any]]
+) -> None:
+    store, stall = open_store(tmp_path, operations=faulty(before)), Stall()
+    before["write"] = stall
+    offer(store, TOKENS)
+    assert stall.is_waiting.wait(HANG_S)
+    threads, ends = threads_of(store), ends_of(store)
+    del store
+    gc.collect()
+    assert ends == []
+    stall.go()
+    join(threads)
     assert ends == [1]
 
 
