@@ -16,7 +16,7 @@ from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.chromium import LAPTOP, PHONE, device
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.storeys import storey_of, with_files
-from tests.tools.trace.test_fetches import ASKS_AGAIN, LONG, PROMPTS, from_host, small
+from tests.tools.trace.test_fetches import ASKS_AGAIN, LONG, PROMPTS, admitted_again, from_host, small
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -40,20 +40,6 @@ def unequal() -> Trace:
     """One token from host memory, 31 from files."""
     trace = from_both()
     next(event for event in trace.events if event.fetched).fetched[:] = [Fetch(4, 0, 1, 32)]
-    return trace
-
-
-def admitted_again() -> Trace:
-    engine = small()
-    serve(engine, LONG, max_new_tokens=1)
-    with record(engine) as trace:
-        request_id = engine.add_request(ASKS_AGAIN, greedy(4))
-        engine.step()
-        engine.pause(request_id)
-        serve(engine, PROMPTS[1], max_new_tokens=1)
-        engine.resume(request_id)
-        engine.step()
-    assert [prefix.again for prefix in fetched_prefixes(trace)] == [True]
     return trace
 
 

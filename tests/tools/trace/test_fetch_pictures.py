@@ -20,7 +20,7 @@ from nanoinfer.viz.palette import FETCHED, REQUESTS, ROLES
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import assert_readable, faces, named, texts
 from tests.helpers.storeys import SlowStore, storey_of, with_files
-from tests.tools.trace.test_fetches import ASKS_AGAIN, LONG, PROMPTS, small
+from tests.tools.trace.test_fetches import ASKS_AGAIN, LONG, PROMPTS, admitted_again, small
 
 WHERE = {"host": "host memory", "disk": "files"}
 
@@ -202,16 +202,7 @@ def test_a_request_that_waits_for_files_is_seen_to_wait(tmp_path: Path) -> None:
 
 
 def test_what_is_fetched_when_a_request_is_admitted_again_is_in_its_lane_but_in_no_row() -> None:
-    engine = small()
-    serve(engine, LONG, max_new_tokens=1)
-    with record(engine) as trace:
-        request_id = engine.add_request(ASKS_AGAIN, greedy(4))
-        engine.step()
-        engine.pause(request_id)
-        serve(engine, PROMPTS[1], max_new_tokens=1)
-        engine.resume(request_id)
-        (output,) = engine.step()
-    assert output.cached_tokens_by_tier == {"device": 40, "host": 0, "disk": 0}
+    trace = admitted_again()
     picture = final_state(trace)
     assert "Admitted with fetched K/V: request 1 again in step 3: 32 tokens from host memory." in picture.alt
     assert named(picture, "fetched host 3")

@@ -9,6 +9,7 @@ import pytest
 from nanoinfer import Engine, RequestOutput
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.events import Fetch
+from nanoinfer.trace.fetches import fetched_prefixes
 from nanoinfer.trace.perfetto import trace_events
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.storeys import storey_of, with_files
@@ -137,6 +138,22 @@ def test_a_trace_that_begins_later_knows_what_was_fetched_before(tmp_path: Path)
         trace.save(tmp_path / "a.json")
         loaded = Trace.load(tmp_path / "a.json")
         assert loaded.state().requests[0].cached_tokens_by_tier == {"device": 0, "host": 32, "disk": 0}
+
+
+def admitted_again() -> Trace:
+    """A request that is paused until others need its slots, and resumed: 32 of its tokens come from host memory."""
+    engine = small()
+    serve(engine, LONG, max_new_tokens=1)
+    with record(engine) as trace:
+        request_id = engine.add_request(ASKS_AGAIN, greedy(4))
+        engine.step()
+        engine.pause(request_id)
+        serve(engine, PROMPTS[1], max_new_tokens=1)
+        engine.resume(request_id)
+        (output,) = engine.step()
+    assert output.cached_tokens_by_tier == {"device": 40, "host": 0, "disk": 0}
+    assert [prefix.again for prefix in fetched_prefixes(trace)] == [True]
+    return trace
 
 
 def test_what_is_fetched_at_a_later_admission_is_an_event_and_does_not_count_as_cached() -> None:
