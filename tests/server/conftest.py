@@ -10,11 +10,15 @@ from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.waiting import HANG_S
 
 
-@pytest.fixture(autouse=True)
-def _patient_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a server does by the clock, it does not do because the machine is busy."""
-    for name in ("run.SECONDS_FOR_LAST_ANSWERS", "live.event_stream.SILENCE_SECONDS", "block_routes.SILENCE_SECONDS"):
-        monkeypatch.setattr(f"nanoinfer.server.{name}", HANG_S)
+@pytest.fixture(autouse=True, scope="session")
+def _patience() -> Iterator[None]:
+    """What no setting says: a server lets nothing go, and says nothing, because a thread or a client is late. It comes
+    before all servers, which look at it when they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nanoinfer.server.run.SECONDS_FOR_LAST_ANSWERS", HANG_S)
+        for module in ("nanoinfer.server.live.event_stream", "nanoinfer.server.block_routes"):
+            patch.setattr(f"{module}.SILENCE_SECONDS", HANG_S)
+        yield
 
 
 @pytest.fixture(scope="session")

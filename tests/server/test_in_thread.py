@@ -8,15 +8,18 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
+from nanoinfer.server.settings import SECONDS
 from tests.helpers.async_engines import gated
+from tests.helpers.servers import patient_app
 from tests.helpers.waiting import HANG_S, Worker, until
 from tests.server.conftest import greedy
 
+PATIENCE = dict.fromkeys(SECONDS, HANG_S)
+
 
 def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
-    with ServerThread(make_app(LLM("story", max_total_tokens=256))) as server:
+    with ServerThread(patient_app(LLM("story", max_total_tokens=256))) as server:
         assert httpx.get(f"{server.url}/health", timeout=HANG_S).json() == {"status": "ok"}
         assert server.url.endswith(f":{server.port}")
         assert server.call(server.service.engine.stats()).running == 0
@@ -35,9 +38,9 @@ def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> Non
 
 
 def test_a_port_in_use_is_an_error_at_once() -> None:
-    app = make_app(LLM("story", max_total_tokens=256))
+    app = patient_app(LLM("story", max_total_tokens=256))
     with ServerThread(app) as server, pytest.raises(RuntimeError, match="the server could not start"):
-        ServerThread(make_app(LLM("story", max_total_tokens=256)), port=server.port).start()
+        ServerThread(patient_app(LLM("story", max_total_tokens=256)), port=server.port).start()
 
 
 # --- llm.serve ---------------------------------------------------------------------------------------------------------
@@ -50,7 +53,7 @@ def llm() -> LLM:
 
 def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
     body = {"model": "story", "prompt": "Once upon", "max_tokens": 8, "temperature": 0}
-    serving = llm.serve(preparation_timeout_s=HANG_S)
+    serving = llm.serve(**PATIENCE)
     try:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", serving.url)
         assert repr(serving) == f"<nanoinfer serves story on {serving.url}>"
@@ -69,11 +72,12 @@ def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
 
 
 def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
-    with llm.serve() as first:
+    with llm.serve(**PATIENCE) as first:
         taken = f"port={first.port}: cannot be listened at: Address already in use"
         with pytest.raises(RuntimeError, match=taken):
             llm.serve(first.port)
-        second = llm.serve(first.port, host="127.0.0.2", api_keys=["fox"], served_model_name="tales")
+        settings = {"host": "127.0.0.2", "api_keys": ["fox"], "served_model_name": "tales", **PATIENCE}
+        second = llm.serve(first.port, **settings)
     with second:
         assert second.url == f"http://127.0.0.2:{first.port}"
         assert httpx.get(f"{second.url}/v1/models", timeout=HANG_S).status_code == 401
@@ -82,13 +86,13 @@ def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
 
 
 def test_in_a_notebook_it_is_its_page_in_a_frame(llm: LLM) -> None:
-    with llm.serve() as serving:
+    with llm.serve(**PATIENCE) as serving:
         shown = serving._repr_html_()  # type: ignore[attr-defined]
         assert f'<iframe src="{serving.url}/"' in shown
         policy = httpx.get(f"{serving.url}/", timeout=HANG_S).headers["content-security-policy"]
         assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:* vscode-webview:")
     assert serving._repr_html_() == "<p>&lt;a server that does not run&gt;</p>"  # type: ignore[attr-defined]
-    with llm.serve(framed_by=()) as alone:
+    with llm.serve(framed_by=(), **PATIENCE) as alone:
         assert httpx.get(f"{alone.url}/", timeout=HANG_S).headers["content-security-policy"].endswith("'none'")
 
 
@@ -118,7 +122,7 @@ def test_an_address_of_another_machine_is_told_and_a_name_that_it_listens_at_may
 
 def test_stop_serves_what_was_accepted() -> None:
     engine, gate = gated(False)
-    serving = ServerThread(make_app(engine, preparation_timeout_s=HANG_S, drain_timeout_s=HANG_S)).start()
+    serving = ServerThread(patient_app(engine)).start()
     body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
     answer = Worker(lambda: httpx.post(f"{serving.url}/v1/completions", json=body, timeout=HANG_S))
     until(lambda: serving.service.open)
