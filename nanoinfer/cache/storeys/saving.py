@@ -94,13 +94,8 @@ class Saving:
 
     def _chosen(self, paths: Iterable[TokenPath]) -> list[TokenSequence]:
         """The first ones that have room in the folder together; of the last of them, as many blocks as have."""
-        chosen, seen, counted, room, before = (
-            list[TokenSequence](),
-            set[bytes](),
-            set[str](),
-            self._store.max_bytes,
-            None,
-        )
+        chosen, seen, counted = list[TokenSequence](), set[bytes](), set[str]()
+        room, before = self._store.max_bytes, None
         for extra_key, parts in paths:
             if (namespace := self._namespace_of(extra_key)) is None:
                 continue

@@ -151,24 +151,14 @@ def admitted_again() -> Trace:
         serve(engine, PROMPTS[1], max_new_tokens=1)
         engine.resume(request_id)
         (output,) = engine.step()
+        assert_same(trace, engine)
     assert output.cached_tokens_by_tier == {"device": 40, "host": 0, "disk": 0}
     assert [prefix.again for prefix in fetched_prefixes(trace)] == [True]
     return trace
 
 
 def test_what_is_fetched_at_a_later_admission_is_an_event_and_does_not_count_as_cached() -> None:
-    engine = small()
-    serve(engine, LONG, max_new_tokens=1)
-    with record(engine) as trace:
-        request_id = engine.add_request(ASKS_AGAIN, greedy(4))
-        engine.step()
-        engine.pause(request_id)
-        serve_others = engine.add_request(PROMPTS[1], greedy(1))
-        engine.step()
-        assert serve_others not in engine.open_requests.groups
-        engine.resume(request_id)
-        engine.step()
-        assert_same(trace, engine)
+    trace = admitted_again()
     assert [fetch.parts for event in trace.events for fetch in event.fetched] == [{"host": (0, 32)}]
     assert trace.state().requests[0].cached_tokens_by_tier == {"device": 40, "host": 0, "disk": 0}
 
