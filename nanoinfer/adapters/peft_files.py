@@ -12,7 +12,7 @@ from torch import nn
 from nanoinfer.adapters.peft_config import EMBEDDINGS, MERGE, AdapterConfig, shown
 from nanoinfer.adapters.projections import LowRank, Projection, projections
 from nanoinfer.errors import AdapterError
-from nanoinfer.model.other_formats import PICKLED, WEIGHTS, pointer_problem
+from nanoinfer.model.other_formats import INDEX, PICKLED, SINGLE, pointer_problem
 
 BUNDLED_ADAPTERS = ("rhymes", "sea")  # of the story model
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -50,7 +50,7 @@ def _check_folder(folder: Path) -> None:
         )
     config, tensors = folder / CONFIG_FILE, folder / TENSORS_FILE
     if not config.is_file():
-        if any((folder / name).exists() for name in ("config.json", *WEIGHTS)):
+        if any((folder / name).exists() for name in ("config.json", SINGLE, INDEX)):
             raise AdapterError(f"is a whole model, not an adapter: it has no {CONFIG_FILE}")
         inside = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
         hint = f"; there are adapters in the folders inside it: {', '.join(inside[:10])}" if inside else ""

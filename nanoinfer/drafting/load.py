@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import LoadedModel, load_model
 
 BUNDLED_DRAFT_MODELS = {"story": "story-draft"}
@@ -23,21 +24,23 @@ def draft_model_of(model: str | Path, draft_model: str | Path | None, drafters: 
 
 
 def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str = "auto") -> LoadedModel:
-    """Load the draft model of `model`, for the same device, context and dtype.
+    """Load the draft model of `model`, for the same device, context and dtype. Models of one family often have tables of
+    different sizes for one tokenizer; the draft model's get the size of `model`'s (see `resize_vocabulary`).
 
     ValueError if it has other tokens, or was not trained for as many positions. Errors as `load_model`.
     """
-    loaded = load_model(draft_model, model.dtype, model.device, None, kernels)
-    name = f"draft_model={str(draft_model)!r}"
-    if loaded.config.vocab_size != model.config.vocab_size:
-        raise ValueError(
-            f"{name}: has {loaded.config.vocab_size} tokens, must have those of {model.name}: {model.config.vocab_size}"
-        )
+    vocab_size, name = model.config.vocab_size, f"draft_model={str(draft_model)!r}"
+    loaded = load_model(draft_model, model.dtype, model.device, None, kernels, vocab_size=vocab_size)
+    own = ModelConfig.from_pretrained(loaded.path).vocab_size
+    known = 0  # how many tokens both surely have
     if loaded.tokenizer is not None and model.tokenizer is not None:
         ids, draft_ids = model.tokenizer.hf_tokenizer.get_vocab(), loaded.tokenizer.hf_tokenizer.get_vocab()
         if ids != draft_ids:
             differ = min(token for token in ids.keys() | draft_ids.keys() if ids.get(token) != draft_ids.get(token))
             raise ValueError(f"{name}: must have the tokens of {model.name}, but {differ!r} is another one")
+        known = max(ids.values()) + 1
+    if own != vocab_size and not 0 < known <= min(own, vocab_size):
+        raise ValueError(f"{name}: has {own} tokens, must have those of {model.name}: {vocab_size}")
     if loaded.max_context_len < model.max_context_len:
         raise ValueError(
             f"{name}: has {loaded.max_context_len} positions, must have at least max_context_len={model.max_context_len}"

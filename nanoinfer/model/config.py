@@ -1,5 +1,6 @@
 """ModelConfig: the description of a checkpoint, validated and frozen."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -10,12 +11,14 @@ from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
 from nanoinfer.model.other_formats import QUANTIZE_CONFIG, unsupported_kind
-from nanoinfer.model.plain_config import is_end_token, read_plain_config
+from nanoinfer.model.plain_config import PlainConfig, is_end_token, read_plain_config
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
+from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
+INSTEAD_OF_QUANTIZED = "load the original weights, with quantization='int4' or 'int8'"
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,7 @@ class ModelConfig:
         try:
             config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
             if (path / QUANTIZE_CONFIG).is_file():
-                raise UnsupportedModelError(
-                    f"{QUANTIZE_CONFIG}: quantized checkpoints are not supported; use the original"
-                )
+                raise UnsupportedModelError(f"{QUANTIZE_CONFIG}: {INSTEAD_OF_QUANTIZED}")
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path}: {unsupported_kind(path / 'config.json')}{error}") from error
         end_tokens = _generation_end_tokens(path)
@@ -77,6 +78,8 @@ class ModelConfig:
     def from_hf_config(cls, hf: Any) -> "ModelConfig":
         """Read a `transformers` configuration object, as its family does. UnsupportedModelError naming what is not
         supported."""
+        if not isinstance(hf, PlainConfig):  # transformers does this when it builds a model
+            hf.standardize_rope_params()
         config: ModelConfig = find_family(_architecture(hf.to_dict())).read_config(hf)
         return config
 
@@ -90,9 +93,7 @@ class ModelConfig:
         `hf.rope_parameters`. `activation` is read from `hf.hidden_act` unless `fields` has it.
         """
         if getattr(hf, "quantization_config", None):
-            raise UnsupportedModelError(
-                "quantization_config: quantized checkpoints are not supported; use the original"
-            )
+            raise UnsupportedModelError(f"quantization_config: {INSTEAD_OF_QUANTIZED}")
         if getattr(hf, "is_causal", None) is False:
             raise UnsupportedModelError("is_causal=False: must be True, the engine's masks are causal")
         heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads or hf.num_attention_heads
@@ -183,8 +184,10 @@ def _generation_end_tokens(path: Path) -> int | list[int] | None:
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    architectures: list[str] = config.get("architectures") or [infer_architecture(config.get("model_type"))]
-    return architectures[0]
+    """A base model (LlamaModel) is served as its family's model with a head."""
+    named: str = (config.get("architectures") or [infer_architecture(config.get("model_type"))])[0]
+    with_head = re.sub(r"(Text)?Model$", "ForCausalLM", named)
+    return with_head if with_head in MODEL_FAMILIES else named
 
 
 def _end_tokens(eos: int | list[int] | None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,13 +15,14 @@ from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_folder, refuse_file
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, load_weights
+from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 
 BUNDLED_MODELS = ("story", "story-draft")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in other formats
+# The same weights in other formats. Folders are for these, too, except for named chat templates (*.jinja).
+HUB_DUPLICATES = ["consolidated*", *(f"*/{files}" for files in HUB_FILES if files != "*.jinja")]
 # In a checkout, `data` is beside the package; in an installed wheel, `_bundled` is inside it.
 _PACKAGE = Path(__file__).parent.parent
 BUNDLED_ROOTS = (_PACKAGE.parent / "data", _PACKAGE / "_bundled")
@@ -126,11 +127,12 @@ def load_model(
     kernels: str = "auto",
     quantization: str | None = None,
     split: ModelSplit | None = None,
+    vocab_size: int | None = None,
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
-    (see nanoinfer/parallel/); None: all of it.
+    (see nanoinfer/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -148,10 +150,16 @@ def load_model(
     chosen = select_kernels(kernels, resolved_dtype, resolved_device)
     leads = split is None or split.leads
     tokenizer = Tokenizer.from_pretrained(path) if leads else None  # before the weights: if it fails, it fails soon
+    if config.tie_word_embeddings and has_own_head(path):
+        config = replace(config, tie_word_embeddings=False)
     own = config if split is None else split.own_config(config)
     network = find_family(config.architecture)(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
     load_weights(network, path)
+    if vocab_size not in (None, own.vocab_size):
+        resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)
-    return LoadedModel(str(model), path, network, own, tokenizer, resolved_dtype, resolved_device, context, split)
+    return LoadedModel(
+        str(model), path, network, network.config, tokenizer, resolved_dtype, resolved_device, context, split
+    )

@@ -8,7 +8,11 @@ from nanoinfer.requests.tokenizer_files import read_object
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NO_MODEL = (
+    "consolidated",
+    "adapter_",
+)  # safetensors files that begin so: the weights in Mistral's own format, an adapter
 QUANTIZE_CONFIG = "quantize_config.json"  # AutoGPTQ writes it beside a config.json that need not say anything of it
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # numbers in a config.json
 ONLY = "only safetensors checkpoints are supported, folders with config.json and model.safetensors"
@@ -29,7 +33,7 @@ def check_folder(path: Path) -> None:
     files = sorted(file for file in path.iterdir() if file.is_file())
     if problem := pointer_problem(files):
         raise FileNotFoundError(f"{path}: {problem}")
-    if any((path / name).exists() for name in WEIGHTS):
+    if weight_files(path) or (path / INDEX).exists():
         return
     if (path / "adapter_config.json").is_file():
         raise FileNotFoundError(_load_beside(path))
@@ -38,6 +42,11 @@ def check_folder(path: Path) -> None:
         raise FileNotFoundError(_convert(path, ggufs[0]))
     if any(file.suffix in PICKLED and _is_of_weights(file) for file in files):
         raise FileNotFoundError(_convert(path))
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model in the folder `path`, whatever they are called."""
+    return [file for file in sorted(path.glob("*.safetensors")) if not file.name.startswith(NO_MODEL)]
 
 
 def unsupported_kind(config: Path) -> str:
@@ -82,9 +91,14 @@ def _is_of_weights(file: Path) -> bool:
 def _convert(folder: Path, gguf: str | None = None) -> str:
     what = f"{folder}: has weights in pickled files" if gguf is None else f"{folder / gguf}: is a GGUF file"
     first = "" if gguf is None else "take the model that it was made from; or "
-    needs = "" if gguf is None else " (this needs the package gguf)"
+    needs = "" if gguf is None else " (pip install gguf; from transformers import GgufConfig)"
     arguments = repr(str(folder)) + ("" if gguf is None else f", gguf_file={gguf!r}")
-    return f"{what}; {ONLY}; {first}convert it with transformers{needs}: {_saved(f'from_pretrained({arguments})')}"
+    more = "" if gguf is None else ", quantization_config=GgufConfig(dequantize=True)"  # else it cannot be saved
+    calls = (
+        f"AutoModelForCausalLM.from_pretrained({arguments}{more}).save_pretrained('new') and "
+        f"AutoTokenizer.from_pretrained({arguments}).save_pretrained('new'); then give the folder 'new'"
+    )
+    return f"{what}; {ONLY}; {first}convert it with transformers{needs}: {calls}"
 
 
 def _load_beside(folder: Path) -> str:
@@ -96,13 +110,6 @@ def _load_beside(folder: Path) -> str:
         f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; load the model and give it "
         f"the adapter: LLM({repr(base) if base else 'model'}, adapters={{'name': {str(folder)!r}}})"
     )
-
-
-def _saved(load: str) -> str:
-    classes = " and ".join(
-        f"{name}.{load}.save_pretrained('new')" for name in ("AutoModelForCausalLM", "AutoTokenizer")
-    )
-    return f"{classes}; then give the folder 'new'"
 
 
 def _some(names: list[str], most: int = 3) -> str:

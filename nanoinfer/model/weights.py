@@ -1,8 +1,11 @@
 """Loads parameters from safetensors files, strictly: every tensor must be used and every parameter filled."""
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -10,7 +13,11 @@ from torch import nn
 
 from nanoinfer.errors import WeightMismatchError
 from nanoinfer.model.layers.linear import FusedLinear
+from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
 from nanoinfer.model.split import Cut, cut_of
+
+SHARD = re.compile(r"(.*-)(\d+)(-of-(\d+)\.safetensors)")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -34,42 +41,73 @@ class Target:
         rows.copy_(tensors.get_tensor(name) if self.cut is None else self.cut.of(tensors.get_slice(name), rows.ndim))
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a checkpoint: the file that it is in, and its name there."""
+
+    file: Path
+    name: str
+    shape: list[int]
+    dtype: str
+
+    def read(self) -> torch.Tensor:
+        with _open(self.file) as tensors:
+            return tensors.get_tensor(self.name)
+
+
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill `model`'s parameters in place from the safetensors files in the directory `path`.
+
+    A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
+    the embedding, as the head, or as both (see `has_own_head`).
 
     Raises FileNotFoundError if there are no such files, and WeightMismatchError naming every tensor that is missing,
     surplus or has another shape, or a damaged file. All names and shapes are checked before the first parameter is written.
     """
-    files = _checkpoint_files(Path(path))
     targets = checkpoint_targets(model)
-    where: dict[str, Path] = {}
-    problems: list[str] = []
-    surplus: list[str] = []
-    for file in files:
-        with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
-                shape, dtype = tensors.get_slice(name).get_shape(), tensors.get_slice(name).get_dtype()
-                if name in targets and dtype not in ("F64", "F32", "F16", "BF16"):
-                    problems.append(f"{name}: {dtype} numbers, must be floating-point")
-                if name in where:
-                    problems.append(f"{name}: in both {where[name].name} and {file.name}")
-                elif name in targets and shape != targets[name].shape:
-                    problems.append(f"{name}: shape {shape}, must be {targets[name].shape}")
-                elif name not in targets:
-                    surplus.append(name)
-                where[name] = file
-    problems += [
-        f"{name}: surplus, this model has no such parameter" for name in surplus if not _is_redundant(name, where)
-    ]
-    problems += [f"{name}: missing" for name in targets if name not in where]
+    where, problems = _stored_tensors(Path(path), targets)
+    if HEAD not in targets and HEAD in where:
+        where.setdefault(EMBEDDING, where.pop(HEAD))
+    for name, stored in where.items():
+        if name in targets:
+            if stored.dtype not in ("F64", "F32", "F16", "BF16"):
+                problems.append(f"{name}: {stored.dtype} numbers, must be floating-point")
+            if stored.shape != targets[name].shape:
+                problems.append(f"{name}: shape {stored.shape}, must be {targets[name].shape}")
+        elif not name.endswith(".rotary_emb.inv_freq"):  # old checkpoints have these, needlessly
+            problems.append(f"{name}: surplus, this model has no such parameter")
+    missing = [name for name in targets if name not in where]
+    problems += [f"{name}: missing" for name in missing]
+    if missing == [HEAD]:
+        problems.append("a base model, without its language-model head, cannot generate")
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
-    for file in files:
+    for file in dict.fromkeys(stored.file for stored in where.values()):
         with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                if name in targets:
-                    targets[name].fill(tensors, name)
+            for name, stored in where.items():
+                if stored.file == file and name in targets:
+                    targets[name].fill(tensors, stored.name)
+
+
+def has_own_head(path: str | Path) -> bool:
+    """Whether a checkpoint stores a head that differs from its embedding. As in transformers, these two are then not tied,
+    whatever its config says."""
+    where, _ = _stored_tensors(Path(path), (EMBEDDING, HEAD))
+    return {EMBEDDING, HEAD} <= where.keys() and not torch.equal(where[HEAD].read(), where[EMBEDDING].read())
+
+
+def resize_vocabulary(model: Any, size: int) -> None:
+    """Have a loaded `model` serve `size` tokens, before it packs its weights. The last rows of embedding and head are
+    dropped, or some are added: with the mean of the others, so that an added token is never the likeliest."""
+    model.config = replace(model.config, vocab_size=size)
+    model.lm_head.out_features = size
+    for table in (model.model.embed_tokens, model.lm_head):
+        rows = table.weight.data[:size]
+        added = rows.mean(0, keepdim=True).expand(size - len(rows), -1)
+        table.weight = nn.Parameter(torch.cat([rows, added]), requires_grad=False)
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
 
 
 def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
@@ -91,14 +129,32 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
     return targets
 
 
+def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Stored], list[str]]:
+    """What the checkpoint stores, by the names that a model with parameters `names` has for it; and what is there twice."""
+    where: dict[str, Stored] = {}
+    problems = []
+    for file in _checkpoint_files(path):
+        with _open(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
+                tensor, whole = tensors.get_slice(name), f"model.{name}"
+                known_as = whole if whole in names and name not in names else name
+                if known_as in where:
+                    problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
+                where[known_as] = Stored(file, name, tensor.get_shape(), tensor.get_dtype())
+    return where, problems
+
+
 def _checkpoint_files(path: Path) -> list[Path]:
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    names = [single.name]
-    if index.is_file() and not single.is_file():
+    index, names = path / INDEX, [file.name for file in weight_files(path)]
+    if SINGLE in names:
+        names = [SINGLE]
+    elif index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise WeightMismatchError(f"{index}: has no weight_map from tensors to files") from error
+    else:
+        names = _all_shards(names) or [SINGLE]
     elsewhere = [name for name in names if Path(name).name != name]
     if elsewhere:
         raise WeightMismatchError(f"{index}: file {elsewhere[0]!r} must be in the same folder")
@@ -106,6 +162,14 @@ def _checkpoint_files(path: Path) -> list[Path]:
     if missing:
         raise FileNotFoundError(f"{path}: no {', '.join(missing)} there; only safetensors checkpoints are supported")
     return [path / name for name in names]
+
+
+def _all_shards(names: list[str]) -> list[str]:
+    """`names`, and those of shards that are not among them, but that others count: model-00001-of-00002.safetensors."""
+    shards = set(names)
+    for first, number, last, count in (match.groups() for match in map(SHARD.fullmatch, names) if match):
+        shards |= {f"{first}{i:0{len(number)}}{last}" for i in range(1, int(count) + 1)}
+    return sorted(shards)
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
@@ -119,14 +183,3 @@ def _open(file: Path) -> safe_open:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise WeightMismatchError(f"{file}: is not a complete safetensors file: {error}") from error
-
-
-def _is_redundant(name: str, where: dict[str, Path]) -> bool:
-    """True for what some checkpoints store needlessly: rotary frequencies, and a tied head equal to the embedding."""
-    if name.endswith(".rotary_emb.inv_freq"):
-        return True
-    embedding = "model.embed_tokens.weight"
-    if name != "lm_head.weight" or embedding not in where:
-        return False
-    with _open(where[name]) as head, _open(where[embedding]) as table:
-        return torch.equal(head.get_tensor(name), table.get_tensor(embedding))

@@ -14,6 +14,7 @@ SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.pro
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
 BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer then reads like that
+TEKKEN_FILE = "tekken.json"
 TEMPLATE_FILE = "chat_template.json"  # transformers reads it only for its processors
 
 
@@ -24,6 +25,8 @@ def read_tokenizer_files(path: Path) -> Any:
     Raises UnsupportedModelError naming the file that cannot be read, or the package needed to read it.
     """
     present = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+    if not present and (path / TEKKEN_FILE).is_file():
+        raise UnsupportedModelError(f"{path / TEKKEN_FILE}: {_convert_tekken(path)}")
     if not present:
         return None
     if present[0] == "tokenizer.model" and (reason := _not_a_vocabulary((path / "tokenizer.model").read_bytes())):
@@ -39,7 +42,8 @@ def read_tokenizer_files(path: Path) -> Any:
 
 def _read_with_transformers(path: Path) -> Any:
     """What `AutoTokenizer.from_pretrained` returns, sooner. To look at three keys, it imports the class of the model's
-    configuration, which takes a second; and importing AutoTokenizer itself takes a quarter of one.
+    configuration, which takes a second; and importing AutoTokenizer itself takes a quarter of one. Where mistral-common is
+    installed, it would prefer tekken.json to tokenizer.json, and then there is no chat template: so `mistral_format=False`.
     """
     config, settings = read_object(path / "config.json") or {}, read_object(path / "tokenizer_config.json") or {}
     model_type, tokenizer_class = config.get("model_type"), settings.get("tokenizer_class")
@@ -47,7 +51,7 @@ def _read_with_transformers(path: Path) -> Any:
     if from_outside or not isinstance(model_type, str) or not isinstance(tokenizer_class, str):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, mistral_format=False)
     if model_type in BELIEVED and tokenizer_class in BACKEND:
         from transformers import PreTrainedTokenizerFast
 
@@ -56,7 +60,7 @@ def _read_with_transformers(path: Path) -> Any:
 
     looked_at = {key: config[key] for key in ("model_type", "model_name", "tokenizer_class") if key in config}
     light = PretrainedConfig(name_or_path=str(path), **looked_at)
-    return AutoTokenizer.from_pretrained(str(path), config=light, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(str(path), config=light, trust_remote_code=False, mistral_format=False)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -82,6 +86,14 @@ def _problem(path: Path, main_file: str, error: Exception) -> str:
     if main_file == "vocab.json" and not (path / "merges.txt").is_file():
         return f"{path / main_file}: no merges.txt beside it"
     return f"{path / main_file}: cannot be read as a tokenizer ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def _convert_tekken(path: Path) -> str:
+    return (
+        "is a tokenizer in Mistral's own format; write tokenizer.json beside it with transformers (pip install "
+        "mistral-common; from transformers.integrations.mistral import convert_tekken_tokenizer): "
+        f"convert_tekken_tokenizer({str(path / TEKKEN_FILE)!r}).save_pretrained({str(path)!r})"
+    )
 
 
 def _not_a_vocabulary(content: bytes) -> str | None:

@@ -10,12 +10,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from nanoinfer import LLM, SamplingParams
+from tests.helpers.checkpoints import greedy
+from tests.helpers.rows import assert_close, logprob_of_each_token
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
 Tensors = dict[str, torch.Tensor]
 
 PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
+LONG_PROMPT = [*PROMPT, *range(100, 140)]
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
 LLAMA3 = {
     "factor": 8.0,
@@ -42,6 +45,15 @@ def shard(path: Path, *files: Tensors) -> None:
         save_file(tensors, path / f"part-{i}.safetensors")
         weight_map.update(dict.fromkeys(tensors, f"part-{i}.safetensors"))
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def check_same_model(path: Path, model: transformers.PreTrainedModel) -> None:
+    """The checkpoint gives a prompt the log-probabilities of `model`, and continues it with the same tokens."""
+    params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True, prompt_logprobs=True)
+    [output] = LLM(path, max_total_tokens=128).generate(LONG_PROMPT, params)
+    assert output.prompt_logprobs is not None
+    assert_close(torch.tensor(output.prompt_logprobs[1:]), logprob_of_each_token(model, LONG_PROMPT)[1:])
+    assert output.token_ids == greedy(model, LONG_PROMPT, 6)
 
 
 def tokens_of(model: Path | str, **options: object) -> list[int]:

@@ -27,12 +27,17 @@ def words(token_ids: Sequence[int]) -> str:
 
 def make_llm_model(path: Path) -> LoadedModel:
     """The tiny model, with a tokenizer (written in Rust, as real ones are) whose token 5 is the word w5."""
-    tokenizer = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCAB)}, unk_token="w0"))
+    save_tokenizer(path, VOCAB)
+    return make_model(path)
+
+
+def save_tokenizer(path: Path, size: int) -> None:
+    """The tokenizer of `make_llm_model`, with so many words."""
+    tokenizer = Tokenizer(WordLevel({f"w{token}": token for token in range(size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(path)
-    return make_model(path)
 
 
 def tiny_llm(model: LoadedModel, draft_model: LoadedModel | None = None, **fields: Any) -> LLM:

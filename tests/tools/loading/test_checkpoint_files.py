@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -52,11 +53,15 @@ def test_a_hub_name_goes_through_huggingface_hub(
             "model.safetensors",
             "consolidated.safetensors",
             "original/model.safetensors",
+            "original/params.json",
             "config.json",
+            "chat_template.jinja",
+            "additional_chat_templates/tool_use.jinja",
             "a.bin",
         ]
         patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
-        assert list(filter_repo_objects(offered, **patterns)) == ["model.safetensors", "config.json"]
+        templates = ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+        assert list(filter_repo_objects(offered, **patterns)) == ["model.safetensors", "config.json", *templates]
         asked.append((repo_id, allow_patterns))
         return str(path)
 
@@ -153,6 +158,21 @@ def test_a_gguf_file_or_folder_says_how_to_convert_it(tmp_path: Path) -> None:
             LLM(path)
         assert f"from_pretrained({str(tmp_path)!r}, gguf_file='model-Q4_K_M.gguf')" in str(caught.value)
         assert "save_pretrained" in str(caught.value)
+
+
+def test_the_advice_for_a_gguf_asks_transformers_for_weights_that_can_be_saved(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FileNotFoundError) as caught:
+        LLM(tmp_path)
+    advice = re.search(
+        r"; (from transformers [^)]*)\): AutoModelForCausalLM\.(.*)\.save_pretrained\('new'\) and", str(caught.value)
+    )
+    assert advice is not None
+    names: dict[str, Any] = {"from_pretrained": lambda folder, **options: (folder, options)}
+    exec(advice[1], names)
+    folder, options = eval(advice[2], names)
+    assert (folder, options["gguf_file"]) == (str(tmp_path), "model.gguf")
+    assert options["quantization_config"].dequantize is True
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "consolidated.00.pth", "epoch.ckpt"])

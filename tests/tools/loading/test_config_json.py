@@ -14,7 +14,8 @@ from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import load_model
 from tests.helpers.checkpoints import REMOVED, edited, greedy
-from tests.helpers.loading import GREEDY, LLAMA3, PROMPT, Checkpoint, Oracle, tokens_of
+from tests.helpers.families import LINEAR_ROPE, YARN_ROPE
+from tests.helpers.loading import GREEDY, LLAMA3, PROMPT, Checkpoint, Oracle, check_same_model, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,34 @@ def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(
     path = edited(checkpoint("llama"), tmp_path / "unsaid", max_position_embeddings=32, rope_parameters=rope)
     assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 32
     assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("inside", [64, REMOVED])
+@pytest.mark.parametrize("rope", [{"rope_type": "llama3", **LLAMA3}, YARN_ROPE, LINEAR_ROPE], ids=str)
+def test_an_original_context_beside_the_rope_goes_before_the_one_in_it(
+    family: str, inside: object, rope: dict[str, object], checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    """As transformers reads it when it builds the model: not for linear, which needs none."""
+    said = {**rope, "rope_theta": 500.0, "original_max_position_embeddings": inside}
+    said = {name: value for name, value in said.items() if value is not REMOVED}
+    beside: dict[str, object] = {"original_max_position_embeddings": 24}
+    new = edited(checkpoint(family), tmp_path / "new", rope_parameters=said, **beside)
+    check_same_model(new, oracle(new))
+    old = edited(
+        checkpoint(family), tmp_path / "old", rope_parameters=REMOVED, rope_theta=500.0, rope_scaling=said, **beside
+    )
+    assert ModelConfig.from_pretrained(old) == ModelConfig.from_pretrained(new)
+
+
+def test_an_original_context_beside_ropes_of_several_types_of_layers_is_not_read(
+    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    ropes = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
+    changes = {"rope_parameters": ropes, "original_max_position_embeddings": 64}
+    path = edited(checkpoint("gemma3"), tmp_path / "two", **changes)
+    assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 16
+    check_same_model(path, oracle(path))
 
 
 @pytest.mark.parametrize(

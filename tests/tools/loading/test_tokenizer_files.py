@@ -3,11 +3,13 @@
 import base64
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
+from transformers.models.auto import tokenization_auto
 
 from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.model.families import find_family
@@ -34,6 +36,12 @@ def story_files(target: Path, **files: bytes | None) -> Path:
     return target
 
 
+def say(file: Path, **values: object) -> None:
+    """Put these values into a file with a JSON object; None takes one away."""
+    said = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+
+
 # --- the same as AutoTokenizer's -------------------------------------------------------------------------------------
 
 CLASSES = ["TokenizersBackend", "PreTrainedTokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer"]
@@ -46,12 +54,8 @@ def test_a_tokenizer_is_the_one_of_auto_tokenizer(
     model_type: str | None, tokenizer_class: str | None, tmp_path: Path
 ) -> None:
     path = story_files(tmp_path / "files")
-    for name, key, value in (
-        ("config.json", "model_type", model_type),
-        ("tokenizer_config.json", "tokenizer_class", tokenizer_class),
-    ):
-        said = {**json.loads((path / name).read_text()), key: value}
-        (path / name).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    say(path / "config.json", model_type=model_type)
+    say(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
     try:
         expected = AutoTokenizer.from_pretrained(path)
     except Exception as error:
@@ -167,6 +171,52 @@ def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_pat
         LLM(path)
 
 
+def tekken(*specials: str) -> bytes:
+    """A tokenizer in Mistral's own format: these special tokens, every byte, and "hi"."""
+    tokens = [*(bytes([byte]) for byte in range(256)), b"hi"]
+    vocab = [{"rank": i, "token_bytes": base64.b64encode(token).decode()} for i, token in enumerate(tokens)]
+    named = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(specials)]
+    config = {"pattern": r"\w+|\W+", "default_num_special_tokens": len(named), "version": "v3"}
+    return json.dumps({"config": config, "vocab": vocab, "special_tokens": named}).encode()
+
+
+def test_the_advice_for_a_tokenizer_in_mistrals_own_format_works(tmp_path: Path) -> None:
+    content = tekken("<unk>", "<s>", "</s>", "<pad>")
+    path = story_files(tmp_path / "tekken", tokenizer__json=None, tokenizer_config__json=None, tekken__json=content)
+    with pytest.raises(UnsupportedModelError, match=r"tekken/tekken\.json: is a tokenizer in Mistral's own") as caught:
+        LLM(path)
+    advice = re.search(r"(from transformers[^)]+)\): (.*)$", str(caught.value))
+    assert advice is not None
+    exec("\n".join(advice.groups()))
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    assert tokenizer.encode("hi é") == [260, 4 + ord(" "), 4 + 0xC3, 4 + 0xA9]
+    assert tokenizer.decode([1, *tokenizer.encode("hi é"), 2]) == "hi é"
+    assert tokenizer.eos_token_id == 2
+
+
+@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways
+def test_a_tokenizer_json_goes_before_mistrals_own_format(
+    tokenizer_class: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would depend on whether mistral-common is installed which tokenizer and chat template there are."""
+    asked = []
+
+    def use_mistral_format(*_: object, mistral_format: bool | None = None, **__: object) -> bool:
+        asked.append(mistral_format)
+        return False
+
+    monkeypatch.setattr(tokenization_auto, "_use_mistral_format", use_mistral_format)
+    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
+    path = story_files(tmp_path / "both", tekken__json=tekken("<unk>"))
+    say(path / "config.json", model_type="mistral")
+    say(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    tokenizer = Tokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    assert asked == [False]
+    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
+
+
 def test_a_tokenizer_model_of_tiktoken_is_left_to_transformers() -> None:
     lines = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
     assert tokenizer_files._not_a_vocabulary(lines) is None
@@ -239,6 +289,22 @@ def test_chat_template_jinja_and_tokenizer_config_go_before_the_json_file(tmp_pa
     tokenizer = Tokenizer.from_pretrained(path)
     assert tokenizer is not None
     assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "in the config"
+
+
+@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways
+def test_named_chat_templates_are_used_as_in_transformers(tokenizer_class: str | None, tmp_path: Path) -> None:
+    path = story_files(tmp_path / "named")
+    say(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    (path / "chat_template.jinja").write_text("a chat")
+    (path / "additional_chat_templates").mkdir()
+    for name, template in {"tool_use": "{{ tools[0].function.name }} is a tool", "shout": SHOUT}.items():
+        (path / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+    tokenizer, expected = Tokenizer.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    assert tokenizer is not None
+    tools = [{"type": "function", "function": {"name": "sun", "description": "", "parameters": {"type": "object"}}}]
+    for variables, text in (({}, "a chat"), ({"tools": tools}, "sun is a tool"), ({"chat_template": "shout"}, "HI")):
+        assert tokenizer.decode(tokenizer.encode_chat(CHAT, variables)) == text
+        assert expected.apply_chat_template(CHAT, tokenize=False, **variables) == text
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,24 @@ def test_a_rope_scaling_that_is_refused_says_which_are_not(checkpoint: Checkpoin
         ModelConfig.from_pretrained(path)
 
 
+# What checkpoints on the Hub say beside their method.
+QUANTIZED: dict[str, dict[str, object]] = {
+    "gptq": {"bits": 4, "group_size": 128, "desc_act": True},
+    "awq": {"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp8": {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "compressed-tensors": {"format": "float-quantized", "config_groups": {}, "ignore": ["lm_head"]},
+    "mxfp4": {"modules_to_not_convert": ["lm_head"]},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized with gptq"),
+        *(
+            ({"quantization_config": {"quant_method": method, **said}}, f"quantized with {method}")
+            for method, said in QUANTIZED.items()
+        ),
         ({"quantization_config": {"bits": 4}}, "quantized with an unknown method"),
         ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "a mixture of experts"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "a mixture of experts"),
@@ -192,6 +206,20 @@ def test_a_kind_of_model_that_is_refused_is_named_with_its_folder(
         LLM(path)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_quantized_checkpoint_is_refused_with_the_way_out(
+    family: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    said = {"quant_method": "awq", **QUANTIZED["awq"]}
+    path = edited(checkpoint(family), tmp_path / "awq", quantization_config=said)
+    with pytest.raises(UnsupportedModelError) as caught:
+        LLM(path)
+    assert re.findall(r"(\w+)='(\w+)'", str(caught.value)) == [("quantization", "int4")]
+    for kind in ("int4", "int8"):
+        assert f"'{kind}'" in str(caught.value)
+        assert tokens_of(checkpoint(family), quantization=kind)
+
+
 @pytest.mark.parametrize(
     ("said", "method"),
     [
@@ -210,7 +238,7 @@ def test_a_quantization_that_only_a_file_beside_the_config_tells_of_is_named_wit
         LLM(path)
     assert str(caught.value) == (
         f"{path}: is quantized with {method}, which is not supported; "
-        "quantize_config.json: quantized checkpoints are not supported; use the original"
+        "quantize_config.json: load the original weights, with quantization='int4' or 'int8'"
     )
 
 

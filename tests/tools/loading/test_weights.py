@@ -1,18 +1,30 @@
 """Weights of a checkpoint: shards, and how every tensor that is missing, surplus or misshaped is named."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from nanoinfer import LLM, WeightMismatchError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.loader import load_model
 from nanoinfer.model.weights import load_weights
-from tests.helpers.checkpoints import edited, greedy, save_checkpoint
-from tests.helpers.loading import PROMPT, Checkpoint, Oracle, Tensors, rewritten, shard, tokens_of
+from tests.helpers.checkpoints import FAMILIES, REMOVED, edited, greedy, save_checkpoint
+from tests.helpers.loading import (
+    PROMPT,
+    Checkpoint,
+    Oracle,
+    Tensors,
+    check_same_model,
+    rewritten,
+    shard,
+    tokens_of,
+)
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True)])
@@ -27,6 +39,38 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     gone = sorted(path.glob("*.safetensors"))[1]
     gone.unlink()
     with pytest.raises(FileNotFoundError, match=gone.name):
+        LLM(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", REMOVED])
+def test_shards_without_an_index_are_found_by_their_names(
+    dtype: object, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    source = save_checkpoint(tmp_path / "sharded", max_shard_size="40KB")
+    path = edited(source, tmp_path / "copy", dtype=dtype)
+    (path / "model.safetensors.index.json").unlink()
+    (path / "consolidated.safetensors").write_bytes(b"the same in another format")
+    assert tokens_of(path) == greedy(oracle(source), PROMPT, 6)
+    shards = sorted(path.glob("model-*.safetensors"))
+    for gone in (shards[1], shards[-1]):
+        gone.unlink()
+    with pytest.raises(FileNotFoundError, match=f"no {shards[1].name}, {shards[-1].name} there"):
+        LLM(path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.safetensors", "model.fp32.safetensors"])
+def test_one_file_may_have_any_name(name: str, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "named")
+    (path / "model.safetensors").rename(path / name)
+    (path / "model-Q4.gguf").write_bytes(b"GGUF")
+    assert tokens_of(path) == greedy(oracle(checkpoint("llama")), PROMPT, 6)
+
+
+def test_two_files_with_the_same_tensors_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = edited(checkpoint("llama"), tmp_path / "two")
+    shutil.copy(path / "model.safetensors", path / "model.fp32.safetensors")
+    (path / "model.safetensors").rename(path / "model.fp16.safetensors")
+    with pytest.raises(WeightMismatchError, match=r": in both model\.fp16\.safetensors and model\.fp32\.safetensors"):
         LLM(path)
 
 
@@ -168,19 +212,67 @@ def test_a_tied_checkpoint_may_store_the_head_again(
     assert tokens_of(path) == greedy(oracle(source), PROMPT, 6)
 
 
-def test_a_tied_checkpoint_with_another_head_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    source = checkpoint("llama", tie_word_embeddings=True)
+def other_head(tensors: Tensors) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
 
-    def add_another(tensors: Tensors) -> None:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors["lm_head.weight"][-1, -1] += 1
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_tied_checkpoint_with_another_head_keeps_it(
+    family: str, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    """As in transformers: it takes the config to be wrong, and warns."""
+    source = checkpoint(family, tie_word_embeddings=True)
+    path = rewritten(source, tmp_path / "untied", other_head)
+    assert not load_model(path).config.tie_word_embeddings
+    check_same_model(path, oracle(path))
+    assert tokens_of(path) != tokens_of(source)
+
+
+def test_another_head_of_another_shape_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     def add_smaller(tensors: Tensors) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:-1].clone()
 
-    for i, change in enumerate((add_another, add_smaller)):
-        with pytest.raises(WeightMismatchError, match=r"lm_head\.weight: surplus"):
-            LLM(rewritten(source, tmp_path / str(i), change))
+    path = rewritten(checkpoint("llama", tie_word_embeddings=True), tmp_path / "smaller", add_smaller)
+    with pytest.raises(WeightMismatchError, match=r"lm_head\.weight: shape \[319, 64\], must be \[320, 64\]"):
+        LLM(path)
+
+
+def test_a_tied_checkpoint_may_store_the_head_alone(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
+    def rename(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    source = checkpoint("qwen3", tie_word_embeddings=True)
+    path = rewritten(source, tmp_path / "head", rename)
+    check_same_model(path, oracle(path))
+    assert tokens_of(path) == tokens_of(source)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_of_a_base_model_is_the_model_with_its_embedding_as_head(
+    family: str, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    """LlamaModel and others name their tensors without `model.`"""
+    source = checkpoint(family, tie_word_embeddings=True)
+    AutoModel.from_pretrained(source).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
+    assert "embed_tokens.weight" in load_file(tmp_path / "model.safetensors")
+    check_same_model(tmp_path, oracle(source))
+
+
+def test_a_base_model_whose_head_is_not_tied_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """transformers would make up a random one."""
+    AutoModel.from_pretrained(checkpoint("llama")).save_pretrained(tmp_path)
+    with pytest.raises(WeightMismatchError, match=r"lm_head\.weight: missing; a base model.* cannot generate$"):
+        LLM(tmp_path)
+
+
+def test_a_tensor_under_both_names_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    def repeat(tensors: Tensors) -> None:
+        tensors["norm.weight"] = tensors["model.norm.weight"].clone()
+
+    path = rewritten(checkpoint("llama"), tmp_path / "twice", repeat)
+    with pytest.raises(WeightMismatchError, match=r"model\.norm\.weight: in both"):
+        LLM(path)
 
 
 def test_stored_rotary_frequencies_are_ignored(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
