@@ -68,7 +68,7 @@ class GenerationResponse(Response):
             raise
         except Exception as raised:
             error = self._failure(raised)
-        error = error or self._what_went_wrong()
+        error = self._notes.error = error or self._what_went_wrong()
         if generation.client_left:
             return
         if error is not None and not has_begun:
@@ -88,6 +88,7 @@ class GenerationResponse(Response):
                 body = dumps(self._shape.whole(self._generation, outputs)).encode()
         except Exception as raised:
             error = self._failure(raised)
+        self._notes.error = error
         await (send_json(send, 200, body) if error is None else send_error(send, error))
 
     def _failure(self, error: Exception) -> ApiError:
