@@ -68,7 +68,7 @@ class GenerationResponse(Response):
             raise
         except Exception as raised:
             error = self._failure(raised)
-        error = self._notes.error = error or self._what_went_wrong()
+        error = error or self._what_went_wrong()
         if generation.client_left:
             return
         if error is not None and not has_begun:
@@ -88,7 +88,6 @@ class GenerationResponse(Response):
                 body = dumps(self._shape.whole(self._generation, outputs)).encode()
         except Exception as raised:
             error = self._failure(raised)
-        self._notes.error = error
         await (send_json(send, 200, body) if error is None else send_error(send, error))
 
     def _failure(self, error: Exception) -> ApiError:
@@ -96,7 +95,8 @@ class GenerationResponse(Response):
         end raises is a bug, whatever its type: by now, nothing is the request's fault."""
         self._generation.failed = True
         if isinstance(error, StepFailedError | EngineClosedError):
-            return as_api_error(error, self._generation.wish.grammar_field)
+            self._notes.error = as_api_error(error, self._generation.wish.grammar_field)
+            return self._notes.error
         log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
         return internal_error(error)
 

@@ -116,8 +116,8 @@ async def _answer(request: Request, error: Exception) -> Response:
         answer = error.__cause__
     elif isinstance(error, HTTPException):
         path = request.url.path
-        known = {getattr(route, "path", "") for route in request.app.routes}
-        hint = f"; did you mean /v1{path}? A client's base URL must end with /v1" if f"/v1{path}" in known else ""
+        is_ours = f"/v1{path}" in request.app.openapi()["paths"]
+        hint = f"; did you mean /v1{path}? A client's base URL must end with /v1" if is_ours else ""
         message = f"{request.method} {path}: {error.detail}{hint}"
         answer = ApiError(error.status_code, message, headers=error.headers)
     else:

@@ -15,22 +15,11 @@ from nanoinfer.server.fields import GenerationFields, ResponseFormat
 from nanoinfer.server.settings import ServerSettings
 
 # OpenAI's, vLLM's and SGLang's fields → ours. The others need more than another name; see below.
-NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "min_tokens": "min_new_tokens",
-    "ignore_eos": "ignore_eos",
-    "include_stop_str_in_output": "include_stop_str_in_output",
-    "skip_special_tokens": "skip_special_tokens",
-}
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed"),
+    *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+)
+NAMES = {name: name for name in _SAME} | {"min_tokens": "min_new_tokens"}
 GRAMMAR_NAMES = {
     "guided_json": "json_schema",
     "guided_regex": "regex",

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanoinfer.server.errors import ApiError, bad_request
 
+CODES = {"unsupported": "unsupported_field", "unknown": "unknown_field"}
 _short = Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -18,12 +19,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "json_invalid":
         why = error.get("ctx", {}).get("error", "it cannot be read")
         return bad_request(f"the body is not JSON: {why}", code="invalid_json")
-    if kind in ("unsupported", "unknown"):
-        place = [*place, error["ctx"]["field"]]
-        return bad_request(f"{_path(place)}: {error['msg']}", _path(place), f"{kind}_field")
-    if kind in ("not_utf8", "too_deep"):
-        place = [*place, error["ctx"]["field"]]
-        return bad_request(f"{_path(place)}: {error['msg']}", _path(place), "invalid_value")
+    if kind in ("unsupported", "unknown", "not_utf8", "too_deep"):
+        path = _path([*place, error["ctx"]["field"]])
+        return bad_request(f"{path}: {error['msg']}", path, CODES.get(kind, "invalid_value"))
     if not place:
         if kind == "missing":
             return bad_request("the body is empty: must be a JSON object")

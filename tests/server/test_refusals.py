@@ -216,6 +216,7 @@ def test_a_body_that_is_no_json_object(server: Running, content: bytes, message:
     answer = server.post("/v1/completions", content=content, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
     assert message in answer.json()["error"]["message"]
+    assert ("not JSON" in message or "not UTF-8" in message) == (answer.json()["error"]["code"] == "invalid_json")
 
 
 def test_a_form_from_another_page_is_not_json(server: Running) -> None:
@@ -231,6 +232,15 @@ def test_unknown_paths_and_methods(server: Running) -> None:
     answer = server.get("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["message"] == "GET /v1/completions: Method Not Allowed"
+
+
+def test_a_base_url_without_v1_is_told(server: Running) -> None:
+    for path in ("/chat/completions", "/completions", "/models", "/load_lora_adapter"):
+        for answer in (server.get(path), server.post(path, {})):
+            assert answer.status_code == 404
+            assert f"/v1{path}" in answer.json()["error"]["message"]
+    for path in ("/nothing", "/v1/nothing", "/v1/v1/models"):
+        assert "did you mean" not in server.get(path).text
 
 
 def test_nothing_of_it_reached_the_engine(server: Running) -> None:

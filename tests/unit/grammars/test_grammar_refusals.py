@@ -25,8 +25,14 @@ from tests.helpers.grammar_engines import engine_with, one
         ({"grammar": 'start: %lark { start: "a" }'}, r"^story: grammar: %lark is not implemented"),
         ({"grammar": 'start: "%json {}"'}, r"^story: grammar: %json: must not stand in a string"),
         ({"grammar": "start: %json nope"}, r"^story: grammar: %json: what follows is not JSON"),
-        ({"grammar": 'start: %json {"contentSchema": 1}'}, r"^story: grammar: %json: contentSchema: is not implemented"),
-        ({"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'}, r"grammar: %json: x-guidance.key_separator=1"),
+        (
+            {"grammar": 'start: %json {"contentSchema": 1}'},
+            r"^story: grammar: %json: contentSchema: is not implemented",
+        ),
+        (
+            {"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'},
+            r"grammar: %json: x-guidance.key_separator=1",
+        ),
         ({"grammar": "root ::= other"}, r"^story: grammar: cannot be read as GBNF: .*other"),
         ({"grammar": 'root ::= "'}, r"^story: grammar: cannot be read as GBNF: "),
         ({"grammar": "root ::= [^a&&b]"}, r"^story: grammar: '\[\^a&&b': && "),
