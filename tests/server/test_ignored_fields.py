@@ -22,6 +22,7 @@ MESSAGE = {
 }  # fmt: skip
 PART = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "id": None, "annotations": []}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+TOOL = {"type": "function", "cache_control": {}, "id": 1, "function": {"name": "f", "options": [], "new": None}}
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "mood": 1}, "mood": None}
 
 
@@ -51,6 +52,7 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
     ("path", "body"),
     [
         ("/v1/chat/completions", {**CHAT, "response_format": FORM, "max_tokens": 20}),
+        ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "none"}),
         ("/v1/completions", {**COMPLETION, "structured_outputs": {"regex": "a", "disable_fallback": True, "new": 1}}),
         ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {"continuous_usage_stats": True, "x": 1}}),
         ("/generate", {"text": "Once", "bootstrap_host": None, "sampling_params": {"n": 1, "unheard": 5, "new": None}}),
