@@ -12,7 +12,8 @@ import numpy as np
 from nanoinfer.grammars.grammar import Grammar
 from nanoinfer.grammars.json_keywords import keyword_hint
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.limits import MAX_CHOICES, MAX_LENGTH, check_lark, check_regex
+from nanoinfer.grammars.lark import lark_grammar
+from nanoinfer.grammars.limits import MAX_CHOICES, MAX_LENGTH, check_regex
 from nanoinfer.grammars.making import MadeOnce, Making
 from nanoinfer.grammars.matcher import Matcher, reason
 from nanoinfer.grammars.number_limit import NumberLimit
@@ -151,8 +152,7 @@ def _text_for_compiler(grammar: Grammar) -> str:
     elif grammar.kind == "tool_calls":
         text = calls_grammar(grammar.text, COMPACT_JSON)
     elif grammar.kind == "grammar":
-        check_lark(grammar.text)
-        text = json.dumps({"grammars": [{"lark_grammar": grammar.text}]})  # even if it looks like anything else
+        text = lark_grammar(grammar.text, COMPACT_JSON)
     else:
         given = json.loads(grammar.text)
         if len(given) > MAX_CHOICES:

@@ -19,16 +19,18 @@ def check_regex(text: str) -> None:
         raise ValueError(
             f"has {len(text)} characters: must not exceed {MAX_REGEX}; for many fixed texts, use choice=[...]"
         )
-    _check_depth(text)
+    check_depth(text)
 
 
 def check_lark(text: str) -> None:
     """ValueError when a Lark grammar embeds another one, its brackets are too deep, or a terminal is too long when all
-    terminals that it refers to are written out."""
-    for directive in ("%json", "%lark", "%regex"):
+    terminals that it refers to are written out. JSON schemas are in their places no more (lark.py)."""
+    for directive in ("%lark", "%regex"):
         if directive in text:
             raise ValueError(f"{directive} is not implemented in a Lark grammar")
-    _check_depth(text)
+    if "%json" in text:
+        raise ValueError("%json: must not stand in a string, a regular expression or a comment")
+    check_depth(text)
     starts = [(match[1], match.end(), match.start()) for match in _DEFINITION.finditer(text)]
     ends = [start for _, _, start in starts[1:]] + [len(text)] * bool(starts)  # a text may define nothing
     bodies = {name: text[begin:end] for (name, begin, _), end in zip(starts, ends, strict=True)}
@@ -57,7 +59,8 @@ def _length(name: str, bodies: dict[str, str], lengths: dict[str, int], inside: 
     return lengths[name]
 
 
-def _check_depth(text: str) -> None:
+def check_depth(text: str) -> None:
+    """ValueError when brackets are too deep."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")

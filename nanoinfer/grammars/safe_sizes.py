@@ -16,6 +16,7 @@ from typing import Any
 
 from nanoinfer.grammars.grammar import Grammar
 from nanoinfer.grammars.json_sizes import levels
+from nanoinfer.grammars.lark import as_lark, split_json
 
 SAFE_LEVELS = 1_500
 SAFE_LENGTH = 20_000  # characters
@@ -31,9 +32,13 @@ def is_safe(grammar: Grammar) -> bool:
     if len(grammar.text) > SAFE_LENGTH:
         return False
     if grammar.kind == "grammar":
-        return _num_names(grammar.text) <= SAFE_LEVELS
-    given = json.loads(grammar.text)
-    schemas = list(given[0].values()) if grammar.kind == "tool_calls" else [given]
+        lark, texts = split_json(as_lark(grammar.text))
+        if _num_names(lark) > SAFE_LEVELS:
+            return False
+        schemas = list(map(json.loads, texts))
+    else:
+        given = json.loads(grammar.text)
+        schemas = list(given[0].values()) if grammar.kind == "tool_calls" else [given]
     return all(_deepest(schema) <= SAFE_LEVELS for schema in schemas) and (
         not any(map(_meet, schemas)) or sum(map(_num_patterns, schemas)) <= SAFE_PATTERNS
     )

@@ -49,6 +49,7 @@ SAMPLING_ALIASES: dict[str, Alias] = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "ebnf": "grammar",
     "structured_outputs": structured_outputs,
     "guided_decoding": structured_outputs,
 }
@@ -60,7 +61,7 @@ SAMPLING_HARMLESS = {
     "flat_logprobs": OFF,
     "guided_decoding_backend": (ANY,),
     "skip_reading_prefix_cache": OFF,
-    "spaces_between_special_tokens": OFF,
+    "spaces_between_special_tokens": SWITCH,  # it concerns slow tokenizers
 }
 _BEAMS = Elsewhere("beam search is not implemented; n=... samples several completions", OFF)
 _GRAMMARS = "one of regex=..., json_schema=..., grammar=... (a Lark grammar) and choice=[...] of SamplingParams"
@@ -88,7 +89,6 @@ SAMPLING_ELSEWHERE = {
     "structural_tag": Elsewhere(
         f"use tool_calls=... for functions to call, as Qwen's models write it; or {_GRAMMARS}", (None,)
     ),
-    "ebnf": Elsewhere("use grammar=..., which takes a Lark grammar", (None,)),
     "stop_regex": Elsewhere("use stop=..., which takes strings; patterns are not implemented", (None, [])),
     "return_logprob": Elsewhere("use logprobs=0, or logprobs=k for the k likeliest tokens as well", OFF),
     "top_logprobs_num": Elsewhere("use logprobs=k, for the k likeliest tokens", (None,)),

@@ -56,7 +56,7 @@ class SamplingParams:
     | `include_stop_str_in_output` | bool | the text includes what ended it: a stop string, or a special token if shown |
     | `regex` | regular expression | the output matches it |
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
-    | `grammar` | Lark grammar | the output matches the rule `start` |
+    | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | 1 to 10,000 strings | the output is one of them |
     | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
     | `parallel_tool_calls` | bool | False: exactly one call |

@@ -3,8 +3,8 @@
     127.0.0.1 POST /v1/completions 200 id=4f1c model=story prompt=12 cached=8 output=16 ttft_ms=3.1 ms=21.4 end=length
 
 `end` says how the choices ended (`stop`, `length`, `abort`, `timeout`), and after a slash what ended the request early
-(`disconnect`, `slow_reader`, `shutdown`, `error`). Status 0: the client went before it was answered. Switch it on with
-`logging.basicConfig(level=logging.INFO)`; `serve` does.
+(`disconnect`, `slow_reader`, `shutdown`, `error`). A 4xx has the error's `param` and `code` instead. Status 0: the client
+went before it was answered. Switch it on with `logging.basicConfig(level=logging.INFO)`; `serve` does.
 """
 
 import logging
@@ -31,6 +31,8 @@ def log_request(scope: Scope, notes: Notes) -> None:
         str(notes.status),
         f"id={notes.request_id}",
     ]
+    if notes.error is not None and 400 <= notes.status < 500:
+        parts += [f"{name}={quote(getattr(notes.error, name) or '-', safe='.[]')}" for name in ("param", "code")]
     if (generation := notes.generation) is not None:
         counts, wish = generation.counts, generation.wish
         parts += [

@@ -95,7 +95,8 @@ class GenerationResponse(Response):
         end raises is a bug, whatever its type: by now, nothing is the request's fault."""
         self._generation.failed = True
         if isinstance(error, StepFailedError | EngineClosedError):
-            return as_api_error(error, self._generation.wish.grammar_field)
+            self._notes.error = as_api_error(error, self._generation.wish.grammar_field)
+            return self._notes.error
         log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
         return internal_error(error)
 

@@ -26,6 +26,7 @@ from nanoinfer.server.heads import Heads
 from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.hosts import Hosts
 from nanoinfer.server.keys import Keys
+from nanoinfer.server.notes import notes_of
 from nanoinfer.server.openai_routes import openai_routes
 from nanoinfer.server.openapi import describe
 from nanoinfer.server.operation_routes import operation_routes
@@ -111,9 +112,15 @@ async def _answer(request: Request, error: Exception) -> Response:
     """An error that a route raised, in OpenAI's shape."""
     if isinstance(error, RequestValidationError):
         answer = validation_error(error.errors())
+    elif isinstance(error.__cause__, ApiError):  # FastAPI has made an HTTPException of it
+        answer = error.__cause__
     elif isinstance(error, HTTPException):
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        path = request.url.path
+        is_ours = f"/v1{path}" in request.app.openapi()["paths"]
+        hint = f"; did you mean /v1{path}? A client's base URL must end with /v1" if is_ours else ""
+        message = f"{request.method} {path}: {error.detail}{hint}"
         answer = ApiError(error.status_code, message, headers=error.headers)
     else:
         answer = as_api_error(error)
+    notes_of(request.scope).error = answer
     return Response(answer.body, answer.status, answer.headers, "application/json")

@@ -8,9 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import MOST_ITEMS, UNSUPPORTED, GenerationFields, Items, Strict
-
-_ONLY_TEXT = Elsewhere("only text is understood", (None, []))
+from nanoinfer.server.fields import MOST_ITEMS, OWN_TEMPLATE, UNSUPPORTED, GenerationFields, Items, Strict
 
 
 class FunctionCall(Strict):
@@ -38,7 +36,10 @@ class Message(Strict):
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    unsupported = dict.fromkeys(("refusal", "audio", "annotations", "function_call"), _ONLY_TEXT)
+    unsupported = {  # noqa: RUF012
+        "audio": Elsewhere("only text is understood", (None,)),
+        "function_call": Elsewhere("use tool_calls", (None,)),
+    }
 
 
 def _few_calls(messages: Any) -> Any:
@@ -87,8 +88,9 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     documents: Items[dict[str, Any]] | None = None
     unsupported = UNSUPPORTED | {
+        "add_special_tokens": Elsewhere("the chat template adds what it needs", (None, False)),
         "echo": Elsewhere("use continue_final_message", (None, False)),
-        "chat_template": Elsewhere("the model's own template is used", (None,)),
+        "chat_template": OWN_TEMPLATE,
         "chat_template_content_format": Elsewhere("content is text or a list of text parts", (None, "auto", "string")),
         "include_reasoning": Elsewhere("the whole text is in content", (None, True)),
     }

@@ -1,6 +1,7 @@
 """The fields that requests to /v1/completions and /v1/chat/completions share, and how strictly a body is read."""
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -10,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.hints import did_you_mean
 
+logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
 Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: the cache keeps salts, for example
 MOST_ITEMS = 10_000  # in a list, however large the body may be; server settings have lower limits for some
@@ -66,78 +68,76 @@ Stop = Annotated[
 ]
 JsonSchema = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})]
 
-# Fields of OpenAI, vLLM and SGLang that do not exist here: why, and the values that ask for what happens anyway.
-_BEAMS = Elsewhere("beam search is not implemented", (None, False))
-_CACHED = Elsewhere("responses are not stored", (None, False))
+# Fields of OpenAI, vLLM and SGLang that would change an answer, and cannot: why, and the values that ask for nothing.
 UNSUPPORTED = {
     "best_of": Elsewhere("use n and logprobs, and choose yourself", (None, 1)),
     "suffix": Elsewhere("text is only continued", (None, "")),
-    "store": _CACHED,
-    "metadata": Elsewhere(_CACHED.sentence, (None, {})),
     "functions": Elsewhere("use tools", (None, [])),
-    "function_call": Elsewhere("use tools and tool_choice", (None, "none")),
-    "audio": Elsewhere("only text is generated", (None,)),
+    "function_call": Elsewhere("use tools and tool_choice", (None, "none", "auto")),
     "modalities": Elsewhere("only text is generated", (None, ["text"])),
-    "prediction": Elsewhere("start the server with a drafter", (None,)),
-    "service_tier": Elsewhere("all requests are served alike", (None, "auto", "default")),
-    "reasoning_effort": Elsewhere("use chat_template_kwargs, if the template has such a variable", (None,)),
-    "verbosity": Elsewhere("ask for it in the prompt", (None,)),
     "web_search_options": Elsewhere("the model has no tools of its own", (None,)),
-    "use_beam_search": _BEAMS,
-    "length_penalty": Elsewhere(_BEAMS.sentence, (None, 1, 1.0)),
-    "early_stopping": _BEAMS,
+    "use_beam_search": Elsewhere("beam search is not implemented", (None, False)),
     "bad_words": Elsewhere("use logit_bias", (None, [])),
     "allowed_token_ids": Elsewhere("use logit_bias", (None,)),
     "truncate_prompt_tokens": Elsewhere("prompts are never truncated", (None,)),
-    "spaces_between_special_tokens": Elsewhere("no spaces are added to the text", (None, False)),
-    "add_special_tokens": Elsewhere("give token ids to choose each token yourself", (None,)),
-    "guided_decoding_backend": Elsewhere("there is one backend", (None,)),
+    "add_special_tokens": Elsewhere("give token ids to choose each token yourself", (None, True)),
     "guided_whitespace_pattern": Elsewhere("JSON is written without whitespace", (None,)),
     "logits_processors": Elsewhere("use logit_bias", (None, [])),
+    "custom_logit_processor": Elsewhere("use logit_bias", (None,)),
     "return_tokens_as_token_ids": Elsewhere("use return_token_ids", (None, False)),
-    "ebnf": Elsewhere("use guided_grammar, which takes a Lark grammar", (None,)),
     "stop_regex": Elsewhere("use stop, which takes texts", (None, [])),
-    "priority": Elsewhere("requests have no priorities", (None, 0)),
+    "no_stop_trim": Elsewhere("use include_stop_str_in_output", (None, False)),
     "lora_path": Elsewhere("use the adapter's name as model", (None,)),
-    "kv_transfer_params": Elsewhere("K/V stays in this server", (None,)),
-    "mm_processor_kwargs": Elsewhere("only text is understood", (None,)),
+    "prompt_embeds": Elsewhere("give text or token ids", (None,)),
 }
+OWN_TEMPLATE = Elsewhere("the model's own template is used", (None,))
+MOST_FIELDS = 100  # of one object
+MOST_NOTED = 1000  # different names of fields: nobody may fill the log
+_noted: set[str] = set()
+
+
+def note_ignored(name: str) -> None:
+    """Log that a field is ignored, once for each name."""
+    if name not in _noted and len(_noted) < MOST_NOTED:
+        _noted.add(name)
+        logger.warning("ignored: the field %r, which means nothing here", shown(name))
 
 
 class Strict(BaseModel):
-    """A body, or part of one: unknown fields are refused, and nothing is converted ("1" is no number; 1 is one, too, where
-    1.0 is expected). A field of `unsupported` is refused with a reason, unless its value asks for what happens anyway."""
+    """A body, or part of one. Nothing is converted ("1" is no number; 1 is one, too, where 1.0 is expected).
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    A field of `unsupported` is refused with a reason, unless its value asks for nothing. So is what looks like one of ours
+    misspelt, unless it is null. Any other unknown field is ignored, and logged."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
     unsupported: ClassVar[Mapping[str, Elsewhere]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_other_fields(cls, data: Any) -> Any:
+    def _refuse_what_cannot_be_done(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MOST_FIELDS:
+            raise PydanticCustomError("too_many", "must not have more than {most} fields", {"most": MOST_FIELDS})
         known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in data.items():
             if name in known:
                 _check_text(name, value)
-                continue
-            if name not in cls.unsupported:
-                hint = did_you_mean(name, known)
+            elif name in cls.unsupported:
+                if not cls.unsupported[name].accepts(value):
+                    why = cls.unsupported[name].sentence
+                    raise PydanticCustomError("unsupported", "is not supported: {why}", {"why": why, "field": name})
+            elif value is not None and (hint := did_you_mean(name, known)):
                 raise PydanticCustomError("unknown", "no such field{hint}", {"hint": hint, "field": shown(name)})
-            if not cls.unsupported[name].accepts(value):
-                why = cls.unsupported[name].sentence
-                raise PydanticCustomError("unsupported", "is not supported: {why}", {"why": why, "field": name})
-        return {name: value for name, value in data.items() if name in known}
+            else:
+                note_ignored(name)
+        return data
 
 
 class StreamOptions(Strict):
     """`include_usage`: one more chunk before the end has the usage."""
 
     include_usage: bool | None = None
-    unsupported = {
-        "continuous_usage_stats": Elsewhere("the last chunk has the usage", (None, False)),
-        "include_obfuscation": Elsewhere("nothing is added to chunks", (None, False)),
-    }
 
 
 class StructuredOutputs(Strict):
@@ -149,8 +149,6 @@ class StructuredOutputs(Strict):
     grammar: str | None = None
     json_object: bool | None = None
     unsupported = {
-        "disable_any_whitespace": Elsewhere("JSON is written without whitespace", (None, True)),
-        "disable_fallback": Elsewhere("there is one backend", (None, True, False)),
         "disable_additional_properties": Elsewhere("write it into the schema", (None, False)),
         "whitespace_pattern": Elsewhere("JSON is written without whitespace", (None,)),
         "structural_tag": Elsewhere("use json, regex, choice or grammar", (None,)),
@@ -171,6 +169,7 @@ class ResponseFormat(Strict):
 
     type: str
     json_schema: NamedSchema | None = None
+    unsupported = {"schema": Elsewhere("use the type json_schema", (None,))}
 
 
 class GenerationFields(Strict):
@@ -206,6 +205,9 @@ class GenerationFields(Strict):
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
+    json_schema: JsonSchema = None
+    regex: str | None = None
+    ebnf: str | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Label | None = None
     return_token_ids: bool | None = None

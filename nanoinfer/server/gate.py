@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +13,7 @@ from nanoinfer.server.errors import ApiError, as_api_error, bad_request, shut_do
 from nanoinfer.server.notes import Notes
 from nanoinfer.server.service import Service
 
+ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 VERSIONS = ("1.0", "1.1", "2", "3")  # of HTTP; the last two come from other ASGI servers
 MOST_HEADER_BYTES = 16 * 2**10
@@ -29,6 +31,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         notes = scope["nanoinfer"] = Notes()
+        _make_relative(scope)
 
         async def noted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -56,6 +59,7 @@ class Gate:
             answer = as_api_error(error)
             if answer.status == 500:
                 log_bug(notes.request_id, error, self._service.settings.show_prompts)
+            notes.error = answer
             if notes.status:  # the server cuts the connection, so that nobody takes the answer for a whole one
                 raise RuntimeError(f"request {notes.request_id} is cut off") from None
             await send_error(noted_send, answer)
@@ -66,6 +70,16 @@ class Gate:
         finally:
             self._service.metrics.responses[str(notes.status)] += 1
             log_request(scope, notes)
+
+
+def _make_relative(scope: Scope) -> None:
+    """`GET http://host/v1/models` is GET /v1/models with this Host (RFC 9112, 3.2.2). So ask clients that take it for a
+    proxy."""
+    raw_path = scope.get("raw_path") or b""
+    if found := ABSOLUTE.fullmatch(raw_path):
+        host, scope["raw_path"] = found[1], found[2] or b"/"
+        scope["path"] = unquote(scope["raw_path"].decode("latin-1"))
+        scope["headers"] = [*((name, value) for name, value in scope["headers"] if name != b"host"), (b"host", host)]
 
 
 def _check_head(scope: Scope) -> None:
@@ -100,4 +114,5 @@ class Refusals:
         except ApiError as error:
             if scope["nanoinfer"].status:
                 raise
+            scope["nanoinfer"].error = error
             await send_error(send, error)

@@ -6,20 +6,23 @@ from fastapi import APIRouter, Request
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
+from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
 from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.completion_request import Prompts, several_prompts
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import Label, Strict
+from nanoinfer.server.fields import Label, Strict, note_ignored
 from nanoinfer.server.generate_response import GenerateShape
 from nanoinfer.server.generation import Wish
+from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
-from nanoinfer.server.to_params import Given, make_params, token_biases
+from nanoinfer.server.to_params import OURS, Given, make_params, token_biases
 from nanoinfer.server.wishes import encode_prompts
 
 DEFAULT_TOKENS = 128  # SGLang's
+KNOWN = {*OURS, *SAMPLING_ALIASES, *SAMPLING_ELSEWHERE}
 MOST_PARAMS = 100  # fields of sampling_params; there are fewer
 Ids = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})]
 
@@ -41,7 +44,7 @@ class GenerateRequest(Strict):
         "logprob_start_len": Elsewhere("use echo and logprobs of /v1/completions", (None, -1)),
         "return_text_in_logprobs": Elsewhere("use logprobs of /v1/completions", (None, False)),
         "token_ids_logprob": Elsewhere("use top_logprobs_num", (None,)),
-        "image_data": Elsewhere("only text is understood", (None,)),
+        **dict.fromkeys(("image_data", "audio_data", "video_data"), Elsewhere("only text is understood", (None,))),
         "input_embeds": Elsewhere("give text or input_ids", (None,)),
         "return_hidden_states": Elsewhere("only text is returned", (None, False)),
     }
@@ -77,7 +80,7 @@ async def _wish(service: Service, body: GenerateRequest) -> tuple[Wish, bool]:
     is_list = given is prompt
     names = [f"{field}[{i}]" for i in range(len(given))] if is_list else [field]
     prompts = await encode_prompts(service, given, names)
-    fields = {name: value for name, value in (body.sampling_params or {}).items() if value is not None}
+    fields = _sampling_fields(body.sampling_params or {})
     if isinstance(fields.get("logit_bias"), dict):
         fields["logit_bias"] = token_biases(fields["logit_bias"], service.settings)
     if fields.get("prompt_logprobs"):
@@ -94,3 +97,12 @@ async def _wish(service: Service, body: GenerateRequest) -> tuple[Wish, bool]:
     if (number := len(prompts) * params.n * copies) > service.settings.max_completions:
         raise bad_request(f"n: {number} completions: must not exceed {service.settings.max_completions}", "n")
     return Wish(prompts, [params] * len(prompts), model, adapter, copies, None, names), is_list
+
+
+def _sampling_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields that SamplingParams may judge. Null means absent, and what resembles none of theirs is ignored."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name in [name for name in fields if name not in KNOWN and not did_you_mean(name, KNOWN)]:
+        note_ignored(name)
+        del fields[name]
+    return fields

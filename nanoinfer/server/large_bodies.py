@@ -1,12 +1,15 @@
-"""Large bodies: their JSON is read beside the event loop, which serves all other clients meanwhile."""
+"""JSON of bodies. That of large ones is read beside the event loop, which serves all other clients meanwhile."""
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+
+from nanoinfer.server.errors import bad_request
 
 SMALL = 2**18  # bytes, which are read in some milliseconds
 
@@ -15,9 +18,21 @@ class PatientRequest(Request):
     """A request whose body may be long."""
 
     async def json(self) -> Any:
-        """The body. JSONDecodeError if it is no JSON."""
+        """The body. JSONDecodeError if it is no JSON, ApiError if it is some that cannot be read."""
         body = await self.body()
-        return await super().json() if len(body) <= SMALL else await asyncio.to_thread(_loads, body)
+        try:
+            text = body.decode("utf-8-sig")
+            return json.loads(text) if len(body) <= SMALL else await asyncio.to_thread(_loads, text)
+        except UnicodeDecodeError as error:
+            why = f"it is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}"
+            raise json.JSONDecodeError(why, "", error.start) from None
+        except json.JSONDecodeError:
+            raise
+        except RecursionError:
+            raise bad_request("the body has too many lists and objects inside each other", code="too_deep") from None
+        except ValueError:  # Python's limit
+            most = sys.get_int_max_str_digits()
+            raise bad_request(f"the body has an integer of more than {most} digits", code="too_many_digits") from None
 
 
 class PatientRoute(APIRoute):
@@ -33,7 +48,7 @@ class PatientRoute(APIRoute):
         return handle_patiently
 
 
-def _loads(body: bytes) -> Any:
+def _loads(text: str) -> Any:
     """The parser is in C, and no other thread runs Python code during a call of it. These functions are Python's, so that
     others get a turn between two numbers."""
-    return json.loads(body, parse_int=lambda text: int(text), parse_float=lambda text: float(text))
+    return json.loads(text, parse_int=lambda digits: int(digits), parse_float=lambda digits: float(digits))

@@ -8,19 +8,21 @@ from uuid import uuid4
 from starlette.types import Scope
 
 if TYPE_CHECKING:
+    from nanoinfer.server.errors import ApiError
     from nanoinfer.server.generation import Generation, Wish
     from nanoinfer.server.service import Service
 
 
 @dataclass
 class Notes:
-    """`request_id`: the client's, or a new one. `generation`: what is generated for it. `prompt`: its prompts as text, only
-    where the log may show them."""
+    """`request_id`: the client's, or a new one. `generation`: what is generated for it. `error`: its answer, if it is one.
+    `prompt`: its prompts as text, only where the log may show them."""
 
     request_id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.perf_counter)
     status: int = 0
     generation: "Generation | None" = None
+    error: "ApiError | None" = None
     prompt: str | None = None
 
     def note_prompt(self, service: "Service", wish: "Wish") -> None:

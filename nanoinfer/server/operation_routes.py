@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server: health, metrics, version, and emptying the cache."""
+"""Routes for whoever runs the server: health, metrics, version, the model, and emptying the cache."""
 
 from typing import Any
 
@@ -26,6 +26,15 @@ def operation_routes(service: Service) -> APIRouter:
     async def version() -> dict[str, str]:
         """The version of nanoinfer."""
         return {"version": __version__}
+
+    async def model_info() -> dict[str, Any]:
+        """What is served, in SGLang's words."""
+        name = service.served.name
+        has = {f"has_{kind}_understanding": False for kind in ("image", "audio")}
+        return {"model_path": name, "tokenizer_path": name, "is_generation": True, **has}
+
+    router.get("/get_model_info")(model_info)
+    router.get("/model_info")(model_info)  # its newer name
 
     @router.get("/metrics", response_class=Response)
     async def metrics() -> Response:

@@ -15,25 +15,19 @@ from nanoinfer.server.fields import GenerationFields, ResponseFormat
 from nanoinfer.server.settings import ServerSettings
 
 # OpenAI's, vLLM's and SGLang's fields → ours. The others need more than another name; see below.
-NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "min_tokens": "min_new_tokens",
-    "ignore_eos": "ignore_eos",
-    "include_stop_str_in_output": "include_stop_str_in_output",
-    "skip_special_tokens": "skip_special_tokens",
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed"),
+    *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+)
+NAMES = {name: name for name in _SAME} | {"min_tokens": "min_new_tokens"}
+GRAMMAR_NAMES = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "grammar",
 }
 NO_SEED = -1  # vLLM's clients ask for none with it
 MAX_MESSAGE = 1000  # characters: messages quote values
@@ -62,11 +56,19 @@ def given_by(request: GenerationFields, settings: ServerSettings) -> Given:
     )
     if request.logit_bias is not None:
         given.values["logit_bias"] = token_biases(request.logit_bias, settings)
-    grammars = [
-        (theirs, ours, given.values[ours])
-        for theirs, ours in NAMES.items()
-        if theirs.startswith("guided_") and ours in given.values
-    ]
+    grammars = _grammars_of(request)
+    if len({json.dumps(same) for _, *same in grammars}) > 1:  # clients give one grammar under its old and its new name
+        names = [theirs for theirs, _, _ in grammars]
+        raise bad_request(f"{' and '.join(names)}: at most one of them can be given", names[-1])
+    for theirs, ours, value in grammars[:1]:
+        given.values[ours], given.names[ours] = value, theirs
+    return given
+
+
+def _grammars_of(request: GenerationFields) -> list[tuple[str, str, Any]]:
+    """The grammars that a request gives: the client's name, ours, and the value."""
+    asked = ((theirs, ours, getattr(request, theirs)) for theirs, ours in GRAMMAR_NAMES.items())
+    grammars = [each for each in asked if each[2] is not None]
     if (outputs := request.structured_outputs) is not None:
         for name, value in outputs.model_dump(exclude_none=True, by_alias=True).items():
             if name != "json_object":
@@ -75,12 +77,7 @@ def given_by(request: GenerationFields, settings: ServerSettings) -> Given:
                 grammars.append(("structured_outputs.json_object", "json_schema", ANY_OBJECT))
     if request.response_format is not None and (schema := schema_of(request.response_format)) is not None:
         grammars.append(("response_format", "json_schema", schema))
-    if len(grammars) > 1:
-        names = [theirs for theirs, _, _ in grammars]
-        raise bad_request(f"{' and '.join(names)}: at most one of them can be given", names[-1])
-    for theirs, ours, value in grammars:
-        given.values[ours], given.names[ours] = value, theirs
-    return given
+    return grammars
 
 
 def make_params(given: Given, settings: ServerSettings, **more: Any) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""vLLM's /tokenize and /detokenize."""
+"""vLLM's /tokenize, /detokenize and /tokenizer_info."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from pydantic import Field
 from nanoinfer.requests.text_bound import check_length
 from nanoinfer.server.chat_request import ChatRequest, Messages, Tool
 from nanoinfer.server.errors import bad_request, code_of
-from nanoinfer.server.fields import Items, Strict
+from nanoinfer.server.fields import OWN_TEMPLATE, Items, Strict
 from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
@@ -27,13 +27,15 @@ class TokenizeRequest(Strict):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Items[Tool] | None = None
+    unsupported = {"chat_template": OWN_TEMPLATE}  # noqa: RUF012
 
 
 class DetokenizeRequest(Strict):
-    """`tokens`: token ids."""
+    """`tokens`: token ids. `skip_special_tokens`: SGLang's; false if absent."""
 
     tokens: Annotated[list[int], Field(fail_fast=True)]
     model: str | None = None
+    skip_special_tokens: bool | None = None
 
 
 def token_routes(service: Service) -> APIRouter:
@@ -53,7 +55,7 @@ def token_routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
-        """The text of tokens, special tokens included."""
+        """The text of tokens."""
         service.adapter_named(service.base_name if body.model is None else body.model)
         vocab_size, most = service.core.builder.vocab_size, service.core.config.max_context_len
         if len(body.tokens) > most:
@@ -62,8 +64,23 @@ def token_routes(service: Service) -> APIRouter:
         if outside is not None:
             raise bad_request(f"tokens: token id {outside}: must be in 0..{vocab_size - 1}", "tokens")
         tokenizer = service.tokenizer
-        text = await service.background.call(lambda: tokenizer.decode(body.tokens, False), "the tokenizer")
+        text = await service.background.call(
+            lambda: tokenizer.decode(body.tokens, bool(body.skip_special_tokens)), "the tokenizer"
+        )
         return {"prompt": text}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Special tokens and chat template, for clients that render conversations themselves."""
+        hf_tokenizer = service.tokenizer.hf_tokenizer
+        template = hf_tokenizer.chat_template
+        return {
+            "tokenizer_class": type(hf_tokenizer).__name__,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")),
+            **hf_tokenizer.special_tokens_map,
+            "model_max_length": service.core.config.max_context_len,
+            "chat_template": template.get("default") if isinstance(template, dict) else template,
+        }
 
     return router
 

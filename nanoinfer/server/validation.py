@@ -7,6 +7,7 @@ from typing import Any
 
 from nanoinfer.server.errors import ApiError, bad_request
 
+CODES = {"unsupported": "unsupported_field", "unknown": "unknown_field"}
 _short = Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -16,16 +17,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     error = errors[0]
     kind, place = error["type"], [part for part in error["loc"] if part != "body"]
     if kind == "json_invalid":
-        return bad_request(f"the body is not JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}")
-    if kind in ("unsupported", "unknown"):
-        place = [*place, error["ctx"]["field"]]
-        return bad_request(f"{_path(place)}: {error['msg']}", _path(place), f"{kind}_field")
-    if kind in ("not_utf8", "too_deep"):
-        place = [*place, error["ctx"]["field"]]
-        return bad_request(f"{_path(place)}: {error['msg']}", _path(place), "invalid_value")
+        why = error.get("ctx", {}).get("error", "it cannot be read")
+        return bad_request(f"the body is not JSON: {why}", code="invalid_json")
+    if kind in ("unsupported", "unknown", "not_utf8", "too_deep"):
+        path = _path([*place, error["ctx"]["field"]])
+        return bad_request(f"{path}: {error['msg']}", path, CODES.get(kind, "invalid_value"))
     if not place:
         if kind == "missing":
             return bad_request("the body is empty: must be a JSON object")
+        if kind == "too_many":
+            return bad_request(f"the body {error['msg']}", code="invalid_value")
         return bad_request("the body must be a JSON object, sent with content-type: application/json")
     if kind == "missing":
         return bad_request(f"{_path(place)}: is missing", _path(place), "missing_field")

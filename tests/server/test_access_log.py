@@ -25,3 +25,30 @@ def test_the_log_has_one_line_per_request_and_prompts_only_if_asked(caplog: pyte
         assert ("hush\\nhush" in first) == shown
         assert "hush" not in wrong
         assert "\n" not in first
+
+
+def test_a_refusal_has_its_field_and_its_code(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nanoinfer.access")
+    with gated_server(is_open=True) as (server, _, _):
+        server.post("/v1/completions", {**BODY, "max_token": 1})
+        server.post("/v1/completions", {**BODY, "model": "else"})
+        server.post("/v1/completions", {**BODY, "max_tokens": 2, "min_tokens": 3})
+        server.post("/v1/chat/completions", {"model": "nanoinfer", "messages": [{"role": "a b"}, 1]})
+        server.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+        server.post("/v1/completions", BODY, headers={"content-encoding": "gzip"})
+        server.post("/v1/completions", BODY, headers={"x-request-id": "a b"})
+        server.get("/nothing")
+        server.post("/v1/completions", BODY)
+    lines = [record.getMessage() for record in caplog.records if record.name == "nanoinfer.access"]
+    told = [[part.partition("=")[2] for part in line.split() if part.startswith(("param=", "code="))] for line in lines]
+    assert told == [
+        ["max_token", "unknown_field"],
+        ["model", "model_not_found"],
+        ["min_tokens", "-"],
+        ["messages[1]", "invalid_value"],
+        ["-", "invalid_json"],
+        ["content-encoding", "-"],
+        ["x-request-id", "-"],
+        ["-", "-"],
+        [],
+    ]

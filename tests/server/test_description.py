@@ -18,6 +18,7 @@ WITH_INPUT = (
 )
 WITHOUT_INPUT = (
     *("GET /v1/models", "GET /health", "GET /version", "GET /metrics", "POST /flush_cache", "POST /reset_prefix_cache"),
+    *("GET /get_model_info", "GET /model_info", "GET /tokenizer_info"),
     "GET /v1/models/{model}",  # any text may be a model's name
 )
 CASES = [(route, mode) for mode in GenerationMode for route in WITH_INPUT]

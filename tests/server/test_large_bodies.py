@@ -51,10 +51,10 @@ def test_a_large_body_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPa
     served, readers = threading.Event(), list[threading.Thread]()
     loads = large_bodies._loads
 
-    def patient_loads(body: bytes) -> Any:
+    def patient_loads(text: str) -> Any:
         readers.append(threading.current_thread())
         assert served.wait(HANG_S), "nobody else is served"
-        return loads(body)
+        return loads(text)
 
     monkeypatch.setattr(large_bodies, "_loads", patient_loads)
     app = patient_app(make_engine())
@@ -93,7 +93,7 @@ def test_numbers_are_read_by_pythons_functions_so_that_other_threads_get_turns()
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        assert large_bodies._loads(b"[1, 22, 3.5]") == [1, 22, 3.5]
+        assert large_bodies._loads("[1, 22, 3.5]") == [1, 22, 3.5]
     finally:
         sys.setprofile(before)
     assert calls == 1 + 3

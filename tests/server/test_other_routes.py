@@ -336,7 +336,7 @@ def test_the_description_has_every_route_and_no_status_that_is_never_sent() -> N
         "/tokenize",
     }
     assert "422" not in json.dumps(described)
-    assert described["components"]["schemas"]["CompletionRequest"]["additionalProperties"] is False
+    assert described["components"]["schemas"]["CompletionRequest"].get("additionalProperties", True) is True
 
 
 def test_a_model_without_a_tokenizer_serves_token_ids() -> None:

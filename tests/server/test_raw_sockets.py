@@ -215,3 +215,21 @@ def test_more_connections_than_allowed_are_refused_and_the_others_are_served(ser
         assert status(read_all(sock)) == 200
     for sock in socks:
         sock.close()
+
+
+@pytest.mark.parametrize("start", ["", "http://localhost", "HTTPS://127.0.0.1:80"])
+def test_a_request_in_absolute_form_is_routed_as_any_other(server: Running, start: str) -> None:
+    head = f"GET {start}/v1/models?a=1 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answer = talk(server, head.encode())
+    assert status(answer) == 200, answer
+    assert b'"id":"nanoinfer"' in answer
+    post = request_bytes("/v1/completions", CONTENT, "connection: close").replace(
+        b"POST /", b"POST " + start.encode() + b"/"
+    )
+    assert status(talk(server, post)) == 200
+
+
+def test_the_host_of_an_absolute_form_counts(server: Running) -> None:
+    end = b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    assert status(talk(server, b"GET http://attacker.example/v1/models" + end)) == 403
+    assert status(talk(server, b"GET http://localhost" + end)) == status(talk(server, b"GET /" + end))

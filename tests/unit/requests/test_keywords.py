@@ -25,7 +25,7 @@ from nanoinfer.requests.aliases import (
 from nanoinfer.requests.keywords import Elsewhere, attribute_answers, keywords, nearest
 from tests.helpers.engines import finish, greedy, make_engine
 
-CONSTRAINTS = {"response_format": "json_schema=", "structural_tag": "json_schema=", "ebnf": "Lark"}
+CONSTRAINTS = {"response_format": "json_schema=", "structural_tag": "json_schema="}
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
 
 
@@ -151,7 +151,8 @@ def test_such_an_error_is_a_type_error_and_a_value_error() -> None:
 @pytest.mark.parametrize("alias", [name for name, ours in SAMPLING_ALIASES.items() if isinstance(ours, str)])
 def test_a_sampling_alias_sets_the_field_of_ours(alias: str) -> None:
     others = {"no_stop_trim": True, "stop_strs": ("a", "b"), "guided_json": {"type": "null"}, "guided_choice": ["a"]}
-    value: Any = {**others, "guided_regex": "a+", "guided_grammar": 'start: "a"'}.get(alias, 7)
+    grammars = {"guided_regex": "a+", "guided_grammar": 'start: "a"', "ebnf": 'root ::= "a"'}
+    value: Any = {**others, **grammars}.get(alias, 7)
     ours: Any = SAMPLING_ALIASES[alias]
     params = SamplingParams(**{alias: value})
     assert params == SamplingParams(**{ours: value})
