@@ -50,7 +50,7 @@ def client(llm: LLM) -> Iterator[openai.OpenAI]:
 
 def as_objects(messages: list[Any]) -> list[dict[str, Any]]:
     """Messages as transformers' documentation writes them: arguments are objects, and nothing is null."""
-    plain = deepcopy(messages)
+    plain = [deepcopy(message) for message in messages]  # one may be there several times
     for message in plain:
         message["content"] = message["content"] or ""
         for call in message.get("tool_calls") or ():
