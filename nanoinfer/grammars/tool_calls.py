@@ -1,9 +1,4 @@
-"""The grammar of tool calls, as models write them whose chat templates are in the style of Qwen and Hermes:
-
-<tool_call>
-{"name": "weather", "arguments": {"city": "Oslo"}}
-</tool_call>
-"""
+"""The grammar of tool calls, in the format that requests/tool_calls.py describes."""
 
 import json
 from typing import Any
@@ -11,8 +6,9 @@ from typing import Any
 from nanoinfer.grammars.json_keywords import keyword_hint
 from nanoinfer.grammars.json_schemas import prepared_schema
 from nanoinfer.grammars.json_sizes import check_sizes
+from nanoinfer.requests.tool_calls import BEGIN, END
 
-BEGIN, END, NEW_LINE = "<tool_call>", "</tool_call>", "\n"
+NEW_LINE = "\n"
 MAX_FUNCTIONS = 1000  # as many as names in a schema
 
 

@@ -1,5 +1,6 @@
 """Conversations: turns messages into the text of a prompt, with the model's chat template."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -19,12 +20,15 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     """The text of a conversation up to where the assistant's next turn begins.
 
     `messages`: `[{"role": ..., "content": ...}, ...]`. Content is text, or a list of parts `{"type": "text", "text": ...}`,
-    which are joined by newlines, as in vLLM. `template_kwargs`: variables of the template, such as `enable_thinking`, and
-    `TEMPLATE_ARGUMENTS`. With `continue_final_message=True` the last turn continues and no new one begins. As in
-    transformers, a variable that the template does not read has no effect, but one that looks misspelt is refused.
+    which are joined by newlines, as in vLLM. None is empty text, and beside `tool_calls` it may be missing. Templates get
+    the arguments of calls as an object if they are one in JSON, otherwise as they are. The role "developer" becomes
+    "system" where the template does not know it.
+
+    `template_kwargs`: variables of the template, such as `enable_thinking`, and `TEMPLATE_ARGUMENTS`. With
+    `continue_final_message=True` the last turn continues and no new one begins. As in transformers, a variable that the
+    template does not read has no effect, but one that looks misspelt is refused.
 
     ValueError when the model has no template, when the template refuses the messages, or when an argument is unknown.
-    Content may be None only if there are `tool_calls`, for templates that use them.
     """
     variables = dict(_checked_mapping(template_kwargs))
     if not hf_tokenizer.chat_template and not variables.get("chat_template"):
@@ -32,16 +36,16 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     for i, message in enumerate(messages):
         if isinstance(message, list | tuple):
             raise ValueError(f"messages[{i}]: must be a message, got a list; give one conversation at a time")
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        if not isinstance(message, Mapping) or "role" not in message or not {"content", "tool_calls"} & message.keys():
             raise ValueError(f"messages[{i}]={message!r}: must have role and content")
-        if message["content"] is None and not message.get("tool_calls"):
-            raise ValueError(f"messages[{i}]: content is None: must be text")
     if not messages:
         raise ValueError("messages: a conversation needs at least one message")
-    plain = [
-        {**message, "content": _joined(message["content"], f"messages[{i}]")} for i, message in enumerate(messages)
-    ]
+    plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
     _check_names(variables, hf_tokenizer)
+    developers = [message for message in plain if message.get("role") == "developer"]
+    if developers and not re.search(r"""['"]developer['"]""", _template(variables, hf_tokenizer)):
+        for message in developers:
+            message["role"] = "system"
     variables.setdefault("add_generation_prompt", not variables.get("continue_final_message"))
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -53,7 +57,29 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
         raise ValueError(f"{where}: is malformed in line {error.lineno}: {error.message}") from error
     except (TemplateError, TypeError) as error:  # TypeError: content that is not text
         whose = "given" if given else "model's"
-        raise ValueError(f"messages: the {whose} chat template refuses them: {error}{_not_text(messages)}") from error
+        raise ValueError(f"messages: the {whose} chat template refuses them: {error}{_not_text(plain)}") from error
+
+
+def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A message as templates know them: nothing in it is None, and there are no empty `tool_calls`."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    plain["content"] = _joined(plain.get("content", ""), where)
+    if calls := plain.pop("tool_calls", None):
+        plain["tool_calls"] = [_with_object(call) for call in calls]
+    return plain
+
+
+def _with_object(call: Any) -> Any:
+    """A call with its arguments as an object, if they are the text of one that can be written again as JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _not_text(messages: Messages) -> str:
@@ -87,10 +113,13 @@ def _check_names(variables: Mapping[str, Any], hf_tokenizer: Any) -> None:
     unknown = [name for name in variables if name not in TEMPLATE_ARGUMENTS]
     if not unknown:
         return
-    template = hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))
-    words = {*TEMPLATE_ARGUMENTS, *re.findall(r"[^\W\d]\w*", template)}
+    words = {*TEMPLATE_ARGUMENTS, *re.findall(r"[^\W\d]\w*", _template(variables, hf_tokenizer))}
     for name in unknown:
         if name in NOT_FOR_CALLERS:
             raise ValueError(f"chat_template_kwargs: {name}: chat sets it; give only variables of the template")
         if name not in words and (close := get_close_matches(name, sorted(words), n=1, cutoff=0.8)):
             raise ValueError(f"chat_template_kwargs: {name}: the template does not read it; did you mean {close[0]!r}?")
+
+
+def _template(variables: Mapping[str, Any], hf_tokenizer: Any) -> str:
+    return hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))

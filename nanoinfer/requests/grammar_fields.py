@@ -45,8 +45,10 @@ def check_grammars(params: Any) -> None:
                 "must be at least one"
             )
         _check_json("tool_calls", dict(calls))
-    elif not params.parallel_tool_calls:
-        raise ValueError("parallel_tool_calls=False: needs tool_calls")
+    elif params.min_new_tokens and not params.parallel_tool_calls:
+        raise ValueError(
+            f"min_new_tokens={params.min_new_tokens}: must be 0 with parallel_tool_calls=False: the first call is the end"
+        )
 
 
 def _check_json(name: str, value: Any) -> None:

@@ -18,6 +18,7 @@ from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from nanoinfer.requests.tool_calls import CallParser, opens_thought
 
 
 class RequestBuilder:
@@ -151,6 +152,7 @@ class RequestBuilder:
         `new_matcher` (stop tokens → matcher) makes them."""
         seed = int(self._rng.integers(2**63)) if params.seed is None else params.seed
         stops = self._stop_token_ids(params)
+        one_call = not params.parallel_tool_calls and params.tool_calls is None  # else the grammar ends
         reqs = []
         for i in range(params.n):
             detokenizer = None
@@ -161,6 +163,7 @@ class RequestBuilder:
                     params.stop,
                     params.skip_special_tokens,
                     params.include_stop_str_in_output,
+                    CallParser(opens_thought(self.tokenizer, prompt_ids)) if one_call else None,
                 )
             if i == 1:
                 # The first completion computes them for all.

@@ -59,7 +59,7 @@ class SamplingParams:
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | 1 to 10,000 strings | the output is one of them |
     | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
-    | `parallel_tool_calls` | bool | False: exactly one call |
+    | `parallel_tool_calls` | bool | False: the first call is the end, whether `tool_calls` demands one or it just comes |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
     Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,

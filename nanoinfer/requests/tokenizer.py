@@ -9,6 +9,7 @@ import numpy as np
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
+from nanoinfer.requests.tool_calls import CallParser
 from nanoinfer.threads.cache_locks import kept
 from nanoinfer.threads.exit_gate import exit_gate
 
@@ -92,7 +93,7 @@ def _has_plain_decode(hf_tokenizer: Any) -> bool:
 
 
 class IncrementalDetokenizer:
-    """Turns the tokens of one request into text, one by one, and finds stop strings.
+    """Turns the tokens of one request into text, one by one, and finds what ends it: a stop string, or a tool call.
 
     Text is held back while it is uncertain: a character with missing bytes, or an ending that may be the start of a stop
     string. Text that has been returned never changes.
@@ -100,7 +101,7 @@ class IncrementalDetokenizer:
     `context`: the last prompt tokens. Decoding continues from them, because some tokenizers decode a token differently at
     the start of a text. `stop_found` is the stop string once there is one; the text ends before it, or after it with
     `include_stop`. With `skip_special_tokens=False` the text has special tokens, too; the one that ends the request is
-    there only if `include_stop` is set as well.
+    there only if `include_stop` is set as well. `first_call`: finds the first tool call, which ends the text.
     """
 
     CONTEXT_TOKENS = 5
@@ -112,8 +113,10 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        first_call: CallParser | None = None,
     ):
         self.stop_found: str | None = None
+        self.call_found, self._first_call = False, first_call
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
         self._shows_special = not skip_special_tokens
         self._window: list[int] = []  # tokens that are decoded together
@@ -124,8 +127,8 @@ class IncrementalDetokenizer:
 
     @property
     def stopped(self) -> bool:
-        """True once a stop string was found."""
-        return self.stop_found is not None
+        """True once a stop string was found, or the call that ends the text."""
+        return self.stop_found is not None or self.call_found
 
     def add(self, token_id: int, look_for_stop: bool = True, ends: bool = False) -> str:
         """Add a token and return the text that has become certain. With `look_for_stop=False` stop strings are plain text.
@@ -146,7 +149,7 @@ class IncrementalDetokenizer:
             self._whole = len(self._window)
             if self._whole > 2 * self.CONTEXT_TOKENS:
                 self._start(self._window)
-        return self._release(new_text, look_for_stop)
+        return self._up_to_call(self._release(new_text, look_for_stop))
 
     def flush(self) -> str:
         """Return the text that is still held back; call it after the last token. Empty after a stop string."""
@@ -155,6 +158,16 @@ class IncrementalDetokenizer:
         rest = self._held + self._decode(self._window)[len(self._certain) :]
         self._held, self._window, self._certain = "", [], ""
         return rest
+
+    def _up_to_call(self, text: str) -> str:
+        """`text` as far as the end of the first call, if that ends the text."""
+        if self._first_call is None:
+            return text
+        for each in self._first_call.read(text):
+            if not isinstance(each, str):
+                self.call_found = True
+                return text[: len(text) - len(self._first_call.held)]
+        return text
 
     def _decode(self, tokens: TokenIds) -> str:
         if self._shows_special:

@@ -1,13 +1,11 @@
 """The body of a request to /v1/chat/completions, and its messages as a chat template takes them."""
 
-import json
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from nanoinfer.requests.keywords import Elsewhere
-from nanoinfer.server.errors import bad_request
 from nanoinfer.server.fields import MOST_ITEMS, OWN_TEMPLATE, UNSUPPORTED, GenerationFields, Items, Strict
 
 
@@ -58,7 +56,7 @@ Messages = Annotated[Items[Message], BeforeValidator(_few_calls)]
 
 
 class Function(Strict):
-    """A function that the model may call. `parameters`: a JSON schema."""
+    """A function that the model may call. `parameters`: a JSON schema. The model is not shown `strict`."""
 
     name: str
     description: str | None = None
@@ -71,6 +69,24 @@ class Tool(Strict):
 
     function: Function
     type: str = "function"
+    _sent: dict[str, Any] = PrivateAttr()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, sent: Any, validate: ModelWrapValidatorHandler["Tool"]) -> "Tool":
+        tool = validate(sent)
+        tool._sent = sent
+        return tool
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """As the client wrote it, in its order, because models were trained on what it looks like."""
+
+        def known(fields: dict[str, Any], model: type[Strict]) -> dict[str, Any]:
+            names = model.model_fields.keys() - {"strict"}
+            return {name: value for name, value in fields.items() if name in names and value is not None}
+
+        return {**known(self._sent, Tool), "function": known(self._sent["function"], Function)}
 
 
 class ChatRequest(GenerationFields):
@@ -97,18 +113,8 @@ class ChatRequest(GenerationFields):
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Messages as a template takes them: the arguments of tool calls are objects. ApiError if they are no JSON."""
-    plain = []
-    for i, message in enumerate(messages):
-        fields = {"content": message.content, **message.model_dump(exclude_none=True)}
-        for j, call in enumerate(fields.get("tool_calls", [])):
-            where = f"messages[{i}].tool_calls[{j}].function.arguments"
-            try:
-                arguments = json.loads(call["function"]["arguments"] or "{}")
-            except (ValueError, RecursionError):
-                raise bad_request(f"{where}: must be JSON", where) from None
-            if not isinstance(arguments, dict):
-                raise bad_request(f"{where}: must be a JSON object", where)
-            call["function"]["arguments"] = arguments
-        plain.append(fields)
-    return plain
+    """Messages as render_chat takes them. It tells content that is null from content that is missing."""
+    return [
+        dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
+        for message in messages
+    ]

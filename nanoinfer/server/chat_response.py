@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from nanoinfer.grammars.tool_calls import END
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
+from nanoinfer.requests.tool_calls import CallParser, opens_thought
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.completion_response import prompt_logprobs
 from nanoinfer.server.generation import Wish
@@ -12,7 +12,6 @@ from nanoinfer.server.json_text import dumps, quoted
 from nanoinfer.server.logprobs import chat_logprobs
 from nanoinfer.server.service import Service
 from nanoinfer.server.shape import Shape, as_text, finish_fields, reason_in
-from nanoinfer.server.tool_calls import CallParser
 from nanoinfer.server.tools import Tools
 
 
@@ -25,8 +24,9 @@ class ChatShape(Shape):
         super().__init__(answer_id, wish, service.token_names, body.include_usage)
         self._top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._wants_ids, self._prompt_top = bool(body.return_token_ids), body.prompt_logprobs
-        self._tools, self._shows_stop = tools, bool(body.include_stop_str_in_output)
-        self._parsers: dict[int, CallParser] = {}  # by choice
+        self._tools, self._parsers = tools, dict[int, CallParser]()  # by choice
+        may_think = tools.definitions is not None and tools.must_call is None
+        self._is_thinking = may_think and opens_thought(service.tokenizer, wish.prompts[0])
         self._begun: set[int] = set()
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
@@ -48,8 +48,7 @@ class ChatShape(Shape):
             events += self._delta(i, fields or "{}", ids, logprobs)
         if reason is not None:
             calls = self._parsers[i].calls if i in self._parsers else 0
-            stop_reason = None if self._is_call_end(piece.stop_reason) else piece.stop_reason
-            events += self._finish(i, self._reason(reason, calls), stop_reason)
+            events += self._finish(i, self._reason(reason, calls), piece.stop_reason)
         return events
 
     def _delta(self, i: int, delta: str, ids: str = "", logprobs: str = "null") -> str:
@@ -69,18 +68,16 @@ class ChatShape(Shape):
 
     def _tool_fields(self, i: int, piece: StreamPiece, last: bool) -> str | None:
         """A delta with tool calls, or with text outside of them."""
-        text = self._with_end(piece.text, piece.stop_reason)
-        content, calls = self._parsers.setdefault(i, CallParser()).add(text, last)
+        content, calls = self._read(i, piece.text, last)
         fields = ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
         return dumps(fields) if fields else None
 
-    def _with_end(self, text: str, stop_reason: int | str | None) -> str:
-        """The last text with the end of the call that ended the request, which is in the text only if the client wants
-        stop strings in it."""
-        return text + END if self._is_call_end(stop_reason) and not self._shows_stop else text
-
-    def _is_call_end(self, stop_reason: int | str | None) -> bool:
-        return self._tools.ends_with_call and stop_reason == END
+    def _read(self, i: int, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """What a piece of a choice's text adds: text outside of calls, as the client may see it, and whole calls."""
+        parts = list(self._parsers.setdefault(i, CallParser(self._is_thinking)).read(text, last))
+        content = "".join(part for part in parts if isinstance(part, str))
+        content = content if self._tools.hidden is None else self._tools.hidden.sub("", content)
+        return content, [part for part in parts if not isinstance(part, str)]
 
     def _reason(self, reason: str, calls: int) -> str:
         """OpenAI's: a call that the client has named is no reason of its own."""
@@ -90,8 +87,7 @@ class ChatShape(Shape):
         completion = output.outputs[k]
         reason, content, calls = str(completion.finish_reason), completion.text, list[dict[str, Any]]()
         if self._tools.definitions is not None:
-            text = self._with_end(completion.text, completion.stop_reason)
-            content, calls = CallParser().add(text, last=True)
+            content, calls = self._read(i, completion.text, last=True)
             reason = self._reason(reason, len(calls))
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls:
@@ -104,7 +100,7 @@ class ChatShape(Shape):
             "message": message,
             "logprobs": logprobs,
             "finish_reason": reason,
-            "stop_reason": None if self._is_call_end(completion.stop_reason) else completion.stop_reason,
+            "stop_reason": completion.stop_reason,
         }
         if self._wants_ids:
             choice |= {"token_ids": completion.token_ids, "prompt_token_ids": output.prompt_token_ids}

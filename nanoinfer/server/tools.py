@@ -1,10 +1,14 @@
 """Tools: what the model may call, rendered by its chat template, and what it must."""
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from nanoinfer.grammars.tool_calls import BEGIN, END
+from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
+from nanoinfer.requests.tool_calls import BEGIN, TAGS
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.errors import bad_request
 from nanoinfer.server.fields import shown
@@ -12,6 +16,7 @@ from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.service import Service
 from nanoinfer.server.to_params import Given
 
+logger = logging.getLogger("nanoinfer.server")
 OTHER_GRAMMARS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
@@ -21,34 +26,36 @@ OTHER_GRAMMARS = (
 class Tools:
     """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
     of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
-    `parallel`: whether there may be several calls."""
+    `parallel`: whether there may be several calls. `hidden`: what of the text only the parser of calls may see: special
+    tokens, if tags of calls are among them."""
 
     definitions: list[dict[str, Any]] | None = None
     must_call: Mapping[str, Any] | None = None
     is_named: bool = False
     parallel: bool = True
+    hidden: re.Pattern[str] | None = None
 
     def restrict(self, body: ChatRequest, given: Given) -> None:
-        """Add to `given` what makes the model call something, or only once. ApiError for what cannot be had with it.
-
-        A call that must come is a grammar. A single call that may come ends the request: its end is a stop string.
-        """
+        """Add to `given` what makes the model call something, or only once, and what shows its calls. ApiError for what
+        cannot be had with it. A call that must come is a grammar."""
+        if self.hidden is not None:
+            given.values["skip_special_tokens"] = False
         if self.must_call is not None:
             for name in OTHER_GRAMMARS:
                 if (value := getattr(body, name)) is not None and getattr(value, "type", None) != "text":
                     raise bad_request(f"{name}: not with a tool_choice that demands a call", name)
             given.values |= {"tool_calls": self.must_call, "parallel_tool_calls": self.parallel}
             given.names["tool_calls"] = "tools"
-        elif self.ends_with_call:
-            if body.min_tokens:
-                raise bad_request("min_tokens: not with parallel_tool_calls=false", "min_tokens")
-            stop = given.values.get("stop") or []
-            given.values["stop"] = [*([stop] if isinstance(stop, str) else stop), END]
+        elif self.definitions is not None:
+            given.values["parallel_tool_calls"] = self.parallel
+            for name in GRAMMAR_FIELDS:
+                if name in given.values:
+                    _warn_of_grammar(given.names.get(name, name))
 
-    @property
-    def ends_with_call(self) -> bool:
-        """True when the first call that comes, if any, is the end."""
-        return self.definitions is not None and self.must_call is None and not self.parallel
+
+@cache
+def _warn_of_grammar(field: str) -> None:
+    logger.warning("%s holds from the first token, so tools that may be called are not (said once)", field)
 
 
 def tools_of(service: Service, body: ChatRequest) -> Tools:
@@ -73,15 +80,24 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
             "tools",
             "unsupported_field",
         )
-    definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    parallel = body.parallel_tool_calls is not False
+    definitions = [tool.definition for tool in body.tools]
+    parallel, hidden = body.parallel_tool_calls is not False, _hidden(service, body)
     if choice == "auto":
-        return Tools(definitions, parallel=parallel)
+        return Tools(definitions, parallel=parallel, hidden=hidden)
     functions = _functions(definitions)
     if choice == "required":
-        return Tools(definitions, functions, parallel=parallel)
+        return Tools(definitions, functions, parallel=parallel, hidden=hidden)
     name = _named(choice, functions)
-    return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False)
+    return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, hidden=hidden)
+
+
+def _hidden(service: Service, body: ChatRequest) -> re.Pattern[str] | None:
+    """See Tools."""
+    added = getattr(service.tokenizer.hf_tokenizer, "added_tokens_decoder", {}).values()
+    special = {token.content for token in added if token.special}
+    if body.skip_special_tokens is False or special.isdisjoint(TAGS):
+        return None
+    return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
 
 
 def _functions(definitions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,7 +129,7 @@ def _named(choice: str | dict[str, Any], functions: dict[str, Any]) -> str:
 
 
 def knows_format(service: Service) -> bool:
-    """True when the model's chat template has tools, and writes calls in the format of grammars/tool_calls.py."""
+    """True when the model's chat template has tools, and writes calls in the format of requests/tool_calls.py."""
     template = getattr(service.tokenizer.hf_tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("tool_use") or template.get("default")

@@ -113,7 +113,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least one message"),
     ({"messages": "Hi"}, "messages", "must be a valid list"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
-    ({"messages": [{"role": "user"}]}, "messages", "content is None"),
+    ({"messages": [{"role": "user"}]}, "messages", "must have role and content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be a valid string"),
     ({"messages": [{"role": "pirate", "content": "x"}]}, "messages", "role must be system, user or assistant"),
     ({"messages": [{"role": "user", "content": "x", "tool_call": []}]}, "messages[0].tool_call", "mean 'tool_calls'?"),

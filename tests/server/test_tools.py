@@ -1,16 +1,14 @@
 """Tools: rendered by a template that knows them, and calls found in what the model writes."""
 
 import json
-import random
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.tool_calls import CallParser, call_of
+from nanoinfer.server.tools import _warn_of_grammar
 from tests.helpers.servers import patient_app, running
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import HANG_S
@@ -40,76 +38,6 @@ TEMPLATE = (
     '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments.city }}}</tool_call> '
     "{% endfor %}{% endfor %}{% if add_generation_prompt %}w1{% endif %}"
 )
-
-
-def parse(text: str, cuts: list[int]) -> tuple[str, list[dict[str, Any]]]:
-    parser, content, calls = CallParser(), "", []
-    edges = [0, *sorted(cuts), len(text)]
-    for begin, end in pairwise(edges):
-        more, found = parser.add(text[begin:end])
-        content, calls = content + more, calls + found
-    more, found = parser.add("", last=True)
-    return content + more, calls + found
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "names"),
-    [
-        ("plain text", "plain text", []),
-        (CALL, "", ["weather"]),
-        (f"Let me look. {CALL}", "Let me look. ", ["weather"]),
-        (f"{CALL}\n{CALL}", "", ["weather", "weather"]),
-        (f"Look. {CALL}\n{CALL}\n", "Look. ", ["weather", "weather"]),
-        (f"{CALL}\n That was it. {CALL} \n Bye <tool", "That was it. Bye <tool", ["weather", "weather"]),
-        ("a < b <tool", "a < b <tool", []),
-        ("<tool_call>\nno json\n</tool_call>", "<tool_call>\nno json\n</tool_call>", []),
-        ("<tool_call>\n[1]\n</tool_call>", "<tool_call>\n[1]\n</tool_call>", []),
-        ('<tool_call>\n{"name": "cut', '<tool_call>\n{"name": "cut', []),
-        ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-        (f"{CALL}<tool_call>{CALL}", f"<tool_call>{CALL}", ["weather"]),
-    ],
-)
-def test_calls_are_found_however_the_text_is_cut(text: str, content: str, names: list[str]) -> None:
-    rng = random.Random(5)
-    for _ in range(100):
-        cuts = [rng.randrange(len(text) + 1) for _ in range(rng.randrange(8))]
-        found, calls = parse(text, cuts)
-        assert (found, [call["function"]["name"] for call in calls]) == (content, names), cuts
-    assert [call["index"] for call in calls] == list(range(len(calls)))
-    assert len({call["id"] for call in calls}) == len(calls)
-    for call in calls:
-        assert json.loads(call["function"]["arguments"]) == {"city": "Oslo", "days": 3}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "written"),
-    [
-        ('{"a": "é🦊", "b": 1.5}', '{"a": "é🦊", "b": 1.5}'),
-        ("{}", "{}"),
-        ("null", "{}"),
-        ('""', "{}"),
-        (r'"{\"a\": 1}"', '{"a": 1}'),
-        ('"fox"', None),
-        ("[1]", None),
-        ("5", None),
-        (r'{"a": "\ud800"}', None),
-        (r'"\ud800"', None),
-        ('{"a": NaN}', None),
-        ('{"a": -1e999}', None),
-        ('{"a": ' + "9" * 5000 + "}", None),
-        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", None),
-    ],
-    ids=lambda it: str(it)[:20],
-)
-def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(arguments: str, written: str | None) -> None:
-    call = call_of(f'{{"name": "f", "arguments": {arguments}}}', 0)
-    assert (call and call["function"]["arguments"]) == written
-
-
-def test_the_name_of_a_call_is_text() -> None:
-    assert call_of('{"name": "f"}', 0) is not None
-    assert call_of(r'{"name": "\ud800"}', 0) is None
-    assert call_of('{"arguments": {}}', 0) is None
 
 
 @pytest.fixture(scope="module")
@@ -149,10 +77,33 @@ def test_the_calls_of_earlier_turns_are_rendered_as_objects(app: Any) -> None:
         {"role": "tool", "content": "w4", "tool_call_id": "1"},
     ]
     assert chat(app, messages=turns, tools=TOOLS).status_code == 200
-    for wrong in ("{", "[1]"):
-        call["function"] = {"name": "w7", "arguments": wrong}
-        answer = chat(app, messages=turns)
-        assert answer.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+    for no_object in ("{", "[1]"):
+        call["function"] = {"name": "w7", "arguments": no_object}
+        assert chat(app, messages=turns).status_code == 200, "the template gets the text, which has no city"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None},
+        {"content": None, "tool_calls": []},
+        {"content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+        {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"city": "w9"}'}}]},
+        {"tool_calls": []},
+    ],
+    ids=str,
+)
+def test_a_conversation_is_the_prompt_that_chat_makes_of_it(app: Any, message: dict[str, Any]) -> None:
+    turns = [
+        {"role": "developer", "content": "w4"},
+        {"role": "user", "content": "w5"},
+        {"role": "assistant", **message},
+        {"role": "user", "content": "w6"},
+    ]
+    answer = chat(app, messages=turns, return_token_ids=True)
+    assert answer.status_code == 200, answer.text
+    wanted = app.state.service.tokenizer.encode_chat(turns)
+    assert answer.json()["choices"][0]["prompt_token_ids"] == wanted
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +113,31 @@ def story() -> Any:
     tokenizer = llm.tokenizer.hf_tokenizer
     tokenizer.chat_template += '{% if false and tools %}<tool_call>{"arguments": 1}{% endif %}'
     return patient_app(llm)
+
+
+# As a client may send tools, and as the model is shown them: see OpenAI's guides, and transformers' get_json_schema.
+PARAMETERS = {"type": "object", "properties": {"strict": {"default": None, "type": ["string", "null"]}}}
+SENT = [
+    {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS, "strict": True}},
+    {"function": {"parameters": PARAMETERS, "description": None, "name": "b"}, "type": "function"},
+    {"function": {"name": "c", "strict": None}},
+]
+SHOWN = [
+    {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS}},
+    {"function": {"parameters": PARAMETERS, "name": "b"}, "type": "function"},
+    {"function": {"name": "c"}},
+]
+
+
+def test_tools_are_shown_as_they_were_sent_without_strict(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = story.state.service
+    tokenizer = service.tokenizer.hf_tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{{ tools | tojson }}")
+    turns = [{"role": "user", "content": "Hi"}]
+    answer = ask(story, "POST", "/tokenize", json={"messages": turns, "tools": SENT})
+    made = tokenizer.decode(answer.json()["tokens"], skip_special_tokens=False)
+    wanted = tokenizer.apply_chat_template(turns, tools=SHOWN, tokenize=False, add_generation_prompt=True)
+    assert made == wanted
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -221,7 +197,6 @@ def test_a_call_that_no_client_could_read_is_text(story: Any, stream: bool) -> N
         ({"tool_choice": "required", "guided_grammar": "start: /a/"}, "guided_grammar"),
         ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"parallel_tool_calls": False, "min_tokens": 2}, "min_tokens"),
-        ({"parallel_tool_calls": False, "stop": ["x"] * 64}, "stop"),
         ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools"),
         ({"tools": TOOLS * 129}, "tools"),
     ],
@@ -342,3 +317,25 @@ def test_a_wrong_name_or_schema_is_the_requests_fault(client: openai.OpenAI) -> 
     with pytest.raises(openai.BadRequestError, match="tools: cannot be compiled") as caught:
         made_by(client, False, tools=wrong, tool_choice="required")
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_call_may_have_the_closing_tag_in_an_argument(client: openai.OpenAI, stream: bool) -> None:
+    tools = [tool("say", text={"const": "</tool_call><think>"})]
+    for more in ({}, {"parallel_tool_calls": False}):
+        content, calls, _ = made_by(client, stream, tools=tools, tool_choice="required", seed=1, **more)
+        assert content is None
+        assert dict(calls) == {"say": {"text": "</tool_call><think>"}}
+
+
+def test_the_log_says_once_that_a_grammar_lets_no_tool_be_called(story: Any, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_grammar.cache_clear()
+    form = {"response_format": {"type": "json_object"}}
+    with caplog.at_level("WARNING", logger="nanoinfer.server"):
+        for more in ({}, {"tools": TOOLS, "tool_choice": "none", **form}, form, {"tools": TOOLS}):
+            assert chat(story, **more).status_code == 200
+        assert not caplog.records
+        for _ in range(2):
+            assert chat(story, tools=TOOLS, **form).status_code == 200
+    (record,) = caplog.records
+    assert "response_format" in record.getMessage()

@@ -93,7 +93,7 @@ def test_a_grammar_needs_a_tokenizer_that_can_be_read() -> None:
         ({"tool_calls": {"": {}}}, "tool_calls=.*: must map"),
         ({"tool_calls": {"say": object()}}, "tool_calls: cannot be written as JSON"),
         ({"tool_calls": {"say": {}}, "regex": "a"}, "regex and tool_calls: at most one of"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls=False: needs tool_calls"),
+        ({"parallel_tool_calls": False, "min_new_tokens": 2}, "min_new_tokens=2: must be 0 with parallel_tool_calls"),
         ({"tool_calls": {"say": {}}, "parallel_tool_calls": 0}, "parallel_tool_calls=0: must be True or False"),
     ],
 )

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from nanoinfer.grammars.number_limit import MAX_DIGITS
-from nanoinfer.grammars.tool_calls import BEGIN, END
+from nanoinfer.requests.tool_calls import BEGIN, END
 from tests.helpers.grammars import accepts, allowed, byte_tokens, matcher_of, random_output
 
 WEATHER = {

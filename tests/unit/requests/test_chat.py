@@ -1,5 +1,6 @@
 """Conversations: contents and arguments of the template; transformers is the oracle."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -56,13 +57,71 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(tokenizer: Any, part: Any
         render_chat(tokenizer, messages)
 
 
-def test_content_is_none_only_beside_calls_of_tools(tokenizer: Any) -> None:
-    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
-    given = {"chat_template": "{% for m in messages %}{{ m.content or 'calls' }} {% endfor %}"}
-    answer = {"role": "assistant", "content": None, "tool_calls": calls}
-    assert render_chat(tokenizer, [*CHAT, answer], given) == "Hello! calls "
-    with pytest.raises(ValueError, match=r"^messages\[1\]: content is None: must be text$"):
-        render_chat(tokenizer, [*CHAT, {"role": "assistant", "content": None}], given)
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+# As Llama 3.1's: content is trimmed, and a message with calls has exactly one.
+STRICT = (
+    "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('one call') }}{% endif %}"
+    "{% set arguments = (m.tool_calls[0].function or m.tool_calls[0]).arguments %}"
+    "[{{ arguments if arguments is string else arguments | tojson }}]"
+    "{% elif 'refusal' in m %}refused{% else %}{{ m.role }}: {{ m.content | trim }}{% endif %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": None}, "assistant: "),
+        ({"content": None, "tool_calls": []}, "assistant: "),
+        ({"tool_calls": []}, "assistant: "),
+        ({"content": "a", "tool_calls": None, "refusal": None}, "assistant: a"),
+        ({"content": [], "tool_calls": None}, "assistant: "),
+        ({"content": None, "tool_calls": [call({})]}, "[{}]"),
+        ({"tool_calls": [call({"a": 1})]}, '[{"a": 1}]'),
+        ({"tool_calls": ({"name": "f", "arguments": {}},)}, "[{}]"),  # as some templates have it
+    ],
+    ids=str,
+)
+def test_none_is_nothing_for_a_template(tokenizer: Any, message: dict[str, Any], text: str) -> None:
+    given = {"role": "assistant", **message}
+    before = deepcopy(given)
+    assert render_chat(tokenizer, [*CHAT, given], {"chat_template": STRICT}) == f"user: Hello!;{text};"
+    assert given == before
+
+
+@pytest.mark.parametrize("message", [{}, {"reasoning_content": "x"}])
+def test_a_message_without_content_and_calls_is_refused(tokenizer: Any, message: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^messages\[1\]=.*: must have role and content$"):
+        render_chat(tokenizer, [*CHAT, {"role": "assistant", **message}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a":"é",  "b": [1]}', '{"a": "é", "b": [1]}'),
+        ("", "{}"),
+        ({"a": 1}, '{"a": 1}'),
+        *((text, text) for text in ("{", "[1]", "null", "5", '{"a": NaN}', '{"a": 3E400}', r'{"a": "\ud800"}')),
+        *((text, text) for text in ('{"a": ' + "9" * 5000 + "}", '{"a": ' + "[" * 9999 + "]" * 9999 + "}")),
+    ],
+    ids=lambda it: str(it)[:20],
+)
+def test_the_arguments_of_calls_are_objects_where_they_can_be(tokenizer: Any, arguments: Any, shown: str) -> None:
+    given = {"role": "assistant", "content": "", "tool_calls": [call(arguments)]}
+    before = deepcopy(given)
+    assert render_chat(tokenizer, [given], {"chat_template": STRICT}) == f"[{shown}];"
+    assert given == before
+
+
+def test_a_developer_is_the_system_where_the_template_does_not_know_the_role(tokenizer: Any) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *CHAT]
+    assert render_chat(tokenizer, messages) == "system: Be brief.\nuser: Hello!\nassistant:"
+    assert messages[0]["role"] == "developer"
+    knows = "{% if messages[0].role == 'developer' %}{{ messages[0].role }}{% endif %}"
+    assert render_chat(tokenizer, messages, {"chat_template": knows}) == "developer"
 
 
 # --- arguments of the template ---------------------------------------------------------------------------------------

@@ -240,12 +240,8 @@ def test_a_chat_is_encoded_as_by_transformers() -> None:
         ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
         ([{"content": "a"}], r"messages\[0\].*role"),
         ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
-        ([{"role": "user", "content": None}], r"^messages\[0\]: content is None: must be text$"),
         ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
-        (
-            [{"role": "user", "content": None, "tool_calls": [{}]}],
-            r"template refuses.*\(messages\[0\]: content is None",
-        ),
+        ([{"role": "user", "content": 5}], r"template refuses.*\(messages\[0\]: content is 5, not text"),
     ],
 )
 def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
