@@ -10,8 +10,6 @@ from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.chat_response import ChatShape
 from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.completion_response import CompletionShape
-from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import GenerationFields
 from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
@@ -37,7 +35,6 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", response_class=Response)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or more prompts."""
-        _check_stream(body)
         wish = await completion_wish(service, body)
         notes = notes_of(request.scope)
         notes.note_prompt(service, wish)
@@ -47,7 +44,6 @@ def openai_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Write the assistant's next turn in a conversation."""
-        _check_stream(body)
         tools = tools_of(service, body)
         wish = await chat_wish(service, body, tools)
         notes = notes_of(request.scope)
@@ -56,11 +52,6 @@ def openai_routes(service: Service) -> APIRouter:
         return GenerationResponse(service, await service.generate(wish), shape, bool(body.stream))
 
     return router
-
-
-def _check_stream(body: GenerationFields) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options: needs stream=true", "stream_options")
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -17,9 +17,6 @@ from nanoinfer.server.service import Service
 from nanoinfer.server.to_params import Given
 
 logger = logging.getLogger("nanoinfer.server")
-OTHER_GRAMMARS = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
 
 
 @dataclass(frozen=True)
@@ -35,22 +32,21 @@ class Tools:
     parallel: bool = True
     hidden: re.Pattern[str] | None = None
 
-    def restrict(self, body: ChatRequest, given: Given) -> None:
+    def restrict(self, given: Given) -> None:
         """Add to `given` what makes the model call something, or only once, and what shows its calls. ApiError for what
         cannot be had with it. A call that must come is a grammar."""
         if self.hidden is not None:
             given.values["skip_special_tokens"] = False
+        grammars = [given.names.get(name, name) for name in GRAMMAR_FIELDS if name in given.values]
         if self.must_call is not None:
-            for name in OTHER_GRAMMARS:
-                if (value := getattr(body, name)) is not None and getattr(value, "type", None) != "text":
-                    raise bad_request(f"{name}: not with a tool_choice that demands a call", name)
+            for name in grammars:
+                raise bad_request(f"{name}: not with a tool_choice that demands a call", name)
             given.values |= {"tool_calls": self.must_call, "parallel_tool_calls": self.parallel}
             given.names["tool_calls"] = "tools"
         elif self.definitions is not None:
             given.values["parallel_tool_calls"] = self.parallel
-            for name in GRAMMAR_FIELDS:
-                if name in given.values:
-                    _warn_of_grammar(given.names.get(name, name))
+            for name in grammars:
+                _warn_of_grammar(name)
 
 
 @cache
@@ -63,8 +59,6 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
     if not body.tools:
         if body.tool_choice not in (None, "none", "auto"):
             raise bad_request("tool_choice: needs tools", "tool_choice")
-        if body.parallel_tool_calls is False:
-            raise bad_request("parallel_tool_calls: needs tools", "parallel_tool_calls")
         return Tools()
     for i, tool in enumerate(body.tools):
         if tool.type != "function":

@@ -45,7 +45,7 @@ async def chat_wish(service: Service, body: ChatRequest, tools: Tools) -> Wish:
     prompt = await encode_chat(service, body, tools)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked = given_by(body, service.settings)
-    tools.restrict(body, asked)
+    tools.restrict(asked)
     more = {"logprobs": logprobs, **_of_prompt(service, body, None)}
     return _wish(service, body, [prompt], ["messages"], n, asked, more, adapter, wanted, None)
 

@@ -54,6 +54,8 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
         ("/v1/chat/completions", {**CHAT, "response_format": FORM, "max_tokens": 20}),
         ("/v1/chat/completions", {**CHAT, "tools": [TOOL], "tool_choice": "none"}),
         ("/v1/completions", {**COMPLETION, "structured_outputs": {"regex": "a", "disable_fallback": True, "new": 1}}),
+        ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}),
+        ("/v1/chat/completions", {**CHAT, "tools": [], "parallel_tool_calls": False}),
         ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {"continuous_usage_stats": True, "x": 1}}),
         ("/generate", {"text": "Once", "bootstrap_host": None, "sampling_params": {"n": 1, "unheard": 5, "new": None}}),
         ("/tokenize", {"prompt": "Once", "request_id": "x"}),

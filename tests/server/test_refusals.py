@@ -76,7 +76,6 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": None}, "model", "must be a valid string"),
     ({"model": 5}, "model", "must be a valid string"),
     ({"stream": "yes"}, "stream", "must be a valid boolean"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "must be at least 0 and at most 20"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "must be at least 0 and at most 20"),
     ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not with stream=true"),
