@@ -27,9 +27,8 @@ from nanoinfer.threads.cache_locks import new_cache_lock
 MAX_CACHED = 64  # compiled grammars
 MAX_SECONDS = 30.0  # that a request waits for its grammar
 STEPS = 8  # tokens that are written on arrival, as it is only then that some grammars turn out to be too large
-LIMITS: dict[
-    str, Any
-] = {  # of llguidance, which says what they count; below its own where memory would grow to gigabytes
+# Of llguidance, which says what they count; below its own where memory would grow to gigabytes.
+LIMITS: dict[str, Any] = {
     "max_items_in_row": 5_000,
     "initial_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,

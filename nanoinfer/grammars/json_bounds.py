@@ -1,31 +1,48 @@
-"""Bounds of numbers that the compiler would let numbers through at.
+"""Bounds of numbers that the compiler would let numbers through at, or fails at.
 
 Where a bound is a whole number that is excluded, and the other bound is less than 1 away, llguidance 1.9 writes the
 excluded number itself: `0` for more than 0 and at most 0.5, `-0` for at least -0.5 and less than 0. The other bound may
 come from another part of the schema (allOf, $ref). It has no such fault with fractions, so a whole number that is excluded
-becomes a fraction just beyond it. Numbers between the two cannot be written then, and nobody misses them.
+becomes a fraction just beyond it.
+
+It knows bounds as doubles, reads only 15 digits of them exactly, and fails at those beyond LARGEST. So a bound is moved
+to where it is exact, always inwards. Numbers between the two cannot be written then, and nobody misses them.
 """
 
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
 BEYOND = 1e-9  # or the distance to the next number that a double can hold, if that is larger
-SIGNS = {"exclusiveMinimum": 1, "exclusiveMaximum": -1}  # in which direction numbers are allowed
+LARGEST = 2**63 - 1024  # a double, and the largest bound
+# In which direction numbers are allowed.
+SIGNS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
 
 
 def compiled_bounds(schema: dict[str, Any]) -> dict[str, float]:
-    """What to compile in place of the excluded bounds of `schema`. Those of a schema for integers are right as they are."""
-    bounds = {keyword: schema[keyword] for keyword in SIGNS if keyword in schema}
-    if schema.get("type") == "integer":
-        return {}
-    return {keyword: _beyond(value, SIGNS[keyword]) for keyword, value in bounds.items() if _is_whole(value)}
+    """What to compile in place of the bounds of `schema`. ValueError for one that no number of 19 digits is within."""
+    bounds: dict[str, float] = {}
+    for keyword, sign in SIGNS.items():
+        value = schema.get(keyword)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if value * sign > LARGEST:
+            raise ValueError(f"{keyword}={value}: must be {'at most' if sign > 0 else 'at least'} {sign * LARGEST}")
+        value = max(-(2**64), min(value, 2**64))  # what is beyond is far enough
+        is_excluded = keyword.startswith("exclusive")
+        if value != int(value):
+            rounding = ROUND_CEILING if sign > 0 else ROUND_FLOOR
+            bounds[keyword] = float(Context(15, rounding).create_decimal(repr(value)))
+        elif abs(value) >= 2**52:
+            bounds[keyword] = _exact(int(value), sign, is_excluded)
+        elif is_excluded and schema.get("type") != "integer":
+            bounds[keyword] = value + sign * max(BEYOND, math.ulp(value))
+    return bounds
 
 
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number, small enough that there are fractions near it."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) < 2**52 and value == int(value)
-
-
-def _beyond(value: float, sign: int) -> float:
-    return value + sign * max(BEYOND, math.ulp(value))
+def _exact(value: int, sign: int, is_excluded: bool) -> int:
+    """The next whole number that is a double, and that is also allowed as the compiler writes it, with few digits."""
+    number = float(max(-LARGEST, min(value, LARGEST)))
+    while any(sign * (each - value) < is_excluded for each in (int(number), int(Decimal(repr(number))))):
+        number = math.nextafter(number, sign * math.inf)
+    return int(number)

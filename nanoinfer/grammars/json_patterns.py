@@ -1,4 +1,4 @@
-"""Refuses patterns that the compiler gets wrong inside a JSON string.
+"""Patterns for the compiler: it has no look-ahead, and gets some patterns wrong inside a JSON string, which are refused.
 
 In a JSON string, `"`, `\\` and control characters are written as escapes. For a class of characters that has all control
 characters, llguidance 1.9 allows every escape, so `[^"]` would match a quotation mark. Classes that have both `"` and `\\`,
@@ -10,58 +10,62 @@ import re
 from nanoinfer.grammars.limits import check_regex
 
 CONTROL = "".join(map(chr, range(32)))
+SPACES = set("\t\n\v\f\r\x1c\x1d\x1e\x1f")  # classes of these are right
 PROPERTIES = re.compile(r"\\p(?:[LN][a-z]?|\{[LN][a-z]?\})")  # letters and numbers; of other properties it is not known
+ESCAPE = re.compile(r"\\(?:[pP](?:\{\w*\}|\w)?|.)", re.DOTALL)
+TOKEN = re.compile(rf"{ESCAPE.pattern}|\[\^?(?:{ESCAPE.pattern}|[^]\\])*\]?|\(\?<?[=!]|.", re.DOTALL)  # a class is one
+# At the beginning of a pattern: what comes is like this, or has a character that is not of a class.
+LOOK_AHEAD = re.compile(r"\^\(\?(?:=((?:[^()\\[]|\\.|\[(?:[^]\\]|\\.)+\])+)|!\^?\[([^]\\^][^]\\]*)\]\*\$)\)")
+# How pydantic 2.12 ends the pattern of a Decimal with max_digits. The first choice may be empty, so the other adds nothing.
+DECIMAL_END = re.compile(r"\(\?:(\\d\{0,\d+\})\|\(\?=[^()|]+\)[^()|]+\)$")
+
+
+def without_look_ahead(pattern: str) -> list[str]:
+    """Patterns that all match a text if, and only if, `pattern` does. ValueError as of `check_pattern`."""
+    pattern, patterns = DECIMAL_END.sub(r"\1", pattern), []
+    while (found := LOOK_AHEAD.match(pattern)) and "|" not in pattern[found.end() :]:
+        patterns.append(f"^(?:{found[1]})" if found[1] else rf"[^{found[2]}\n]")
+        pattern = "^" + pattern[found.end() :]
+    for each in (*patterns, pattern):
+        check_pattern(each)
+    return [*patterns, pattern]
 
 
 def check_pattern(pattern: str) -> None:
     """ValueError naming the part of `pattern` that may not be compiled exactly."""
     check_regex(pattern)
-    at = 0
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            at += _escape(pattern, at)
-        elif pattern[at] == "[":
-            end = _end_of_class(pattern, at)
-            _check_class(pattern[at:end], pattern)
-            at = end
-        else:
-            at += 1
+    for token in TOKEN.findall(pattern):
+        for escape in ESCAPE.findall(token):
+            if escape[1:2] in ("p", "P") and not PROPERTIES.fullmatch(escape):
+                raise ValueError(f"pattern {pattern!r}: {escape}: only \\p{{L...}} and \\p{{N...}} are implemented")
+        if token.startswith("(?"):
+            raise ValueError(
+                f"pattern {pattern!r}: {token}: look-around is only implemented as (?=...) at the beginning"
+            )
+        if token[0] == "[":
+            _check_class(token, pattern)
 
 
-def _escape(pattern: str, at: int) -> int:
-    """The length of the escape that begins at `at`."""
-    if pattern[at + 1 : at + 2] not in ("p", "P"):
-        return 2
-    known = PROPERTIES.match(pattern, at)
-    if known is None:
-        raise ValueError(
-            f"pattern {pattern!r}: {pattern[at : at + 6]!r}: only \\p{{L...}} and \\p{{N...}} are implemented"
-        )
-    return len(known[0])
+def matches(pattern: str, text: str) -> bool:
+    """Whether `pattern` matches anywhere in `text`. ValueError when Python does not know it."""
+    try:
+        return re.search(pattern, text, re.ASCII) is not None
+    except re.error as error:
+        raise ValueError(f"pattern {pattern!r}: {error}") from error
 
 
-def _end_of_class(pattern: str, at: int) -> int:
-    """The index behind the class of characters that begins at `at`."""
-    end = at + 1 + pattern.startswith("[^", at)
-    if pattern.startswith("]", end):
-        raise ValueError(f"pattern {pattern!r}: a class that begins with ']' is not implemented; write '\\]'")
-    while end < len(pattern) and pattern[end] != "]":
-        if pattern[end] == "[" or pattern[end : end + 2] in ("&&", "--", "~~"):
-            raise ValueError(f"pattern {pattern!r}: classes inside classes are not implemented")
-        end += _escape(pattern, end) if pattern[end] == "\\" else 1
-    if end >= len(pattern):
-        raise ValueError(f"pattern {pattern!r}: a class has no end")
-    return end + 1
+def may_be_finite(pattern: str) -> bool:
+    """False if there is no end of texts that `pattern` matches."""
+    bare = "".join(token for token in TOKEN.findall(pattern) if token[0] not in "\\[")
+    return "^" in bare and "$" in bare and not re.search(r"[*+]|\{\d+,\}", bare)
 
 
 def _check_class(text: str, pattern: str) -> None:
-    try:
-        chars = re.compile(PROPERTIES.sub("a", text), re.ASCII)
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r}: {text}: {error}") from error
-    if any(chars.fullmatch(char) for char in CONTROL) and not all(chars.fullmatch(char) for char in '"\\'):
-        if set(filter(chars.fullmatch, CONTROL)) <= set("\t\n\v\f\r\x1c\x1d\x1e\x1f"):
-            return  # spaces and line ends, which are right
+    bare = ESCAPE.sub("", text)[1:]
+    if "[" in bare or any(operator in bare for operator in ("&&", "--", "~~")):
+        raise ValueError(f"pattern {pattern!r}: classes inside classes are not implemented")
+    chars = {char for char in f'{CONTROL}"\\' if matches(PROPERTIES.sub("a", text), char)}
+    if chars & set(CONTROL) and not chars >= set('"\\') and not chars & set(CONTROL) <= SPACES:
         raise ValueError(
             f'pattern {pattern!r}: {text} has control characters but not both " and \\, and is not implemented; '
             "exclude control characters as well: \\x00-\\x1f"

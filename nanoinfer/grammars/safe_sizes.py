@@ -29,7 +29,7 @@ def is_safe(grammar: Grammar) -> bool:
     """Whether a grammar, of which the rest of its checks is done, is within the bounds."""
     if grammar.kind in ("regex", "choice"):
         return True  # by their own limits: nothing in them is deep, and they take a tenth of a second
-    if len(grammar.text) > SAFE_LENGTH:
+    if len(grammar.text) > SAFE_LENGTH or grammar.text.count("(?=") > SAFE_PATTERNS:  # each becomes a pattern
         return False
     if grammar.kind == "grammar":
         lark, texts = split_json(as_lark(grammar.text))

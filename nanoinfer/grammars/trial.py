@@ -60,9 +60,8 @@ class Trial:
             raise Refusal(
                 f"is so large that it must be tried in a process of its own, which cannot start: {error}"
             ) from error
-        with (
-            process
-        ):  # its stdin stays open until then: the helper ends when it is closed, so also when this process does
+        # Its stdin stays open until then: the helper ends when it is closed, so also when this process does.
+        with process:
             with self._lock:
                 self._process = process
             if self._is_stopped:

@@ -54,7 +54,7 @@ class SamplingParams:
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
     | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
     | `include_stop_str_in_output` | bool | the text includes what ended it: a stop string, or a special token if shown |
-    | `regex` | regular expression | the output matches it |
+    | `regex` | regular expression | the whole output matches it, in the syntax of Rust's crate regex; see below |
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | 1 to 10,000 strings | the output is one of them |
@@ -64,6 +64,10 @@ class SamplingParams:
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
     Face's `generate`, as far as it has them: logit_bias, repetition_penalty, frequency and presence penalty,
     min_new_tokens, logits_processors, temperature, top_k, top_p, min_p.
+
+    A `regex` is nearly as in Python. It has no look-around (`(?=...)`, `\\b`), no backreferences, no atomic groups and
+    no `{,3}`. `^` and `$` may only stand at its two ends, and change nothing, as the whole output matches anyway.
+    `\\d`, `\\w` and `\\s` are those of Unicode (`(?-u)\\d` of ASCII), and `.` is no newline (`(?s:.)` is).
 
     `stop`, `stop_token_ids` and `logits_processors` may be None, which means none. Names from vLLM and SGLang with the same
     meaning also work (`max_tokens`, `min_tokens`, ...; see aliases.py). UnknownArgumentError for any other name, and for a

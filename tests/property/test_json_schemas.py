@@ -25,7 +25,7 @@ VALIDATORS = {"draft7": jsonschema.Draft7Validator, "draft2020-12": jsonschema.D
 # Schemas that compile, and valid documents that do not get through: at least, and at most, of what llguidance 1.9.1 does.
 # What does not get through although it is valid: 1.0 as an integer or as the constant 1, other orders of keys, and formats
 # that are not checked in this draft.
-EXPECTED = {"draft7": (0.55, 16), "draft2020-12": (0.4, 25)}
+EXPECTED = {"draft7": (0.65, 16), "draft2020-12": (0.45, 25)}
 
 
 def suite(draft: str) -> Iterator[dict[str, Any]]:
@@ -217,7 +217,7 @@ def test_random_weights_and_temperature_2_still_write_valid_documents(seed: int)
         ({"patternProperties": {'[^"]': {}}}, "has control characters but not both"),
         ({"pattern": r"^\P{L}$"}, "only .* are implemented"),
         ({"pattern": "^[a&&b]$"}, "classes inside classes"),
-        ({"pattern": "[a"}, "has no end"),
+        ({"pattern": "[a"}, r"pattern '\[a'"),
         ({"pattern": "a" * 6000}, "must not exceed 5000"),
         ({"const": "a\x01b"}, "control character U\\+0001"),
         ({"enum": [{"a\x7f": 1}]}, "control character U\\+007F"),
@@ -227,11 +227,9 @@ def test_random_weights_and_temperature_2_still_write_valid_documents(seed: int)
         ({"minProperties": 2}, "minProperties=2: is only implemented"),
         ({"$id": "http://example.com/a", "$ref": "#/$defs/b", "$defs": {"b": {}}}, r"\$id beside \$ref"),
         ({"items": {"x-guidance": {"lenient": True}}}, "x-guidance: is not implemented"),
-        ({"contentEncoding": "base64"}, "contentEncoding: is not implemented"),
         ({"uniqueItems": True}, "uniqueItems"),
         ({"oneOf": [{"minimum": 2}, {"maximum": 5}]}, "oneOf"),
         ({"$ref": "https://example.com/schema"}, "example.com"),
-        ({"type": "string", "format": "unheard-of"}, "unheard-of"),
     ],
 )
 def test_a_schema_that_would_be_compiled_loosely_is_refused(schema: dict[str, Any], reason: str) -> None:

@@ -42,8 +42,8 @@ from tests.helpers.grammar_engines import engine_with, one
         ({"tool_calls": {"say": {"not": {}}}}, r"^story: tool_calls: cannot be compiled: .*\"not\""),
         ({"tool_calls": {"say": 5}}, r"^story: tool_calls: the parameters of 'say': must be a JSON object, is 5"),
         (
-            {"tool_calls": {"ok": {}, "say": {"contentSchema": {}, "maxLenght": 2}}},
-            r"^story: tool_calls: the parameters of 'say': contentSchema: is not implemented; 'maxLenght' is no keyword",
+            {"tool_calls": {"ok": {}, "say": {"x-guidance": {}, "maxLenght": 2}}},
+            r"^story: tool_calls: the parameters of 'say': x-guidance: is not implemented; 'maxLenght' is no keyword",
         ),
         (
             {"tool_calls": {f"f{i}": {} for i in range(1001)}},
