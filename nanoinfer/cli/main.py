@@ -176,6 +176,7 @@ def _info(args: argparse.Namespace) -> None:
 
     from nanoinfer.engine.stats import captured, selections
     from nanoinfer.model.layers.kept_weights import weight_bytes
+    from nanoinfer.model.sampling_defaults import in_words
 
     llm = load(args)
     runner = llm.engine.model_runner
@@ -190,6 +191,7 @@ def _info(args: argparse.Namespace) -> None:
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
+        ("sampling defaults", in_words(model.sampling_defaults) or "none"),
         ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
         ("K/V per token", f"{kv_bytes:,} bytes"),
         ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),

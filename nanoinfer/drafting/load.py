@@ -27,7 +27,7 @@ def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str =
 
     ValueError if it has other tokens, or was not trained for as many positions. Errors as `load_model`.
     """
-    loaded = load_model(draft_model, model.dtype, model.device, None, kernels)
+    loaded = load_model(draft_model, model.dtype, model.device, None, kernels, generation_config="none")
     name = f"draft_model={str(draft_model)!r}"
     if loaded.config.vocab_size != model.config.vocab_size:
         raise ValueError(
