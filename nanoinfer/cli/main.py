@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m nanoinfer", description="A small LLM inference engine with a radix cache."
     )
     parser.add_argument("--version", action="version", version=f"nanoinfer {nanoinfer.__version__}")
-    parser.set_defaults(run=None, begin=None)
+    parser.set_defaults(run=None)
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=OneLineErrorParser)
 
     demo = commands.add_parser(
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        if args.begin is not None:
+        if args.command == "serve":
             args.begin(args)
         import transformers  # takes a while, and Ctrl-C may come meanwhile
 
