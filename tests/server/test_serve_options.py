@@ -114,8 +114,9 @@ def test_it_says_what_it_serves_and_how_to_open_its_page(keys: list[str]) -> Non
     server = ServerThread(patient_app(engine, api_keys=keys, served_model_name="tales"))
     server._server._out = out
     with server:
-        (line,) = out.getvalue().splitlines()
-    assert line.startswith(f"nanoinfer serves tales on {server.url} ")
+        url = server.url
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith(f"nanoinfer serves tales on {url} ")
     for part in (f"context {CONTEXT}", "256 slots", "temperature 0.6, top_k 20", "browser"):
         assert part in line
     assert ("API key" in line) == bool(keys)
