@@ -60,7 +60,7 @@ def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> 
     """
     from nanoinfer import LLM, SamplingParams
 
-    llm = LLM(path, dtype="float32", max_running_requests=at_once)
+    llm = LLM(path, dtype="float32", max_running_requests=at_once, generation_config="none")
     bos = json.loads((path / "config.json").read_text()).get("bos_token_id")
     if not isinstance(bos, int):
         raise ValueError(f"{path}: its config has no bos_token_id to begin a text with")

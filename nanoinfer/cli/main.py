@@ -118,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        if args.command == "serve":
+            args.begin(args)
         import transformers  # takes a while, and Ctrl-C may come meanwhile
 
         transformers.utils.logging.set_verbosity_error()
@@ -176,6 +178,7 @@ def _info(args: argparse.Namespace) -> None:
 
     from nanoinfer.engine.stats import captured, selections
     from nanoinfer.model.layers.kept_weights import weight_bytes
+    from nanoinfer.model.sampling_defaults import in_words
 
     llm = load(args)
     runner = llm.engine.model_runner
@@ -190,6 +193,7 @@ def _info(args: argparse.Namespace) -> None:
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
+        ("sampling defaults", in_words(model.sampling_defaults) or "none"),
         ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
         ("K/V per token", f"{kv_bytes:,} bytes"),
         ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),

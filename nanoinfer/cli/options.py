@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanoinfer.cli.ranks import world_size
 from nanoinfer.registry import REGISTRIES
 from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
+from nanoinfer.requests.default_numbers import DefaultFloat
 
 if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams
@@ -176,6 +177,11 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
         "default": 16,
         "help": "adapters that can be computed with at the same time (default: 16)",
     },
+    "generation_config": {
+        "default": "auto",
+        "help": "auto or none: whether generation_config.json gives requests their temperature, top_p, top_k, min_p and "
+        "repetition_penalty where they have none (default: auto)",
+    },
     "tensor_parallel_size": {
         "type": int,
         "help": "split the model over so many processes (default: as many as torchrun has started, or 1)",
@@ -183,13 +189,21 @@ ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
 }
 SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
-    "temperature": {"type": float, "default": 0.7, "help": "0 always takes the likeliest token (default: 0.7)"},
-    "top_p": {"type": float, "default": 1.0, "help": "nucleus sampling (default: 1.0, off)"},
-    "top_k": {"type": int, "default": -1, "help": "sample from the k likeliest tokens (default: -1, off)"},
+    "temperature": {
+        "type": float,
+        "default": DefaultFloat(0.7),
+        "help": "0 always takes the likeliest token (default: the checkpoint's, or 0.7)",
+    },
+    "top_p": {"type": float, "default": OURS, "help": "nucleus sampling (default: the checkpoint's, or 1.0, off)"},
+    "top_k": {
+        "type": int,
+        "default": OURS,
+        "help": "sample from the k likeliest tokens (default: the checkpoint's, or -1, off)",
+    },
     "min_p": {
         "type": float,
-        "default": 0.0,
-        "help": "drop tokens less probable than this share of the likeliest one (default: 0, off)",
+        "default": OURS,
+        "help": "drop tokens less probable than this share of the likeliest one (default: the checkpoint's, or 0, off)",
     },
     "presence_penalty": {
         "type": float,
@@ -203,8 +217,8 @@ SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "repetition_penalty": {
         "type": float,
-        "default": 1.0,
-        "help": "divides the logits of tokens that are in the prompt or the output (default: 1.0, off)",
+        "default": OURS,
+        "help": "divides the logits of tokens that are in the prompt or the output (default: the checkpoint's, or 1)",
     },
     "seed": {"type": int, "help": "the same seed gives the same text"},
     "stop": {"action": "append", "default": [], "help": "stop when this text appears; may be given several times"},

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (default: story)"
     )
     parser.add_argument("--model", help="the same as MODEL")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, begin=begin)
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)"
@@ -80,23 +80,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(max_queue=MAX_QUEUE)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Load, serve, and return when everything has been answered."""
+def begin(args: argparse.Namespace) -> None:
+    """Check what takes no time, and say what is loaded, before anything slow is imported."""
     from nanoinfer.server import check_installed
 
     try:
         check_installed()
     except ImportError as error:
         raise ValueError(str(error)) from error
-    from nanoinfer.server.app import make_app
-    from nanoinfer.server.run import bound_socket, raise_open_files_limit, serve
-    from nanoinfer.server.settings import ServerSettings
-
     if args.name is not None and args.model is not None:
         raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
     if not 0 <= args.port <= 65535:
         raise ValueError(f"--port {args.port}: must be in 0..65535")
     args.model = args.name or args.model or "story"
+    if not int(os.environ.get("RANK", 0)):  # torchrun's
+        print(f"nanoinfer loads {args.model} ...", flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load, serve, and return when everything has been answered."""
+    from nanoinfer.server.app import make_app
+    from nanoinfer.server.run import bound_socket, raise_open_files_limit, serve
+    from nanoinfer.server.settings import ServerSettings
+
     settings = ServerSettings(
         api_keys=_keys(args),
         allowed_hosts=[*args.allowed_host, args.host],

@@ -43,7 +43,8 @@ class Engine(EngineUpkeep):
     AsyncEngine, has work. Everything else may be called from any thread, and waits for the current step to end.
 
     `clock` returns seconds, for deadlines, latencies and step times. `draft_runner` runs the draft model of
-    `drafter="model"`: over the same rows, and a pool of the same size.
+    `drafter="model"`: over the same rows, and a pool of the same size. `sampling_defaults`: the checkpoint's, by field of
+    SamplingParams, for requests that do not give them.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Engine(EngineUpkeep):
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.perf_counter,
         draft_runner: ModelRunner | None = None,
+        sampling_defaults: Mapping[str, float] | None = None,
     ):
         super().__init__()
         self.model_runner, self.config, self._clock = model_runner, config, clock
-        self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed)
+        self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed, sampling_defaults)
         self.grammars = Grammars(tokenizer, vocab_size, self.builder.eos_token_ids)
         self.radix_cache = RadixCache(
             model_runner.req_to_token_pool,

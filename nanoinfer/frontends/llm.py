@@ -65,6 +65,9 @@ class LLM:
       model with the same vocabulary, by name or directory; `story` has its own.
     - `num_scheduler_steps`: with k > 1, up to k decode passes are made before the scheduler is visited again. A stream
       then yields up to k tokens at once, and a new request waits for up to k passes (see EngineConfig).
+    - `generation_config`: with auto, what the checkpoint's generation_config.json says of `temperature`, `top_p`, `top_k`,
+      `min_p` and `repetition_penalty` holds for requests that do not give them (see `model.sampling_defaults`); with none,
+      SamplingParams' own defaults do.
     - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
     - For the rest, see EngineConfig. Names from vLLM and SGLang with the same meaning also work (`max_model_len`, `seed`,
       ...; see requests/aliases.py). UnknownArgumentError for any other name.
@@ -90,6 +93,7 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         draft_model: str | Path | None = None,
         tensor_parallel_size: int = 1,
+        generation_config: str | None = "auto",
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -113,12 +117,16 @@ class LLM:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"tensor_parallel_size={size!r}: must be an integer of at least 1")
         if size == 1:
-            self.model = load_model(model, dtype, device, max_context_len, kernels, quantization)
+            self.model = load_model(
+                model, dtype, device, max_context_len, kernels, quantization, generation_config=generation_config
+            )
         else:
             from nanoinfer.parallel.load import check_options, load_split_model
 
             check_options(size, config, quantization)
-            self.model = load_split_model(size, model, dtype, device, max_context_len, kernels, quantization)
+            self.model = load_split_model(
+                size, model, dtype, device, max_context_len, kernels, quantization, generation_config
+            )
         context = self.model.max_context_len
         self.draft_model = None if draft_path is None else load_draft_model(draft_path, self.model, kernels)
         if max_total_tokens is None:
@@ -351,7 +359,8 @@ def make_engine(
     )
     runner = _make_runner(model, config, req_to_token_pool, config.kv_cache_dtype)
     draft_runner = None if draft_model is None else _make_runner(draft_model, config, req_to_token_pool)
-    engine = Engine(runner, config, model.config.vocab_size, model.end_token_ids, model.tokenizer, clock, draft_runner)
+    vocab_size, defaults = model.config.vocab_size, model.sampling_defaults
+    engine = Engine(runner, config, vocab_size, model.end_token_ids, model.tokenizer, clock, draft_runner, defaults)
 
     def describe() -> dict[str, str]:
         from nanoinfer.model.fingerprint import model_fields

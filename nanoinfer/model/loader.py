@@ -1,7 +1,8 @@
 """From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_folder, refuse_file
+from nanoinfer.model.sampling_defaults import sampling_defaults
 from nanoinfer.model.split import ModelSplit
 from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
@@ -41,6 +43,7 @@ class LoadedModel:
     device: torch.device
     max_context_len: int  # how many positions have rotary tables
     split: ModelSplit | None = None  # of a model that is split, this process has a share; None: all of it is here
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -128,11 +131,13 @@ def load_model(
     quantization: str | None = None,
     split: ModelSplit | None = None,
     vocab_size: int | None = None,
+    generation_config: str | None = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
     (see nanoinfer/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
+    `generation_config`: "none" leaves out the checkpoint's sampling defaults.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -142,6 +147,7 @@ def load_model(
     asked_for = None if dtype is None or dtype == "auto" else resolve_dtype(dtype, "auto")
     path = resolve_model_path(model)
     config = ModelConfig.from_pretrained(path)
+    defaults = sampling_defaults(path, generation_config)
     resolved_dtype = asked_for or resolve_dtype(config.dtype or checkpoint_dtype(path))
     limit = config.max_position_embeddings
     if max_context_len is not None and not 1 <= max_context_len <= limit:
@@ -161,5 +167,5 @@ def load_model(
         resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)
     return LoadedModel(
-        str(model), path, network, network.config, tokenizer, resolved_dtype, resolved_device, context, split
+        str(model), path, network, network.config, tokenizer, resolved_dtype, resolved_device, context, split, defaults
     )

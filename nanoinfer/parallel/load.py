@@ -59,6 +59,7 @@ def load_split_model(
     max_context_len: int | None,
     kernels: str,
     quantization: str | None,
+    generation_config: str | None = "auto",
 ) -> LoadedModel:
     """Rank 0's share of a model over `size` ranks, whose `split.ranks` are running. Arguments and errors as in
     `load_model`; ValueError if the model cannot be split so, RankError if another rank ends. No process is left then."""
@@ -77,6 +78,7 @@ def load_split_model(
         "max_context_len": max_context_len,
         "kernels": kernels,
         "quantization": quantization,
+        "generation_config": generation_config,
     }
     ranks = Ranks.start(size)
     return load_share(ranks, path, resolved.type, name=str(model), **options)

@@ -190,11 +190,6 @@ LLM_ELSEWHERE = {
     **dict.fromkeys(("revision", "tokenizer_revision"), _REVISION),
     "hf_token": Elsewhere("set the environment variable HF_TOKEN, which huggingface_hub reads", (None,), secret=True),
     **dict.fromkeys(("rope_scaling", "hf_overrides", "hf_config_path"), _CONFIG),
-    "generation_config": Elsewhere(
-        "the defaults of requests are those of SamplingParams; from the checkpoint's generation_config.json, only end "
-        "tokens are read",
-        (None, "vllm"),
-    ),
     "skip_tokenizer_init": Elsewhere(
         "prompts may be token ids in any case; a tokenizer is read if the checkpoint's directory has one", OFF
     ),

@@ -12,6 +12,7 @@ from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.continuation import check_output_ids
+from nanoinfer.requests.default_numbers import Default
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -25,6 +26,7 @@ class RequestBuilder:
     """It knows a model's vocabulary, end tokens and tokenizer, but nothing of pools or scheduling.
 
     `random_seed` makes requests without a seed of their own repeatable; None takes random seeds from the system.
+    `sampling_defaults`: the checkpoint's, by field of SamplingParams.
     """
 
     def __init__(
@@ -33,14 +35,17 @@ class RequestBuilder:
         eos_token_ids: Iterable[int] = (),
         tokenizer: Tokenizer | None = None,
         random_seed: int | None = None,
+        sampling_defaults: Mapping[str, float] | None = None,
     ):
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
         # Some configs name an end token that does not exist (-1, or beyond the vocabulary). It can never be sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self.sampling_defaults = dict(sampling_defaults or {})
         self._rng = np.random.default_rng(random_seed)
 
     def check(self, request: Request, max_context_len: int, most: int | None = None) -> tuple[Request, np.ndarray]:
-        """Check a request. Returns it with its `max_new_tokens`, and its prompt's token ids, int64 `[prompt_len]`.
+        """Check a request. Returns it with its `max_new_tokens` and the checkpoint's sampling defaults where it gives none,
+        and its prompt's token ids, int64 `[prompt_len]`.
 
         If `max_new_tokens` is None, it is what is left of the context, or of `most` tokens in all. InvalidRequestError
         naming a field.
@@ -48,12 +53,19 @@ class RequestBuilder:
         prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
         self.check_params(request.params, request.extra_key, request.name)
         self.check_timeout(request.timeout_s, request.name)
-        if request.params.max_new_tokens is None:
-            left = min(max_context_len, most or max_context_len) - len(prompt_ids)
+        params = request.params
+        taken: dict[str, Any] = {
+            name: value for name, value in self.sampling_defaults.items() if isinstance(getattr(params, name), Default)
+        }
+        if params.max_new_tokens is None:
+            taken["max_new_tokens"] = max(min(max_context_len, most or max_context_len) - len(prompt_ids), 1)
+        if taken:
             try:
-                request = replace(request, params=replace(request.params, max_new_tokens=max(left, 1)))
-            except ValueError as error:  # min_new_tokens
-                raise InvalidRequestError(f"{request.name}: {error}, what is left of the context") from error
+                request = replace(request, params=replace(params, **taken))
+            except ValueError as error:  # n or min_new_tokens
+                is_left = str(error).startswith("min_new_tokens")
+                why = "what is left of the context" if is_left else "the checkpoint's default"
+                raise InvalidRequestError(f"{request.name}: {error}, {why}") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
         check_output_ids(request, self.vocab_size)
         return request, prompt_ids

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
+from nanoinfer.requests.default_numbers import Default, DefaultFloat, DefaultInt
 from nanoinfer.requests.grammar_fields import check_grammars, grammar_texts
 from nanoinfer.requests.keywords import class_keywords
 
@@ -69,6 +70,9 @@ class SamplingParams:
     no `{,3}`. `^` and `$` may only stand at its two ends, and change nothing, as the whole output matches anyway.
     `\\d`, `\\w` and `\\s` are those of Unicode (`(?-u)\\d` of ASCII), and `.` is no newline (`(?s:.)` is).
 
+    Where `temperature`, `top_p`, `top_k`, `min_p` or `repetition_penalty` is not given, the checkpoint's default counts, if
+    its generation_config.json has one (see `generation_config` of LLM).
+
     `stop`, `stop_token_ids` and `logits_processors` may be None, which means none. Names from vLLM and SGLang with the same
     meaning also work (`max_tokens`, `min_tokens`, ...; see aliases.py). UnknownArgumentError for any other name, and for a
     field that is given under two names.
@@ -76,13 +80,13 @@ class SamplingParams:
 
     max_new_tokens: int = 128  # once a request is prepared, never None
     min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
+    temperature: float = DefaultFloat(1.0)
+    top_p: float = DefaultFloat(1.0)
+    top_k: int = DefaultInt(-1)
+    min_p: float = DefaultFloat(0.0)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = DefaultFloat(1.0)
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -143,7 +147,7 @@ class SamplingParams:
         """Convert to plain Python numbers (numpy's overflow or lose precision later on) and copy collections."""
         for name in INT_FIELDS + REAL_FIELDS:
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and not isinstance(value, Default):
                 object.__setattr__(self, name, int(value) if name in INT_FIELDS else float(value))
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))

@@ -91,7 +91,7 @@ async def _wish(service: Service, body: GenerateRequest) -> tuple[Wish, bool]:
         room = service.max_tokens - max(map(len, prompts))
         fields["max_new_tokens"] = max(min(DEFAULT_TOKENS, room), 1)
     copies = 1
-    if fields.get("temperature") == 0 and type(n := fields.get("n", 1)) is int and n > 1:
+    if service.is_greedy(fields) and type(n := fields.get("n", 1)) is int and n > 1:
         copies = fields.pop("n")
     params = make_params(Given(fields, {}), service.settings)
     if (number := len(prompts) * params.n * copies) > service.settings.max_completions:

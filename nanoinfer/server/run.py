@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import uvicorn
 from fastapi import FastAPI
 
+from nanoinfer.model.sampling_defaults import in_words
 from nanoinfer.server.connections import connection_class
 from nanoinfer.server.service import Service
 
@@ -38,11 +39,19 @@ class Server(uvicorn.Server):
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start, and say so."""
+        """Start, and say so: where, what, and how to open the page."""
         self._running = asyncio.get_running_loop()
         await super().startup(sockets)
         if self._out is not None and self.started:
-            print(f"nanoinfer serves {self._service.base_name} on {self.address}", file=self._out, flush=True)
+            print(self._ready(), file=self._out, flush=True)
+
+    def _ready(self) -> str:
+        service, config = self._service, self._service.core.config
+        about = [f"context {config.max_context_len}", f"{config.max_total_tokens} slots"]
+        if defaults := service.core.builder.sampling_defaults:
+            about.append(f"by default {in_words(defaults)}")
+        page = "open it in a browser" + ("; its page asks for an API key" if service.settings.api_keys else "")
+        return f"nanoinfer serves {service.base_name} on {self.address} ({', '.join(about)}): {page}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: begin to drain, or hurry. Ctrl-C ends the command as it should; SIGTERM is the usual way to end."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from reprlib import repr as repr_in_short
 from typing import Any
 from weakref import WeakSet
@@ -72,6 +73,10 @@ class Service:
             message = f"model={repr_in_short(model)}: no such model; there are: {there}"
             raise ApiError(404, message, "model", "model_not_found")
         return model
+
+    def is_greedy(self, given: Mapping[str, Any]) -> bool:
+        """Whether a request that gives these fields, without those that are null, always takes the likeliest token."""
+        return {**self.core.builder.sampling_defaults, **given}.get("temperature") == 0
 
     async def generate(self, wish: Wish) -> Generation:
         """Queue what a client wishes for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""

@@ -108,7 +108,7 @@ def _wish(
     default: int | None,
 ) -> Wish:
     settings = service.settings
-    greedy = body.temperature == 0
+    greedy = service.is_greedy(given.values)
     each: list[SamplingParams] = []
     made: dict[int, SamplingParams] = {}  # by number of tokens: most prompts have the same
     for prompt, name in zip(prompts, names, strict=True):

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from nanoinfer import SamplingParams
+from nanoinfer.cluster.serve.messages import Description
+from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError
+from nanoinfer.requests.request import Request
 from nanoinfer.server.errors import ApiError, as_api_error
 from tests.helpers.waiting import run
 
@@ -52,3 +56,11 @@ def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engi
     answer = visited(remote_engine, SimpleNamespace(replicas={"a", "b"}))
     assert (answer.status, answer.code) == (503, "replica_lost")
     assert answer.message == "none of 2 replicas answers: ConnectionError"
+
+
+def test_a_door_knows_the_sampling_defaults_of_the_replicas(remote_engine: ModuleType) -> None:
+    """At temperature 0, `n` choices are one completion, so the server must know (see Service.is_greedy)."""
+    told = Description("m", None, EngineConfig(1, 100, 100), 100, (), sampling_defaults={"temperature": 0.0})
+    builder = remote_engine.RemoteModel(told).builder
+    request, _ = builder.check(Request([5], SamplingParams(max_new_tokens=2)), 100)
+    assert request.params.greedy

@@ -1,6 +1,5 @@
 """Saving to a folder with room for a part: what was used last is there afterwards, also after the next save."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +192,7 @@ def test_a_forked_process_asks_for_no_lock_of_the_writers(tmp_path: Path, model:
     served(llm, 0)
     store = disk_of(llm.engine)._store
     with store._lock, pytest.MonkeyPatch.context() as patch:  # as if another thread had had it
-        patch.setattr(os, "getpid", lambda: -1)
+        patch.setattr(store, "_process", -1)
         assert store.keeps([b"any"]) == [False]
         assert not store.offer(b"", np.arange(16), 0, np.zeros((16, store.token_bytes), np.uint8))
 

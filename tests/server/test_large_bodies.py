@@ -14,6 +14,7 @@ from nanoinfer.server import large_bodies
 from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.large_bodies import SMALL
 from tests.helpers.engines import make_engine
+from tests.helpers.own_names import module_with
 from tests.helpers.servers import patient_app
 from tests.helpers.waiting import HANG_S, run
 from tests.server.test_lock import ask
@@ -103,7 +104,7 @@ def test_lists_of_numbers_are_not_written_to_look_for_half_characters(monkeypatc
     def written(*args: Any, **more: Any) -> None:
         raise AssertionError("the numbers were written")
 
-    monkeypatch.setattr("nanoinfer.server.fields.json.dumps", written)
+    monkeypatch.setattr("nanoinfer.server.fields.json", module_with(json, dumps=written))
     for prompt in ([1, 2], [[1], [2, 3]], []):
         assert CompletionRequest.model_validate({"model": "m", "prompt": prompt}).prompt == prompt
     for prompt in ([1, "x"], [[1], ["x"]], [[1], 2], [1.5], [True], {"a": 1}):

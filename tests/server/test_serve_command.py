@@ -27,9 +27,11 @@ def started(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str],
         command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    line = Worker(process.stdout.readline).result()
-    assert " on http://127.0.0.1:" in line, process.communicate()
-    return process, line.rpartition(" ")[2].strip()
+    loads, serves = (Worker(process.stdout.readline).result() for _ in range(2))
+    assert loads.startswith("nanoinfer loads "), process.communicate()
+    found = re.search(r" on (http://127\.0\.0\.1:\d+) ", serves)
+    assert found, process.communicate()
+    return process, found[1]
 
 
 def get(url: str, **more: Any) -> httpx.Response:

@@ -1,6 +1,7 @@
 """`python -m nanoinfer serve`, in this process: what it refuses, and what it does before it serves."""
 
 import gc
+import io
 import logging
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.cli.main import main
+from nanoinfer.server.in_thread import ServerThread
+from tests.helpers.engines import CONTEXT, make_engine
+from tests.helpers.servers import patient_app
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,27 @@ def test_messages_of_exceptions_are_logged_only_where_prompts_may_be(
         assert log.count(f"{name} failed") == 1
     assert log.count("KeyError") >= 3
     assert "test_serve_options.py" in log, "where it was raised is told"
+
+
+def test_it_says_at_once_what_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "nothing-like-this"]) == 2
+    assert capsys.readouterr().out == "nanoinfer loads nothing-like-this ...\n"
+
+
+@pytest.mark.parametrize("keys", [[], ["secret"]])
+def test_it_says_what_it_serves_and_how_to_open_its_page(keys: list[str]) -> None:
+    engine, out = make_engine(), io.StringIO()
+    engine.builder.sampling_defaults = {"temperature": 0.6, "top_k": 20}
+    server = ServerThread(patient_app(engine, api_keys=keys, served_model_name="tales"))
+    server._server._out = out
+    with server:
+        url = server.url
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith(f"nanoinfer serves tales on {url} ")
+    for part in (f"context {CONTEXT}", "256 slots", "temperature 0.6, top_k 20", "browser"):
+        assert part in line
+    assert ("API key" in line) == bool(keys)
+    assert "secret" not in line
 
 
 @pytest.mark.usefixtures("logs")

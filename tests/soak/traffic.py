@@ -153,7 +153,8 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", int]:
     log = (folder / "log").open("w")
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
-    return process, int(process.stdout.readline().rpartition(":")[2])
+    process.stdout.readline()  # that it loads
+    return process, int(process.stdout.readline().partition(" on http://127.0.0.1:")[2].split()[0])
 
 
 async def run(

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from nanoinfer import AsyncEngine, Engine, StreamPiece
+from nanoinfer.engine import engine_loop
 from nanoinfer.requests.stream_pieces import PieceReader
 from nanoinfer.trace import Recorder
 from tests.helpers.async_engines import arrival, between_passes, following, gated, in_a_pass, llm_around
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine
+from tests.helpers.own_names import NoThread, module_with
 from tests.helpers.waiting import Worker, run, until, until_async
 
 
@@ -21,11 +23,8 @@ def test_a_thread_that_cannot_start_leaves_nothing_queued(monkeypatch: pytest.Mo
     engine = make_engine()
     llm = llm_around(engine)
 
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(engine_loop, "threading", module_with(threading, Thread=NoThread))
         with pytest.raises(RuntimeError, match="can't start new thread"):
             llm.generate([5], greedy(2))
     assert (engine.open_requests.ids(), engine.loop.request_ids(), llm._calls._calls) == (set(), set(), {})

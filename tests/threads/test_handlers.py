@@ -155,7 +155,6 @@ def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_thre
 ) -> None:
     """`Thread.is_alive` marks a thread as ended when it is interrupted."""
     engine, is_over = make_engine(), threading.Event()
-    is_alive = threading.Thread.is_alive
 
     def drive() -> None:
         engine.add_request([5], greedy(3))
@@ -164,12 +163,12 @@ def test_a_handler_that_raises_while_a_step_by_hand_is_refused_leaves_other_thre
     driver = Worker(drive)
     until(lambda: engine.open_requests.groups, "its request")
 
-    def asked(thread: threading.Thread) -> bool:
+    def asked() -> bool:
         signal.raise_signal(signal.SIGALRM)
-        return is_alive(thread)
+        return threading.Thread.is_alive(driver)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "is_alive", asked)
+        patch.setattr(driver, "is_alive", asked)
         with pytest.raises(Interrupted) as caught:
             engine.step()
     assert isinstance(caught.value.__context__, RuntimeError)  # the refusal came before the handler ran

@@ -15,8 +15,10 @@ import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.engine.engine import Engine
+from nanoinfer.threads import signals
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.interrupts import Interrupted, raising
+from tests.helpers.own_names import module_with
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
@@ -225,10 +227,10 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
     try:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        original, once_more = _signal.signal, iter([True])
+        once_more = iter([True])
 
         def restored(number: int, handler: Any) -> Any:
-            result = original(number, handler)
+            result = _signal.signal(number, handler)
             if handler is raises and next(once_more, False):
                 signal.raise_signal(number)  # as soon as its handler is back
             return result
@@ -236,7 +238,7 @@ def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypat
         engine = make_engine()
         rid = engine.add_request([5], greedy(3))
         with monkeypatch.context() as patch:
-            patch.setattr(_signal, "signal", restored)
+            patch.setattr(signals, "_signal", module_with(_signal, signal=restored))
             with pytest.raises(Interrupted):
                 engine.step()
         assert {number: signal.getsignal(number) for number in handlers} == handlers

@@ -213,6 +213,11 @@ def test_importing_the_package_loads_only_its_version() -> None:
     assert sorted(module for module in loaded if module.startswith("nanoinfer")) == ["nanoinfer", "nanoinfer.version"]
 
 
+def test_serve_says_that_it_loads_before_it_loads_anything_heavy() -> None:
+    code = "nanoinfer.cli.main as m\nargs = m.build_parser().parse_args(['serve'])\nargs.begin(args)"
+    assert not {"torch", "transformers", "uvicorn"} & loaded_by(code, ROOT)
+
+
 @pytest.mark.slow
 def test_every_public_name_is_there_and_no_other() -> None:
     names = set(import_module("nanoinfer").__all__)

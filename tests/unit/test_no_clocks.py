@@ -2,6 +2,8 @@
 
 Seconds that the engine or the server under test gets (`timeout_s=`, `drain_timeout_s=` and so on) are no patience of the
 test, and are not looked at: a test gives it a clock of its own, or the outcome is the same however long they take.
+
+Nor does a test replace `time.monotonic` or `os.getpid` for all threads: others may be using it.
 """
 
 import ast
@@ -27,6 +29,21 @@ PATIENCE = {"join": 0, "wait": 0, "result": 0, "exception": 0, "settimeout": 0, 
 PATIENCE |= {"wait_for": 1, "create_connection": 1, "communicate": 1, "WebDriverWait": 1, "select": 3}
 # What is under test and has a `timeout` of its own, which is no patience of the test.
 OWN_TIMEOUT = {"grade", "graded", "build", "measure_startup", "fake"}
+
+REPLACING = {"setattr", "delattr", "patch", "object"}  # monkeypatch's functions and those of unittest.mock
+SHARED = {
+    "time",
+    "os",
+    "subprocess",
+    "threading",
+    "socket",
+    "signal",
+    "_signal",
+    "asyncio",
+    "json",
+    "pathlib",
+    "builtins",
+}
 
 SLEEPS = "sleeps, but in no loop that looks at something and ends"
 IMPATIENT = f"waits less than {HANG_S:g} seconds"
@@ -196,6 +213,27 @@ class Rules:
             self.problems.append((node.lineno, MEASURES))
 
 
+def replaced_for_all(text: str) -> Iterator[str]:
+    """What the text of a file replaces in modules that all threads share, as dotted names."""
+    tree = ast.parse(text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    origins = {
+        alias.asname or alias.name: f"{getattr(node, 'module', '')}.{alias.name}"
+        for node in imports
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        replaced = [ast.unparse(each) for each in node.targets] if isinstance(node, ast.Assign | ast.Delete) else []
+        if isinstance(node, ast.Call) and name_of(node.func) in REPLACING and node.args:
+            owner, *name = map(ast.unparse, node.args[:2])  # or a text with the whole name
+            replaced = [owner.strip("'") if owner.startswith("'") else ".".join([owner, *name])]
+        for target in replaced:
+            root, *parts = target.split(".")
+            owners = {*origins.get(root, root).split("."), *parts[:-1]}
+            if parts and owners & SHARED and "[" not in target:
+                yield target
+
+
 def refused(text: str) -> list[Problem]:
     """What the rules refuse in the text of a file, by line."""
     return sorted(set(Rules(text).problems)) if WORDS.search(text) else []
@@ -219,6 +257,12 @@ def test_no_test_depends_on_a_clock() -> None:
                 problems.append(f"tests/{name}:{number} {rule}: {line}")
     assert not problems, "use tests/helpers/waiting.py or a fake clock:\n" + "\n".join(problems)
     assert used == set(ALLOWED), "no longer needed"
+
+
+def test_no_test_replaces_what_all_threads_share() -> None:
+    paths = sorted(TESTS.rglob("*.py"))
+    problems = [f"{path.relative_to(TESTS)}: {name}" for path in paths for name in replaced_for_all(path.read_text())]
+    assert not problems, "use tests/helpers/own_names.py:\n" + "\n".join(problems)
 
 
 # --- the rules themselves --------------------------------------------------------------------------------------------
@@ -308,6 +352,39 @@ def test_each_rule_refuses_its_examples(text: str, rule: str) -> None:
 )
 def test_what_waits_for_a_condition_passes(text: str) -> None:
     assert refused(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\nmonkeypatch.setattr(time, 'sleep', f)",
+        "import time\ntime.sleep = f",
+        "from os import path\ndel path.join",
+        "from nanoinfer.kernels import build\npatch.setattr(build.time, 'monotonic', f)",
+        "from nanoinfer.kernels import build\nbuild.time.monotonic = f",
+        "patch('nanoinfer.kernels.build.subprocess.Popen', f)",
+        "monkeypatch.setattr('time.sleep', f)",
+        "import threading\nmock.patch.object(threading.Thread, 'start', f)",
+        "from pathlib import Path\nsetattr(Path, name, f)",
+    ],
+)
+def test_what_is_replaced_for_all_threads_is_found(text: str) -> None:
+    assert len([*replaced_for_all(text)]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from nanoinfer.kernels import build\npatch.setattr(build, 'time', f)",
+        "monkeypatch.setattr('nanoinfer.kernels.build.time', f)",
+        "import sys\nmonkeypatch.setattr(sys, 'stdin', f)",
+        "copy = leaf()\ncopy.key = 3",
+        "self.queue.size = 3",
+        "program = 'import time; time.sleep = f'",
+    ],
+)
+def test_what_is_replaced_for_one_module_passes(text: str) -> None:
+    assert [*replaced_for_all(text)] == []
 
 
 def test_lines_are_named() -> None:

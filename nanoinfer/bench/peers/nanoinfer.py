@@ -92,7 +92,7 @@ def source_digest() -> str:
 
 def without_tokenizer(model: Path, folder: Path) -> Path:
     """A checkpoint's config and weights, linked into an empty folder."""
-    for pattern in ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"):
+    for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json"):
         for file in model.glob(pattern):
             (folder / file.name).symlink_to(file.resolve())
     return folder

@@ -1,6 +1,6 @@
 """What the door and the replicas say to each other. Everything here is small and can be pickled."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,7 @@ class Description:
     adapters: Sequence[str] = field(default_factory=tuple)
     most_tokens: int = 0
     costs: PassCosts | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 Answer = Accepted | Refused | News

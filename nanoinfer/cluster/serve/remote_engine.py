@@ -35,7 +35,10 @@ class RemoteModel:
 
     def __init__(self, description: Description):
         tokenizer = None if description.path is None else Tokenizer.from_pretrained(description.path)
-        self.builder = RequestBuilder(description.vocab_size, description.end_token_ids, tokenizer)
+        defaults = description.sampling_defaults
+        self.builder = RequestBuilder(
+            description.vocab_size, description.end_token_ids, tokenizer, sampling_defaults=defaults
+        )
         self.config: EngineConfig = description.config
         self.adapters: Mapping[str, Any] = dict.fromkeys(description.adapters)
 

@@ -83,6 +83,7 @@ class Replica:
             tuple(engine.adapters),
             min(engine.config.max_context_len, engine.cache.token_to_kv_pool.size + 1),
             self.costs,
+            dict(engine.builder.sampling_defaults),
         )
 
     # --- for doors that mean this replica -----------------------------------------------------------------------------

@@ -122,10 +122,11 @@ def test_a_file_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "run.json"
     write_results(str(file), {"old": 1})
 
-    def killed(self: Path, target: Path) -> None:
-        raise KeyboardInterrupt
+    class Killed(type(file)):  # type: ignore[misc]
+        def replace(self, target: Any) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", killed)
+    monkeypatch.setattr("nanoinfer.bench.settings.Path", Killed)
     with pytest.raises(KeyboardInterrupt):
         write_results(str(file), {"new": 2})
     assert json.loads(file.read_text()) == {"old": 1}

@@ -14,6 +14,7 @@ import torch
 from nanoinfer.cache.storeys import memory_ahead
 from nanoinfer.cache.storeys.host_memory import HostMemory
 from nanoinfer.cache.storeys.memory_ahead import PIECE, MemoryAhead
+from tests.helpers.own_names import NoThread, module_with
 from tests.helpers.waiting import HANG_S
 
 MB = 2**20
@@ -190,12 +191,9 @@ def test_it_ends_when_the_system_has_no_more(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_another_thread_the_first_writer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     provider = provide_with(monkeypatch, Provider())
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
+        patch.setattr(memory_ahead, "threading", module_with(threading, Thread=NoThread))
         ahead: Any = MemoryAhead(np.zeros((8, MB), np.uint8), 4 * MB)
     assert (ahead._thread, provider.asked) == (None, [])
     ahead.used(3 * MB)

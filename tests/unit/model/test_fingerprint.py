@@ -18,6 +18,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.fingerprint import NOT_OF_KV, kernels_of, model_fields, source_digest, weights_digest
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.random_model import random_model
+from tests.helpers.own_names import module_with
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
 KINDS = [(None, "torch"), (None, "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "torch"), ("int4", "torch")]
@@ -122,11 +123,12 @@ def test_what_torch_computes_with_counts(what: str, monkeypatch: pytest.MonkeyPa
     if what == "features":
         monkeypatch.setattr(model_fingerprint, "cpu_features", lambda: "flags: mmx")
     elif what == "version":
-        monkeypatch.setattr(torch, "__version__", "0.1")
+        monkeypatch.setattr(model_fingerprint, "torch", module_with(torch, __version__="0.1"))
     elif what == "precision":
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+        precise = module_with(torch, get_float32_matmul_precision=lambda: "medium")
+        monkeypatch.setattr(model_fingerprint, "torch", precise)
     else:
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+        monkeypatch.setattr(model_fingerprint, "torch", module_with(torch, get_num_threads=lambda: 77))
     assert kernels_of(model, backend) != right
 
 
@@ -136,7 +138,7 @@ def test_our_own_kernels_do_not_mind_how_many_threads_there_are(monkeypatch: pyt
     monkeypatch.setattr(model_fingerprint, "library", lambda: type("Library", (), {"_name": "/x/kernels-a-b-c.so"})())
     right = kernels_of(model, backend)
     assert "kernels-a-b-c.so" in right
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    monkeypatch.setattr(model_fingerprint, "torch", module_with(torch, get_num_threads=lambda: 77))
     assert kernels_of(model, backend) == right
     monkeypatch.setattr(model_fingerprint, "library", lambda: type("Library", (), {"_name": "/x/kernels-a-b-d.so"})())
     assert kernels_of(model, backend) != right

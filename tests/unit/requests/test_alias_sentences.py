@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import InvalidRequestError, SamplingParams
-from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.other_formats import refuse_file
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests.aliases import (
@@ -108,10 +107,7 @@ CLAIMS: Claims = {
     "weights are read from safetensors files": only_safetensors_are_read,
     "the environment variable HF_TOKEN, which huggingface_hub reads": huggingface_hub_reads_the_token,
     "the configuration is read from the checkpoint's config.json": lambda: (
-        no_option_like("rope", "hf_", "override", "config") and (STORY / "config.json").is_file()
-    ),
-    "from the checkpoint's generation_config.json, only end tokens are read": lambda: (
-        not names_of(ModelConfig) & names_of(SamplingParams) and "eos_token_ids" in names_of(ModelConfig)
+        no_option_like("rope", "hf_", "override") and (STORY / "config.json").is_file()
     ),
     "models are not compiled": lambda: nothing_like("compil") and "torch.compile(" not in source(),
     "all weights stay on the device": lambda: nothing_like("offload"),

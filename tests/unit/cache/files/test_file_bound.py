@@ -3,13 +3,14 @@
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nanoinfer.cache.storeys.files import FileStore
+from nanoinfer.cache.storeys.files import FileStore, last_use
 from nanoinfer.cache.storeys.files.last_use import LastUse
 from tests.helpers.kv_files import (
     BLOCK,
@@ -23,6 +24,7 @@ from tests.helpers.kv_files import (
     put,
     unfinished_files,
 )
+from tests.helpers.own_names import module_with
 from tests.helpers.waiting import HANG_S
 
 
@@ -239,7 +241,7 @@ def test_a_clock_that_jumps_changes_no_order(
     tmp_path: Path, one: int, jump: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_700_000_000 * 10**9]
-    monkeypatch.setattr("nanoinfer.cache.storeys.files.last_use.time.time_ns", lambda: now[0])
+    monkeypatch.setattr(last_use, "time", module_with(time, time_ns=lambda: now[0]))
     store = open_store(tmp_path / "cache", max_bytes=3 * one)
     put(store, fresh(0))
     put(store, fresh(1))
@@ -267,12 +269,11 @@ class Times:
 
 
 def test_a_time_that_cannot_be_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanoinfer.cache.storeys.files.last_use.time.time_ns", lambda: 50)
+    monkeypatch.setattr(last_use, "time", module_with(time, time_ns=lambda: 50))
     times: Any = Times()
     uses = LastUse(times)
     seen = []
-    for time in (100, 2**62, 2**64, 2**62 - 9):
-        times.st_mtime_ns = time
+    for times.st_mtime_ns in (100, 2**62, 2**64, 2**62 - 9):
         seen.append(uses.saw(times))
     assert seen == [100, 0, 0, 2**62 - 9]
     uses.now(["a", "b"])

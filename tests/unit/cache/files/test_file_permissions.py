@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nanoinfer.cache.storeys.files import permissions
 from tests.helpers.kv_files import faulty, hit, kv_files, look, open_store, put
+from tests.helpers.own_names import module_with
 
 TOKENS = [1, 2, 3, 4]
 
@@ -53,12 +55,7 @@ def test_a_folder_above_that_others_may_write_to(tmp_path: Path) -> None:
 def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
     put(open_store(folder), TOKENS)
-    real = os.fstat
-    monkeypatch.setattr(
-        os,
-        "fstat",
-        lambda file: Status(real(file), 4711) if stat.S_ISDIR(real(file).st_mode) else real(file),
-    )
+    monkeypatch.setattr(permissions, "os", module_with(os, fstat=lambda folder: Status(os.fstat(folder), 4711)))
     with pytest.raises(ValueError, match=re.escape(f"{folder} belongs to user 4711, not to {os.geteuid()}")):
         open_store(folder)
     assert hit(open_store(folder, trust=True), TOKENS) == 4
