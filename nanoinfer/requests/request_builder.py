@@ -36,7 +36,7 @@ class RequestBuilder:
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
         # Some configs name an end token that does not exist (-1, or beyond the vocabulary). It can never be sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
-        # The tokens that are no text: the tokenizer's special ones and the end tokens, however they are flagged.
+        # The tokens that are no text: the tokenizer's special ones, and the end tokens even if they are not flagged so.
         self.special_ids = self.eos_token_ids | (frozenset() if tokenizer is None else tokenizer.special_ids)
         self._rng = np.random.default_rng(random_seed)
 
@@ -165,7 +165,7 @@ class RequestBuilder:
                     params.stop,
                     params.skip_special_tokens,
                     params.include_stop_str_in_output,
-                    self.special_ids,
+                    self.tokenizer.special_ids if params.ignore_eos else self.special_ids,
                 )
             if i == 1:
                 # The first completion computes them for all.
