@@ -36,6 +36,8 @@ STEPS = 40  # tokens that are followed per grammar
 class MadeUpTokenizer:
     """A vocabulary of `size` tokens: the characters of ASCII, then words of random letters, as long as real ones."""
 
+    special_ids: frozenset[int] = frozenset()
+
     def __init__(self, size: int, seed: int = 0):
         rng, letters = np.random.default_rng(seed), "etaoinshrdlucmfwypvbgkjqxz"
         texts = dict.fromkeys(map(chr, range(128)))

@@ -30,7 +30,9 @@ def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str =
     ValueError if it has other tokens, or was not trained for as many positions. Errors as `load_model`.
     """
     vocab_size, name = model.config.vocab_size, f"draft_model={str(draft_model)!r}"
-    loaded = load_model(draft_model, model.dtype, model.device, None, kernels, vocab_size=vocab_size, generation_config="none")
+    loaded = load_model(
+        draft_model, model.dtype, model.device, None, kernels, vocab_size=vocab_size, generation_config="none"
+    )
     own = ModelConfig.from_pretrained(loaded.path).vocab_size
     known = 0  # how many tokens both surely have
     if loaded.tokenizer is not None and model.tokenizer is not None:

@@ -125,11 +125,11 @@ class _Compiled:
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """A matcher at the start, for a request that ends by one of `stop_token_ids`.
 
-        Those of them that are the model's end tokens or special tokens are allowed when the output is complete. One that
+        Those of them that are special, as the model's end tokens are, are allowed when the output is complete. One that
         stands for text is allowed where its text is.
         """
         vocabulary, start = self._vocabulary, self.compile(MAX_SECONDS)
-        ends = {token for token in stop_token_ids if token in vocabulary.end_ids or token in vocabulary.special}
+        ends = stop_token_ids & vocabulary.special
         limit = NumberLimit(vocabulary) if self._grammar.kind in ("json_schema", "tool_calls") else None
         with self._lock:
             state = start.state.deep_copy()

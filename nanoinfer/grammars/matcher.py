@@ -24,6 +24,7 @@ class Matcher:
     the grammar and on the tokens that were accepted and not rolled back.
 
     `takes_drafts`: whether tokens can be taken back. `tokenizer_error`: what the tokenizer raised; nothing is allowed then.
+    `vocabulary`: the bytes that the grammar reads.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Matcher:
     ):
         self.takes_drafts = takes_drafts
         self.tokenizer_error: BaseException | None = None
-        self._state, self._vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
+        self._state, self.vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
         self._ended = False  # by one of `ends`
         self._end_bits = vocabulary.bit_mask(sorted(self._ends))
         self._position = 0  # how many tokens were accepted
@@ -46,7 +47,7 @@ class Matcher:
     @property
     def words(self) -> int:
         """The length of a row."""
-        return self._vocabulary.words
+        return self.vocabulary.words
 
     @property
     def is_complete(self) -> bool:
@@ -71,14 +72,14 @@ class Matcher:
             row[:] = 0
             return False
         if forced := self.forced_tokens():
-            row[:] = self._vocabulary.bit_mask(forced[:1])
+            row[:] = self.vocabulary.bit_mask(forced[:1])
             return True
         mask = self._computed_mask()
         if self._has_failed:
             row[:] = 0
             return False
         row[:] = mask
-        word, bit = divmod(self._vocabulary.end, 32)
+        word, bit = divmod(self.vocabulary.end, 32)
         complete = bool(row[word] >> bit & 1)
         row[word] &= ~np.int32(1 << bit if bit < 31 else -(1 << 31))
         row &= ~self._end_bits
@@ -101,7 +102,7 @@ class Matcher:
             return False
         self._position += 1
         if self._limit is not None:
-            self._limit.add(self._vocabulary.tokens[token_id])
+            self._limit.add(self.vocabulary.tokens[token_id])
         return True
 
     def rollback(self, count: int) -> None:
@@ -127,7 +128,7 @@ class Matcher:
         end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
         count = int(self._state.validate_tokens(ids[:end])) if end else 0
         if self._limit is not None:
-            count = self._limit.count_valid([self._vocabulary.tokens[token] for token in ids[:count]])
+            count = self._limit.count_valid([self.vocabulary.tokens[token] for token in ids[:count]])
         if count == end < len(ids) and self._is_complete_after(ids[:end]):
             count += 1
         return count
@@ -155,7 +156,7 @@ class Matcher:
     def copy(self) -> "Matcher":
         """An independent matcher in the same state."""
         limit = None if self._limit is None else self._limit.copy()
-        copied = Matcher(self._state.deep_copy(), self._vocabulary, self._ends, limit, self.takes_drafts)
+        copied = Matcher(self._state.deep_copy(), self.vocabulary, self._ends, limit, self.takes_drafts)
         copied.tokenizer_error = self.tokenizer_error
         copied._ended, copied._position, copied._forced = self._ended, self._position, list(self._forced)
         return copied
@@ -164,7 +165,7 @@ class Matcher:
     def _watched(self) -> Iterator[None]:
         """Keep what the tokenizer raises in this block."""
         try:
-            with self._vocabulary.watched():
+            with self.vocabulary.watched():
                 yield
         except BaseException as error:
             self.tokenizer_error = error

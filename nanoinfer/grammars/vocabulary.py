@@ -11,7 +11,7 @@ import numpy as np
 from nanoinfer.requests.tokenizer import REPLACEMENT
 from nanoinfer.threads.cache_locks import kept
 
-CHECKED_TOKENS = 2000  # of so many tokens, the bytes are compared with the text that the tokenizer decodes them to
+CHECKED_TOGETHER = 500  # tokens, whose bytes are compared with the text that the tokenizer decodes them to
 ANCHORS = (
     "\x02",
     "a",
@@ -24,17 +24,15 @@ class Vocabulary:
 
     `tokens`: one entry per token id, `size` in all, empty for an id that stands for no text; then one more, which no model
     samples: `end`, by which the compiler of grammars says that the output is complete. `special`: ids of special tokens,
-    which no text matches. `end_ids`: the model's end tokens.
+    which no text matches; the model's end tokens, `end_ids`, are among them.
 
     ValueError when the bytes of the tokens cannot be found out.
     """
 
     def __init__(self, tokenizer: Any, size: int, end_ids: Sequence[int] = ()):
         self.tokenizer, self.size, self.end = tokenizer, size, size
-        self.end_ids = frozenset(end_ids)
-        hf_tokenizer = getattr(tokenizer, "hf_tokenizer", None)
-        self.special = _special_ids(hf_tokenizer, size)
-        spelled = _spelled_bytes(hf_tokenizer, size)
+        self.special = frozenset(token for token in (*tokenizer.special_ids, *end_ids) if 0 <= token < size)
+        spelled = _spelled_bytes(getattr(tokenizer, "hf_tokenizer", None), size)
         self.tokens = _decoded_bytes(tokenizer, size, self.special) if spelled is None else spelled
         _check(tokenizer, self.tokens, self.special)
         self.tokens.append(b"<end of output>")
@@ -44,6 +42,12 @@ class Vocabulary:
     def words(self) -> int:
         """The number of 32-bit words in a bit mask over all tokens and `end`."""
         return len(self.tokens) // 32 + (len(self.tokens) % 32 > 0)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens as a grammar reads it: their bytes, none of which is left out or added. Special tokens are not
+        in it unless `skip_special_tokens=False`."""
+        shown = (token for token in token_ids if not skip_special_tokens or token not in self.special)
+        return b"".join(self.tokens[token] for token in shown).decode(errors="replace")
 
     @kept
     def begins_with_digit(self) -> np.ndarray:
@@ -155,11 +159,6 @@ class _ForLLGuidance:
         return vocabulary.encode_for_llguidance(text.encode())
 
 
-def _special_ids(hf_tokenizer: Any, size: int) -> frozenset[int]:
-    ids = [] if hf_tokenizer is None else hf_tokenizer.all_special_ids
-    return frozenset(token for token in ids if 0 <= token < size)
-
-
 def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     """The bytes of all tokens of a tokenizer that spells them in one of two known ways; None for any other tokenizer.
 
@@ -169,12 +168,13 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
     backend = getattr(hf_tokenizer, "backend_tokenizer", None)
     decoder = "" if backend is None or backend.decoder is None else repr(backend.decoder)
     if "ByteLevel" in decoder:
-        letters = byte_letters()
+        numbers = dict.fromkeys(range(256), 256) | {ord(letter): byte for letter, byte in byte_letters().items()}
 
         def spell(token: str) -> bytes:
-            if all(letter in letters for letter in token):
-                return bytes(letters[letter] for letter in token)
-            return token.encode()
+            try:
+                return token.translate(numbers).encode("latin-1")
+            except UnicodeEncodeError:  # not all of it is such letters
+                return token.encode()
 
     elif "ByteFallback" in decoder or "Metaspace" in decoder:
 
@@ -187,10 +187,9 @@ def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:
         return None
     assert backend is not None
     tokens = [b""] * size
-    added = backend.get_added_tokens_decoder()
     for token, i in backend.get_vocab(with_added_tokens=True).items():
         if i < size:
-            tokens[i] = added[i].content.encode() if i in added else spell(token)
+            tokens[i] = spell(token)
     return tokens
 
 
@@ -225,13 +224,14 @@ def _check(tokenizer: Any, tokens: Sequence[bytes], special: frozenset[int]) -> 
     readable = [i for i, token in enumerate(tokens) if i not in special and token and _is_text(token)]
     if not readable:
         raise ValueError("the tokenizer has no token that stands for text")
-    step = max(len(readable) // CHECKED_TOKENS, 1)
-    for start in range(0, len(readable), 50 * step):
-        ids = [readable[0], *readable[start : start + 50 * step : step]]
-        text, expected = _decode(tokenizer, ids), b"".join(tokens[i] for i in ids).decode()
-        if text.lstrip(" ") != expected.lstrip(" "):  # a tokenizer may drop a space at the start of a text
-            raise ValueError(f"the bytes of its tokens are not known: tokens {ids[:8]}... are {text[:40]!r} together, and "
-                             f"{expected[:40]!r} one by one")  # fmt: skip
+    for start in range(0, len(readable), CHECKED_TOGETHER):
+        ids = [readable[0], *readable[start : start + CHECKED_TOGETHER]]
+        # A tokenizer may drop a space at the start of a text.
+        text, expected = _decode(tokenizer, ids).lstrip(" "), b"".join(tokens[i] for i in ids).decode().lstrip(" ")
+        if text != expected:
+            at = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), 0)
+            raise ValueError(f"the bytes of its tokens are not known: some of tokens {ids[1]}..{ids[-1]} are "
+                             f"{text[at : at + 40]!r} together, and {expected[at : at + 40]!r} one by one")  # fmt: skip
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

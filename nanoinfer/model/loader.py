@@ -47,10 +47,9 @@ class LoadedModel:
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text: those named in the checkpoint's configs, or else in its tokenizer."""
-        if self.config.eos_token_ids or self.tokenizer is None or self.tokenizer.eos_token_id is None:
-            return self.config.eos_token_ids
-        return (self.tokenizer.eos_token_id,)
+        """The tokens that end a text: those named in the checkpoint's configs, and the one that its tokenizer names."""
+        own = () if self.tokenizer is None else (self.tokenizer.eos_token_id,)
+        return tuple(dict.fromkeys(token for token in (*self.config.eos_token_ids, *own) if token is not None))
 
     def new_kv_pool(self, size: int, page_size: int = 1, kv_cache_dtype: str | None = None) -> TokenToKVPool:
         """A TokenToKVPool of `size` slots for this model's K/V: with its layers, heads and dtype, on its device."""

@@ -41,6 +41,8 @@ class RequestBuilder:
         # Some configs name an end token that does not exist (-1, or beyond the vocabulary). It can never be sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self.sampling_defaults = dict(sampling_defaults or {})
+        # The tokens that are no text: the tokenizer's special ones, and the end tokens even if they are not flagged so.
+        self.special_ids = self.eos_token_ids | (frozenset() if tokenizer is None else tokenizer.special_ids)
         self._rng = np.random.default_rng(random_seed)
 
     def check(self, request: Request, max_context_len: int, most: int | None = None) -> tuple[Request, np.ndarray]:
@@ -167,21 +169,23 @@ class RequestBuilder:
         one_call = not params.parallel_tool_calls and params.tool_calls is None  # else the grammar ends
         reqs = []
         for i in range(params.n):
+            matcher = None if new_matcher is None else new_matcher(stops)
             detokenizer = None
             if self.tokenizer is not None:
+                # The text of a grammar is what the grammar has read, whatever the tokenizer does to the start of a text.
                 detokenizer = IncrementalDetokenizer(
-                    self.tokenizer,
-                    prompt_ids,
+                    self.tokenizer if matcher is None else matcher.vocabulary,
+                    prompt_ids if matcher is None else (),
                     params.stop,
                     params.skip_special_tokens,
                     params.include_stop_str_in_output,
+                    self.tokenizer.special_ids if params.ignore_eos else self.special_ids,
                     CallParser(opens_thought(self.tokenizer, prompt_ids)) if one_call else None,
                 )
             if i == 1:
                 # The first completion computes them for all.
                 params = replace(params, prompt_logprobs=False, prompt_top_logprobs=0)
             own_seed = derived_seed(seed, i)
-            matcher = None if new_matcher is None else new_matcher(stops)
             reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))
         return reqs
 

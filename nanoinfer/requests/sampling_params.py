@@ -43,7 +43,7 @@ class SamplingParams:
     | `frequency_penalty` | [-2, 2] | subtracted from a token's logit once per occurrence in the output |
     | `presence_penalty` | [-2, 2] | subtracted from the logits of tokens that occur in the output |
     | `repetition_penalty` | 1e-9..1e9 | divides positive, multiplies negative logits of tokens in prompt or output |
-    | `stop` | strings | end when the text contains one of these; the text ends before it |
+    | `stop` | strings | end when the text contains one of these, or with a special token of this text; it ends before it |
     | `stop_token_ids` | token ids | end on one of these, in addition to the model's end tokens |
     | `ignore_eos` | bool | the model's end tokens do not end the request |
     | `seed` | >= 0, None | the same seed gives the same tokens, whatever else is in the batch; None draws a seed |

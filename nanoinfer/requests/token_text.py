@@ -13,9 +13,9 @@ def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
     if spell is None or len(token_ids) != 1:
         return text
     (name,) = spell(list(token_ids))
-    if not text:
-        return name or ""
-    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+    if name and name.startswith("▁"):  # of which the tokenizer leaves a space out at the start of a text
+        return name.replace("▁", " ")
+    return text or name or ""
 
 
 def whole_characters(

@@ -1,6 +1,7 @@
 """Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ class Tokenizer:
         """
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
+
+    @kept
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that are no text: those that tokenizer.json flags as special, and those that transformers names, which
+        are few of them. A model's end tokens are special, too: see `RequestBuilder.special_ids`."""
+        hf_tokenizer = getattr(self, "hf_tokenizer", None)
+        if hf_tokenizer is None:
+            return frozenset()
+        flagged = (token for token, added in hf_tokenizer.added_tokens_decoder.items() if added.special)
+        return frozenset((*flagged, *hf_tokenizer.all_special_ids))
 
     @kept
     def max_chars_per_token(self) -> int | None:
@@ -100,8 +111,9 @@ class IncrementalDetokenizer:
 
     `context`: the last prompt tokens. Decoding continues from them, because some tokenizers decode a token differently at
     the start of a text. `stop_found` is the stop string once there is one; the text ends before it, or after it with
-    `include_stop`. With `skip_special_tokens=False` the text has special tokens, too; the one that ends the request is
-    there only if `include_stop` is set as well. `first_call`: finds the first tool call, which ends the text.
+    `include_stop`. `special_ids`: the tokens that are no text; None: the tokenizer's. With `skip_special_tokens=False` the
+    text has them, too; the one that ends the request is there only if `include_stop` is set as well. One that is itself a
+    stop string ends the text wherever it stands, shown or not. `first_call`: finds the first tool call, which is the end.
     """
 
     CONTEXT_TOKENS = 5
@@ -113,16 +125,19 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        special_ids: frozenset[int] | None = None,
         first_call: CallParser | None = None,
     ):
         self.stop_found: str | None = None
         self.call_found, self._first_call = False, first_call
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
+        self._special = tokenizer.special_ids if special_ids is None else special_ids
         self._shows_special = not skip_special_tokens
         self._window: list[int] = []  # tokens that are decoded together
         self._whole = 0  # with so many of them, the last character is whole
-        self._certain = ""  # what the window's text begins with: it is released already
-        self._start(context)
+        self._certain = ""  # what the window's text begins with: it is released already, or the prompt's
+        shown = (int(token) for token in reversed(context) if self._shows_special or token not in self._special)
+        self._start(list(islice(shown, self.CONTEXT_TOKENS + 6))[::-1])
         self._held = ""  # characters held back because they may begin a stop string
 
     @property
@@ -135,27 +150,30 @@ class IncrementalDetokenizer:
 
         `ends`: this token is a stop token or an end token, so it is the last.
         """
-        if ends and self._shows_special and not self._include_stop and not self._tokenizer.decode([token_id]):
-            return ""  # it is a special token
+        if token_id in self._special and (not self._shows_special or (ends and not self._include_stop)):
+            return self._pass_over(token_id, look_for_stop)
         self._window.append(token_id)
         text = self._decode(self._window)
-        if not text.startswith(self._certain):  # with byte fallback, one byte more makes a whole run of bytes invalid
+        if not text.startswith(self._certain.rstrip(REPLACEMENT)):
+            # With byte fallback, one byte more makes a whole run of bytes invalid.
             self._window, self._certain = self._window[self._whole :], ""
-            text = self._decode(self._window)
-        certain = text.rstrip(REPLACEMENT)
-        new_text = certain[len(self._certain) :]
-        self._certain = certain
-        if certain == text:
+            self._whole, text = 0, self._decode(self._window)
+        certain = _certain(text)
+        if new_text := self._new(certain):
+            self._certain = certain
+        if not text.endswith(REPLACEMENT):
             self._whole = len(self._window)
-            if self._whole > 2 * self.CONTEXT_TOKENS:
-                self._start(self._window)
+        if self._whole > 2 * self.CONTEXT_TOKENS:
+            self._start(self._window)
+        elif len(self._window) - self._whole > 4 * self.CONTEXT_TOKENS:
+            self._shorten()
         return self._up_to_call(self._release(new_text, look_for_stop))
 
     def flush(self) -> str:
         """Return the text that is still held back; call it after the last token. Empty after a stop string."""
         if self.stopped:
             return ""
-        rest = self._held + self._decode(self._window)[len(self._certain) :]
+        rest = self._held + self._new(self._decode(self._window))
         self._held, self._window, self._certain = "", [], ""
         return rest
 
@@ -169,22 +187,50 @@ class IncrementalDetokenizer:
                 return text[: len(text) - len(self._first_call.held)]
         return text
 
-    def _decode(self, tokens: TokenIds) -> str:
+    def _pass_over(self, token_id: int, look_for_stop: bool) -> str:
+        """Add a special token that is not shown. Only if it is a stop string, there is text: what was held back."""
+        if not (self._stop and look_for_stop) or self.stopped:
+            return ""
+        name = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if name not in self._stop:
+            return ""
+        text = self.flush()
+        self.stop_found = name
+        return text
+
+    def _decode(self, tokens: list[int]) -> str:
         if self._shows_special:
             return self._tokenizer.decode(tokens, skip_special_tokens=False)
         return self._tokenizer.decode(tokens)
 
-    def _start(self, tokens: TokenIds) -> None:
-        """Begin a window with the last of `tokens`, at a character's first byte: a partial one looks incomplete. Its last
-        character may be incomplete, too; a character has at most four bytes."""
-        size = self.CONTEXT_TOKENS
-        while size < len(tokens) and self._decode(tokens[-size:]).startswith(REPLACEMENT):
-            size += 1 if size < 2 * self.CONTEXT_TOKENS else size
-        self._window = [int(token) for token in tokens[-size:]]
-        ends = range(len(self._window), max(len(self._window) - 4, -1), -1)
-        whole = (end for end in ends if not self._decode(self._window[:end]).endswith(REPLACEMENT))
-        self._whole = next(whole, len(self._window))  # else that character is in the text itself
-        self._certain = self._decode(self._window[: self._whole]).rstrip(REPLACEMENT)
+    def _new(self, text: str) -> str:
+        """What the window's `text` has beyond the text that is certain. A prompt may have ended with U+FFFD in place of a
+        character that is complete now."""
+        known = self._certain
+        while not text.startswith(known):
+            known = known[:-1]
+        return text[len(known) :]
+
+    def _start(self, tokens: list[int]) -> None:
+        """Begin a window with the last of `tokens`: with those that end in a whole character, or with the first bytes of
+        one. It begins and ends within four tokens, as it has at most four bytes; if it seems not to, bytes are stray.
+        """
+        size, context = len(tokens), self.CONTEXT_TOKENS
+        ends = range(size, max(size - 4, -1), -1)
+        spans = ((max(end - length, 0), end) for end in ends for length in range(context, context + 4))
+        starts = (begin if end == size else end for begin, end in spans if self._is_whole(tokens[begin:end]))
+        self._window = tokens[next(starts, max(size - context - 3, 0)) :]
+        self._certain = self._decode(self._window)
+        self._whole = 0 if self._certain.endswith(REPLACEMENT) else len(self._window)
+
+    def _is_whole(self, tokens: list[int]) -> bool:
+        return not self._decode(tokens).endswith(REPLACEMENT)
+
+    def _shorten(self) -> None:
+        """Drop most of a long run of stray bytes from the window. The first stay: with byte fallback, they make the run
+        invalid. The last stay: they are what is held back, and enough before it to decode to the same."""
+        self._window = self._window[self._whole : self._whole + 4] + self._window[-12:]
+        self._whole, self._certain = 0, _certain(self._decode(self._window))
 
     def _release(self, new_text: str, look_for_stop: bool) -> str:
         text = self._held + new_text
@@ -199,6 +245,11 @@ class IncrementalDetokenizer:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def _certain(text: str) -> str:
+    """`text` without the U+FFFD that a character's first bytes, at most three, may have left at its end."""
+    return text[: max(len(text.rstrip(REPLACEMENT)), len(text) - 3)]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -40,7 +40,7 @@ class Service:
         self.drain = Drain()
         self.is_ending = asyncio.Event()
         self.metrics = Metrics(self.base_name)
-        self.token_names = TokenNames(self.core.builder.tokenizer)
+        self.token_names = TokenNames(self.core.builder.tokenizer, self.core.builder.special_ids)
         self.open: WeakSet[Generation] = WeakSet()
 
     @property

@@ -13,10 +13,10 @@ Named = tuple[str, bytes, bool]
 
 
 class TokenNames:
-    """The tokens of one tokenizer. Without one, a token's name is its id."""
+    """The tokens of one tokenizer. Without one, a token's name is its id. `special`: the tokens that are no text."""
 
-    def __init__(self, tokenizer: Tokenizer | None):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None, special: frozenset[int]):
+        self._tokenizer, self._special = tokenizer, special
         self._known: dict[int, Named] = {}
 
     def text(self, token: int) -> str:
@@ -40,7 +40,7 @@ class TokenNames:
     def _name(self, token: int) -> Named:
         if self._tokenizer is None:
             return str(token), str(token).encode(), True
-        text, is_text = token_text(self._tokenizer, [token]), bool(self._tokenizer.decode([token]))
+        text, is_text = token_text(self._tokenizer, [token]), token not in self._special
         spelled = self._spelled_bytes(token) if REPLACEMENT in text else None
         if spelled is None:
             return text, text.encode(), is_text

@@ -87,9 +87,8 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
 
 def _hidden(service: Service, body: ChatRequest) -> re.Pattern[str] | None:
     """See Tools."""
-    added = getattr(service.tokenizer.hf_tokenizer, "added_tokens_decoder", {}).values()
-    special = {token.content for token in added if token.special}
-    if body.skip_special_tokens is False or special.isdisjoint(TAGS):
+    special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))
+    if body.skip_special_tokens is False or not {*special} & {*TAGS}:
         return None
     return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
 

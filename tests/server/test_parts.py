@@ -24,7 +24,7 @@ from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S
 
-NAMES = TokenNames(TOKENIZER)
+NAMES = TokenNames(TOKENIZER, TOKENIZER.special_ids)
 ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
 TEXT = "The fox 🦊 said: schön!"
 
@@ -51,11 +51,12 @@ def test_offsets_are_where_the_tokens_begin() -> None:
 
 def metaspace_names() -> TokenNames:
     """Of a tokenizer whose words bring their space along, and lose it at the beginning of a text."""
-    words = ["<unk>", "<s>", "</s>", "▁Once", "▁upon", "▁a", "▁time"]
+    words = ["<unk>", "<s>", "</s>", "▁Once", "▁upon", "▁a", "▁time", "▁"]
     model = tokenizers.Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     model.decoder = Metaspace()
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-    return TokenNames(Tokenizer(PreTrainedTokenizerFast(tokenizer_object=model, **special)))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=model, **special))
+    return TokenNames(tokenizer, tokenizer.special_ids)
 
 
 @pytest.mark.parametrize(("shows_special", "of_own"), [(True, [9, 11, 15]), (False, [9, 11, 11])])
@@ -63,6 +64,13 @@ def test_offsets_after_an_echoed_prompt(shows_special: bool, of_own: list[int]) 
     """Once upon a</s> time: the first word has no space, and the prompt's special token is not shown."""
     offsets = Offsets(metaspace_names(), shows_special, [1, 3, 4], "Once upon")
     assert [offsets.next(token) for token in [1, 3, 4, 5, 2, 6]] == [0, 0, 4, *of_own]
+
+
+def test_only_special_tokens_are_no_text() -> None:
+    names = metaspace_names()
+    assert [names.text(token) for token in (1, 2, 3, 7)] == ["<s>", "</s>", " Once", " "]
+    assert [names.is_text(token) for token in (1, 2, 3, 7)] == [False, False, True, True]
+    assert not TokenNames(TOKENIZER, TOKENIZER.special_ids | {5}).is_text(5)  # an end token that is not flagged
 
 
 def test_minus_infinity_is_written_as_a_number() -> None:

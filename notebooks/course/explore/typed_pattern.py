@@ -41,7 +41,7 @@ def token_texts(llm: LLM) -> list[str]:
     """The text of each token; empty for special tokens, and for those that are a part of a character."""
     if llm.tokenizer is None:
         raise ValueError("llm: must have a tokenizer, because its tokens are shown as text")
-    special = set(llm.tokenizer.hf_tokenizer.all_special_ids)
+    special = llm.tokenizer.special_ids
     texts = ["" if i in special else token_text(llm.tokenizer, [i]) for i in range(llm.model.config.vocab_size)]
     return ["" if "\ufffd" in text else text for text in texts]
 

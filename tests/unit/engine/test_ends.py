@@ -99,17 +99,17 @@ def test_outputs_left_for_later_come_with_the_next_step_the_latest_of_each_reque
         ({"max_new_tokens": 2, "stop_token_ids": [100]}, "bc", "length"),
         ({"max_new_tokens": 1, "stop_token_ids": [98]}, "b", "stop"),
         ({"max_new_tokens": 9, "stop": "d"}, "bc", "stop"),
-        ({"max_new_tokens": 9, "stop": ["xyz", "def"]}, "bc", "stop"),
+        ({"max_new_tokens": 9, "stop": ["xyz", "cde"]}, "b", "stop"),
         ({"max_new_tokens": 3, "stop": "cd"}, "b", "stop"),
         ({"max_new_tokens": 2, "stop": "cd"}, "bc", "length"),  # what was held back is released
         ({"max_new_tokens": 9, "stop": "ab"}, "bcdefghij", "length"),  # "a" is the prompt's
-        ({"max_new_tokens": 9}, "bcdef", "stop"),  # f is an end token
-        ({"max_new_tokens": 5}, "bcdef", "stop"),
+        ({"max_new_tokens": 9}, "bcde", "stop"),  # f is an end token
+        ({"max_new_tokens": 5}, "bcde", "stop"),
         ({"max_new_tokens": 9, "ignore_eos": True}, "bcdefghij", "length"),
         ({"max_new_tokens": 9, "ignore_eos": True, "stop_token_ids": [102]}, "bcdef", "stop"),
-        ({"max_new_tokens": 9, "min_new_tokens": 4, "stop": "c"}, "bcdef", "stop"),
+        ({"max_new_tokens": 9, "min_new_tokens": 4, "stop": "c"}, "bcde", "stop"),
         ({"max_new_tokens": 9, "min_new_tokens": 2, "stop": "c"}, "b", "stop"),
-        ({"max_new_tokens": 9, "min_new_tokens": 4}, "bcdef", "stop"),
+        ({"max_new_tokens": 9, "min_new_tokens": 4}, "bcde", "stop"),
     ],
 )
 def test_a_request_ends_for_the_right_reason(fields: dict[str, Any], text: str, reason: str) -> None:

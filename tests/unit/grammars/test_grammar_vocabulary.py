@@ -2,19 +2,24 @@
 
 import gc
 import json
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from nanoinfer import SamplingParams
 from nanoinfer.grammars import compiler as compiler_module
 from nanoinfer.grammars.compiler import Compiler
 from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.grammars import Grammars
 from nanoinfer.grammars.vocabulary import Vocabulary
+from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
 from tests.helpers.engines import LetterTokenizer
 from tests.helpers.grammars import story_compiler, story_tokenizer
@@ -112,6 +117,81 @@ def test_a_text_that_the_tokenizer_cannot_write_is_written_with_the_longest_toke
 
 def test_a_vocabulary_that_is_smaller_than_the_tokenizers_leaves_the_others_out() -> None:
     assert len(Vocabulary(tokenizer_of(byte_level()), 257, []).tokens) == 258
+
+
+def flagged(make: Callable[[], Backend]) -> Tokenizer:
+    """With special tokens that are flagged and not named, as most of Llama 3's and Phi-3's are, and added ones that are
+    text, as thousands of Gemma 3's."""
+    backend = make()
+    backend.add_special_tokens(["<|end|>", "<|user|>"])
+    backend.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("<tool>", normalized=False)])
+    return tokenizer_of(backend)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_a_special_token_is_no_text_whether_it_is_named_or_only_flagged(make: Callable[[], Backend]) -> None:
+    tokenizer = flagged(make)
+    ids, size = tokenizer.hf_tokenizer.get_vocab(), len(tokenizer.hf_tokenizer)
+    vocabulary = Vocabulary(tokenizer, size, [ids["ab"]])
+    assert vocabulary.special == {ids["<end>"], ids["<|end|>"], ids["<|user|>"], ids["ab"]}
+    compiler = Compiler(vocabulary)
+    for text in ("<|end|>", "<|user|>"):
+        matcher = compiler.compile(Grammar("regex", f"{re.escape(text)}|z")).matcher(frozenset())
+        assert not matcher.copy().accept(ids[text])
+        for token in vocabulary.encode(text.encode()):
+            assert matcher.accept(token)
+        assert matcher.must_stop
+    added = '["<tool>▁▁"]' if make is byte_level else '["<tool>  "]'  # "▁" is a space where a vocabulary writes it so
+    matcher = compiler.compile(Grammar("choice", added)).matcher(frozenset())
+    assert [matcher.accept(ids[text]) for text in ("<tool>", "▁▁")] == [True, True]
+    assert matcher.must_stop
+
+
+def test_an_end_token_ends_a_grammar_and_is_no_text_of_it() -> None:
+    """Whatever it is flagged; here it is an ordinary token."""
+    tokenizer = tokenizer_of(byte_level())
+    end = tokenizer.hf_tokenizer.get_vocab()["ab"]
+    grammar = Compiler(Vocabulary(tokenizer, 262, [end])).compile(Grammar("regex", "(ab)*"))
+    for stops in (frozenset([end]), frozenset[int]()):
+        matcher = grammar.matcher(stops)
+        assert matcher.copy().accept(end) == bool(stops)
+        a, b = (tokenizer.hf_tokenizer.get_vocab()[letter] for letter in "ab")
+        assert matcher.accept(a)
+        assert not matcher.copy().accept(end)
+        assert matcher.accept(b)
+
+
+@pytest.mark.parametrize("prompt", [[], [0, 0], [259], [*[259] * 3, *[0] * 9]])
+def test_the_text_of_a_grammar_begins_with_its_space_whatever_precedes_it(prompt: list[int]) -> None:
+    """This tokenizer leaves out a space at the start of a text."""
+    tokenizer = tokenizer_of(byte_fallback())
+    ids = tokenizer.hf_tokenizer.get_vocab()
+    assert tokenizer.decode([ids["▁a"]]) == "a"
+    params = SamplingParams(regex=" a ab", max_new_tokens=9)
+    new_matcher = Grammars(tokenizer, 267, [0]).prepare(params)
+    (req,) = RequestBuilder(267, [0], tokenizer).build(
+        0, np.array(prompt, dtype=np.int64), params, None, None, new_matcher
+    )
+    for token in ("▁a", "▁ab"):
+        req.append(ids[token])
+    assert (req.text, req.finish_reason) == (" a ab", "stop")
+
+
+def test_a_single_token_that_decodes_to_something_else_is_found_among_thousands() -> None:
+    backend = Backend(
+        models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([f"w{i} " for i in range(9000)])
+
+    class Lying(Tokenizer):
+        def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
+            return super().decode(token_ids, skip_special_tokens).replace("w4711 ", "")
+
+    honest, lying = (kind(PreTrainedTokenizerFast(tokenizer_object=backend)) for kind in (Tokenizer, Lying))
+    assert Vocabulary(honest, 9256, []).tokens[-2] == b"w8999 "
+    with pytest.raises(ValueError, match=r"w4713 .* together"):
+        Vocabulary(lying, 9256, [])
 
 
 def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused() -> None:

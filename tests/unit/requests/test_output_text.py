@@ -22,6 +22,8 @@ WHOLE = {"include_stop_str_in_output": True}
 class SpecialLetters(LetterTokenizer):
     """$ and % are special tokens."""
 
+    special_ids = frozenset(b"$%")
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in token_ids if not skip_special_tokens or token not in b"$%").decode()
 
@@ -32,20 +34,28 @@ def make_engine(eos: Sequence[int] = ()) -> Engine:
 
 @pytest.mark.parametrize(
     ("fields", "text", "stop_reason"),
-    [  # after "!" the model says "\"#$%&'()", of which $ and % are special tokens, and ) is the end token
-        ({}, "\"#&'()", None),
+    [  # after "!" the model says "\"#$%&'()", of which $ and % are special tokens, and ) is the end token, not flagged so
+        ({}, "\"#&'(", None),
+        (WHOLE, "\"#&'(", None),
         ({"stop": "&'"}, '"#', "&'"),
         ({"stop": "&'", **WHOLE}, "\"#&'", "&'"),
         ({"stop": ["'(", "&'"], **WHOLE}, "\"#&'", "&'"),
         ({"stop_token_ids": b"&"}, '"#&', ord("&")),
         ({"stop_token_ids": b"$"}, '"#', ord("$")),
         ({"stop_token_ids": b"$", **WHOLE}, '"#', ord("$")),
-        (ALL, "\"#$%&'()", None),
+        (ALL, "\"#$%&'(", None),
+        ({**ALL, **WHOLE}, "\"#$%&'()", None),
         ({"stop_token_ids": b"%", **ALL}, '"#$', ord("%")),
         ({"stop_token_ids": b"%", **ALL, **WHOLE}, '"#$%', ord("%")),
         ({"stop": "$", **ALL}, '"#', "$"),
         ({"stop": "#$", **ALL, **WHOLE}, '"#$', "#$"),
-        ({"stop": "$"}, "\"#&'()", None),  # it is not in the text
+        ({"stop": "$"}, '"#', "$"),  # also where it is not in the text
+        ({"stop": "$", **WHOLE}, '"#', "$"),
+        ({"stop": "%", "min_new_tokens": 5}, "\"#&'(", None),  # too early
+        ({"stop": ["#!", ")"]}, "\"#&'(", ")"),  # an end token, too
+        ({"stop": ["#!", ")"], **ALL}, "\"#$%&'(", ")"),
+        ({"stop": ["#!", "$"]}, '"#', "$"),  # what was held back comes out
+        ({"stop": "$%"}, "\"#&'(", None),  # it is not in the text
         ({"stop": "#", "stop_token_ids": b"#"}, '"', "#"),  # both: what the text shows
         ({"stop": "#", "min_new_tokens": 3, "max_new_tokens": 3}, '"#', None),  # too early to end it
         ({"stop": "'(", "max_new_tokens": 6, **ALL}, "\"#$%&'", None),  # held back, and released at the end

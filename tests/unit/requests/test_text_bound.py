@@ -194,7 +194,7 @@ class PanicException(BaseException):
 @pytest.mark.parametrize("error", [PanicException("no such byte"), KeyboardInterrupt()])
 def test_a_panic_in_the_tokenizer_refuses_the_text_and_an_interrupt_interrupts(error: BaseException) -> None:
     class Broken:
-        eos_token_id = None
+        eos_token_id, added_tokens_decoder, all_special_ids = None, dict[int, Any](), list[int]()
 
         def __call__(self, text: str, **options: Any) -> Any:
             raise error

@@ -1,6 +1,6 @@
 """Tokenizer and IncrementalDetokenizer: decoding everything at once is the oracle for decoding token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from nanoinfer.grammars.vocabulary import byte_letters
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, TokenIds, Tokenizer
 from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode, feed
 
 PATH = resolve_model_path("story")
@@ -117,15 +118,95 @@ def test_an_invalid_byte_leaves_what_was_released_before() -> None:
     assert out == ["", "", "", "😀", "", f"{REPLACEMENT}a", "", "é"]
 
 
+def spaced(byte: int) -> int:
+    """The token of " " and one byte, in `with_spaced_bytes`."""
+    return 256 + byte
+
+
+def with_spaced_bytes() -> Tokenizer:
+    """Byte-level: a token per byte, and one per byte with a space before it, as in the vocabulary of Llama 3."""
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    vocab = {letters[byte]: byte for byte in range(256)} | {f"Ġ{letters[byte]}": spaced(byte) for byte in range(256)}
+    fast = FastTokenizer(models.BPE(vocab, []))
+    fast.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=fast))
+
+
+@pytest.mark.parametrize("byte_token", [lambda byte: byte, lambda byte: 6 + byte], ids=["byte level", "byte fallback"])
+def test_a_prompt_that_ends_within_a_character_leaves_nothing_to_the_output(byte_token: Callable[[int], int]) -> None:
+    tokenizer = with_byte_fallback() if byte_token(0) else with_spaced_bytes()
+    text = [byte_token(byte) for byte in "日本😀".encode()] if byte_token(0) else list("a日本😀".encode())
+    b, stray = 4 if byte_token(0) else ord("b"), byte_token(0xFF)
+    for cut in (1, 2, 3):
+        prompt = text[:-cut]
+        for output, expected in (([b], "b"), ([], ""), ([stray, stray, b], f"{REPLACEMENT}{REPLACEMENT}b")):
+            detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+            assert "".join(detokenizer.add(token) for token in output) + detokenizer.flush() == expected
+    for prompt in ([stray] * 3, [stray] * 40, [b] + [stray] * 40):
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+        assert detokenizer.add(b) == "b"
+
+
+def test_a_space_before_a_prompts_half_character_is_the_prompts() -> None:
+    first, *rest = "é".encode()
+    detokenizer = IncrementalDetokenizer(with_spaced_bytes(), [ord("a"), spaced(first)])
+    assert [detokenizer.add(token) for token in rest] == ["é"]
+    assert IncrementalDetokenizer(with_spaced_bytes(), [ord("a"), spaced(first)]).add(ord("b")) == "b"
+
+
+def test_text_goes_on_behind_special_tokens_that_are_not_shown() -> None:
+    tokenizer = with_byte_fallback()
+    detokenizer = IncrementalDetokenizer(tokenizer, [3, *[0] * 20])
+    assert tokenizer.special_ids == {0}
+    assert [detokenizer.add(token) for token in [*[0] * 20, 5]] == [*[""] * 20, " b"]
+
+
+class Watched(Tokenizer):
+    """Counts how many tokens it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        super().__init__(tokenizer.hf_tokenizer)
+        self.decoded = 0
+
+    def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
+        self.decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("make", "stray"),
+    [
+        (with_spaced_bytes, [0xFF]),
+        (with_spaced_bytes, [0x80]),
+        (with_spaced_bytes, [0xE6, 0x97]),
+        (with_spaced_bytes, [spaced(0xE6)]),
+        (with_byte_fallback, [6 + 0xFF]),
+        (with_byte_fallback, [6 + 0xE6, 6 + 0x97]),
+    ],
+)
+def test_stray_bytes_come_out_as_they_come_in_and_cost_the_decoding_of_a_few(
+    make: Callable[[], Tokenizer], stray: list[int]
+) -> None:
+    tokenizer, count = Watched(make()), 32_000
+    ids = stray * (count // len(stray))
+    detokenizer, held, out = IncrementalDetokenizer(tokenizer), 0, []
+    for i, token in enumerate(ids):
+        out.append(detokenizer.add(token))
+        held = held + 1 if not out[-1] else 0
+        assert held <= 9, f"nothing comes out at token {i}"
+    assert tokenizer.decoded < 25 * count
+    assert "".join(out) + detokenizer.flush() == tokenizer.decode(ids)
+
+
 def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
-    class Watched(PieceTokenizer):
+    class Pieces(PieceTokenizer):
         longest = 0
 
         def decode(self, token_ids: Sequence[int]) -> str:
             self.longest = max(self.longest, len(token_ids))
             return super().decode(token_ids)
 
-    tokenizer = Watched([f"{i} " for i in range(300)])
+    tokenizer = Pieces([f"{i} " for i in range(300)])
     detokenizer = IncrementalDetokenizer(tokenizer)
     assert "".join(detokenizer.add(token) for token in range(300)) == "".join(tokenizer.pieces)
     assert tokenizer.longest <= 3 * IncrementalDetokenizer.CONTEXT_TOKENS
