@@ -176,6 +176,8 @@ def test_the_first_call_ends_a_text_with_its_last_brace(call: str, size: int) ->
     """However many characters a token has."""
 
     class Pieces:
+        special_ids = frozenset[int]()
+
         def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             return "".join(text[i * size : (i + 1) * size] for i in ids)
 
