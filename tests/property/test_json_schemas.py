@@ -25,7 +25,7 @@ VALIDATORS = {"draft7": jsonschema.Draft7Validator, "draft2020-12": jsonschema.D
 # Schemas that compile, and valid documents that do not get through: at least, and at most, of what llguidance 1.9.1 does.
 # What does not get through although it is valid: 1.0 as an integer or as the constant 1, other orders of keys, and formats
 # that are not checked in this draft.
-EXPECTED = {"draft7": (0.65, 16), "draft2020-12": (0.45, 25)}
+EXPECTED = {"draft7": (0.6, 16), "draft2020-12": (0.45, 25)}
 
 
 def suite(draft: str) -> Iterator[dict[str, Any]]:
