@@ -184,7 +184,7 @@ class IncrementalDetokenizer:
         for each in self._first_call.read(text):
             if not isinstance(each, str):
                 self.call_found = True
-                return text[: len(text) - len(self._first_call.held)]
+                return text[: max(len(text) - len(self._first_call.held), 0)]
         return text
 
     def _pass_over(self, token_id: int, look_for_stop: bool) -> str:

@@ -42,13 +42,13 @@ class CallParser:
         while True:
             if self._place == "call":
                 may_come = not last and self.held.lstrip()[:1] in ("", "{")
-                if may_come and "}" not in text:
+                if may_come and not self._may_be_whole(text):
                     return
-                if found := call_of(self.held, self.calls):
-                    call, end = found
+                call, end = call_of(self.held, self.calls)
+                if call is not None:
                     self.held, self._place, self.calls = self.held[end:], "behind", self.calls + 1
                     yield call
-                elif may_come:
+                elif may_come and end < 0:
                     return
                 else:
                     self._place = "text"
@@ -73,18 +73,29 @@ class CallParser:
                     self._place = {THINK: "thought", END_THINK: "text"}.get(tag[0], self._place)
                     yield before + tag[0]
 
+    def _may_be_whole(self, text: str) -> bool:
+        """Whether it is worth the time to read `held`, which ends with the piece `text`: a call or a tag may end in it."""
+        to_brace = self.held[: self.held.rfind("}") + 1]
+        return ("}" in text and to_brace.count("{") <= to_brace.count("}")) or (">" in text and END in self.held)
 
-def call_of(text: str, index: int) -> tuple[dict[str, Any], int] | None:
-    """The call that `text` begins with, as a part of a message, and where it ends. None if there is none, or not yet.
+
+def call_of(text: str, index: int) -> tuple[dict[str, Any] | None, int]:
+    """The call that `text` begins with, as a part of a message, and where it ends. None and 0 if there is none; None and -1
+    if there is none yet: its JSON is not whole, and no closing tag comes behind what is wrong with it.
 
     A call has a name, and arguments that are an object, or the text of one, which clients can read again (neither NaN nor
     half a surrogate pair). They are handed on as they are written, so no number is rounded.
     """
+    begin = len(text) - len(text.lstrip())
     try:
-        begin = len(text) - len(text.lstrip())
         call, end = _DECODER.raw_decode(text, begin)
+    except json.JSONDecodeError as error:
+        return None, -1 if error.msg.startswith("Unterminated string") or END not in text[error.pos :] else 0
+    except (ValueError, RecursionError):
+        return None, 0
+    try:
         if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
-            return None
+            return None, 0
         key = "arguments" if "arguments" in call else "parameters"
         arguments, written = call.get(key), _member(text[begin:end], key)
         if isinstance(arguments, str):
@@ -93,10 +104,10 @@ def call_of(text: str, index: int) -> tuple[dict[str, Any], int] | None:
         if arguments is None:
             arguments, written = {}, "{}"
         if not isinstance(arguments, dict):
-            return None
+            return None, 0
         json.dumps([name, arguments], ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        return None
+        return None, 0
     function = {"name": name, "arguments": _STRING.sub(_escaped, written)}
     return {"index": index, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}, end
 

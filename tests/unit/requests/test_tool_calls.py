@@ -13,6 +13,7 @@ from tests.helpers.texts import TOKENIZER
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 OPEN = CALL.removesuffix("\n</tool_call>")
+UNBALANCED = '<tool_call>{"name": "f", "arguments": {"a": "{"}}'
 TAGGED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> <tool_call>{}<think>"}}</tool_call>'
 RAW = '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty"}}</tool_call>'
 
@@ -110,6 +111,30 @@ def test_a_call_is_given_as_soon_as_its_object_is_complete_and_text_at_once() ->
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"x": "}"}',
+        '<tool_call>{"name": "f", "arguments": "fox"}',
+        '<tool_call>{{"name": "f"}}</tool_call>',
+        "<tool_call>{'name': 'f'}\n</tool_call>",
+        r'<tool_call>{"name": "\x{"}</tool_call>',
+    ],
+)
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_what_can_be_no_call_any_more_is_given_at_once_and_the_next_one_is_the_first(text: str, size: int) -> None:
+    parser = CallParser()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert "".join(str(part) for piece in pieces for part in parser.read(piece)) == text
+    assert len([part for part in parser.read(CALL) if isinstance(part, dict)]) == 1
+
+
+def test_a_brace_in_an_argument_is_no_end() -> None:
+    for text in ('{"name": "f", "arguments": {"a": "}}"}}', '{"name": "f", "arguments": {"a": "{{"}}'):
+        content, calls = parse(f"<tool_call>{text}</tool_call>", [*range(len(text))])
+        assert (content, calls[0]["function"]["arguments"]) == ("", text[27:-1])
+
+
+@pytest.mark.parametrize(
     ("arguments", "written"),
     [
         ('{"a": "é🦊", "b": 1.5}', '{"a": "é🦊", "b": 1.5}'),
@@ -147,9 +172,9 @@ def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(
     arguments: str, written: str | None, name: str
 ) -> None:
     text = f' {{"id": 7, "{name}": {arguments}, "name": "f"}}'
-    found = call_of(text + "]", 0)
-    assert (found and found[0]["function"]["arguments"]) == written
-    assert found is None or found[1] == len(text)
+    call, end = call_of(text + "]", 0)
+    assert (call and call["function"]["arguments"]) == written
+    assert call is None or end == len(text)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +191,8 @@ def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(
     ],
 )
 def test_a_call_has_a_name(text: str, arguments: str | None) -> None:
-    found = call_of(text, 0)
-    assert (found and found[0]["function"]["arguments"]) == arguments
+    call, _ = call_of(text, 0)
+    assert (call and call["function"]["arguments"]) == arguments
 
 
 @pytest.mark.parametrize("size", [1, 3, 200])
@@ -191,3 +216,19 @@ def test_the_first_call_ends_a_text_with_its_last_brace(call: str, size: int) ->
     out += detokenizer.flush()
     assert out == text[: len(out)] == f"Look: <think>{CALL}</think> {call[: call.rindex('}') + 1]}"
     assert detokenizer.stop_found is None
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 16, 200])
+def test_of_what_follows_the_first_call_only_a_part_of_its_tag_may_be_left(size: int) -> None:
+    text = f"{UNBALANCED}\n</tool_call> and a long end"
+
+    class Pieces:
+        special_ids = frozenset[int]()
+
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            return "".join(text[i * size : (i + 1) * size] for i in ids)
+
+    detokenizer = IncrementalDetokenizer(Pieces(), first_call=CallParser())  # type: ignore[arg-type]
+    out = "".join(detokenizer.add(i) for i in range(len(text)) if not detokenizer.stopped)
+    assert detokenizer.call_found
+    assert UNBALANCED in out and f"{UNBALANCED}\n</tool_call>".startswith(out)
