@@ -89,6 +89,15 @@ UNSUPPORTED = {
     "no_stop_trim": Elsewhere("use include_stop_str_in_output", (None, False)),
     "lora_path": Elsewhere("use the adapter's name as model", (None,)),
     "prompt_embeds": Elsewhere("give text or token ids", (None,)),
+    # names of SamplingParams, which takes them, and of transformers
+    "sampling_params": Elsewhere("give its fields beside model", (None, {})),
+    "sampling_seed": Elsewhere("use seed", (None,)),
+    "stop_strs": Elsewhere("use stop", (None, [])),
+    "guided_decoding": Elsewhere("use structured_outputs", (None,)),
+    "structural_tag": Elsewhere("use tools or structured_outputs", (None,)),
+    **dict.fromkeys(("max_completion_tokens", "max_length"), Elsewhere("use max_tokens", (None,))),
+    **dict.fromkeys(("num_beams", "beam_width"), Elsewhere("beam search is not implemented", (None, 1))),
+    "do_sample": Elsewhere("use temperature; 0 always takes the likeliest token", (None, True)),
 }
 OWN_TEMPLATE = Elsewhere("the model's own template is used", (None,))
 MOST_FIELDS = 100  # of one object
@@ -208,6 +217,8 @@ class GenerationFields(Strict):
     json_schema: JsonSchema = None
     regex: str | None = None
     ebnf: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Label | None = None
     return_token_ids: bool | None = None

@@ -28,6 +28,8 @@ GRAMMAR_NAMES = {
     "json_schema": "json_schema",
     "regex": "regex",
     "ebnf": "grammar",
+    "choice": "choice",
+    "grammar": "grammar",
 }
 NO_SEED = -1  # vLLM's clients ask for none with it
 MAX_MESSAGE = 1000  # characters: messages quote values

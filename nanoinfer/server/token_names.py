@@ -67,8 +67,7 @@ class Offsets:
     """Where in a text its tokens begin, in characters.
 
     `shows_special`: special tokens are in the text. `prompt`, `prompt_text`: what the text begins with, where a prompt is
-    echoed. Its special tokens are in the text if it was given as one, except those that the tokenizer has added. Its first
-    word may be without the space that its token has.
+    echoed. Its special tokens are not in the text, and its first word may be without the space that its token has.
     """
 
     def __init__(

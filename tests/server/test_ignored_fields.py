@@ -70,6 +70,9 @@ def test_other_objects_have_unknown_fields_too(server: Running, path: str, body:
     ("path", "body", "param"),
     [
         ("/v1/completions", {**COMPLETION, "max_token": 5}, "max_token"),
+        ("/v1/completions", {**COMPLETION, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ("/v1/completions", {**COMPLETION, "do_sample": False}, "do_sample"),
+        ("/v1/chat/completions", {**CHAT, "sampling_params": {"temperature": 0}}, "sampling_params"),
         ("/generate", {"text": "Once", "sampling_parms": {}}, "sampling_parms"),
         ("/generate", {"text": "Once", "sampling_params": {"temprature": 0}}, None),
         ("/tokenize", {"prompt": "Once", "chat_template": "x"}, "chat_template"),
@@ -88,7 +91,7 @@ def test_what_may_have_been_meant_otherwise_is_refused(
 
 def test_one_grammar_may_have_two_names_but_not_two_values(server: Running) -> None:
     asked = {**COMPLETION, "guided_grammar": 'start: "a"', "max_tokens": 5}
-    same = {"ebnf": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}
+    same = {"ebnf": 'start: "a"', "grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}
     assert text_of(server, "/v1/completions", {**asked, **same}) == "a"
     for other in ({"ebnf": 'start: "b"'}, {"regex": 'start: "a"'}):
         answer = post(server, "/v1/completions", {**asked, **same, **other})

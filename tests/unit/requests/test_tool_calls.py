@@ -231,4 +231,5 @@ def test_of_what_follows_the_first_call_only_a_part_of_its_tag_may_be_left(size:
     detokenizer = IncrementalDetokenizer(Pieces(), first_call=CallParser())  # type: ignore[arg-type]
     out = "".join(detokenizer.add(i) for i in range(len(text)) if not detokenizer.stopped)
     assert detokenizer.call_found
-    assert UNBALANCED in out and f"{UNBALANCED}\n</tool_call>".startswith(out)
+    assert UNBALANCED in out
+    assert f"{UNBALANCED}\n</tool_call>".startswith(out)
